@@ -1,0 +1,198 @@
+"""The one border to FFmpeg: its errors, its log lines, the names of its options."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import av
+import av.logging
+from av.codec.context import CodecContext
+
+from spdl_media.errors import MediaError
+
+if TYPE_CHECKING:
+    AvPacket: TypeAlias = av.Packet[Any]
+else:
+    AvPacket = av.Packet  # generic in PyAV's stubs only
+
+LOG_LEVELS = ("quiet", "error", "warning", "info", "verbose", "debug")
+
+_logger = logging.getLogger("libav")
+
+
+class _LogState:
+    """Whether FFmpeg's lines are kept for messages, and whether they are passed on as well."""
+
+    captured = False
+    forwarded = False
+
+
+def set_log_level(level: str) -> None:
+    """Let FFmpeg's own log lines through to Python's logger ``libav``, or keep them in (the default).
+
+    Where the program has set up no logging, they go to stderr. Errors carry FFmpeg's last line
+    whatever the level is.
+
+    Args:
+        level: ``"quiet"`` (the default), ``"error"``, ``"warning"``, ``"info"``, ``"verbose"``,
+            ``"debug"``.
+
+    Raises:
+        ValueError: Any other level.
+
+    Thread safety: safe; the level is one for the whole process, as in FFmpeg.
+    """
+    if level not in LOG_LEVELS:
+        raise ValueError(f"level must be one of {LOG_LEVELS}, not {level!r}")
+    _capture_log()
+    _LogState.forwarded = _logger.propagate = level != "quiet"
+    av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
+    _logger.setLevel(av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR)))
+    if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
+        _logger.addHandler(logging.StreamHandler())
+
+
+def _has_stream_handler() -> bool:
+    return any(isinstance(handler, logging.StreamHandler) for handler in _logger.handlers)
+
+
+def _capture_log() -> None:
+    """Let PyAV keep FFmpeg's error lines, which it throws away by default, so that messages can quote them.
+
+    They reach Python's logger ``libav``, which would print them on stderr for lack of a handler.
+    A program that has chosen a log level of PyAV's own keeps it.
+    """
+    if _LogState.captured:
+        return
+    _LogState.captured = True
+    if av.logging.get_level() is None:
+        _logger.addHandler(logging.NullHandler())
+        _logger.propagate = False
+        av.logging.set_level(av.logging.ERROR)
+        # Otherwise the same line twice in a row is kept once, and the second error has lost its
+        # reason.
+        av.logging.set_skip_repeated(False)
+
+
+@contextmanager
+def ffmpeg_log() -> Iterator[list[tuple[int, str, str]]]:
+    """Collect what FFmpeg logs in this thread in a block, as (level, name, line)."""
+    _capture_log()
+    with av.logging.Capture() as lines:
+        try:
+            yield lines
+        finally:
+            if _LogState.forwarded:
+                _forward(lines)
+
+
+@contextmanager
+def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]:
+    """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's last words.
+
+    Args:
+        make_error: Makes the error from a text such as "Invalid data found when processing input
+            (moov atom not found)". The original becomes its cause.
+    """
+    with ffmpeg_log() as lines:
+        try:
+            yield
+        except av.FFmpegError as error:
+            raise make_error(describe(error, lines)) from error
+
+
+def describe(error: BaseException, lines: list[tuple[int, str, str]]) -> str:
+    """FFmpeg's own words for an error: the text of its number, then its last error line in brackets."""
+    text = getattr(error, "strerror", None) or str(error)
+    said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
+    return f"{text} ({said[-1]})" if said else str(text)
+
+
+def _forward(lines: list[tuple[int, str, str]]) -> None:
+    for level, name, line in lines:
+        logger = logging.getLogger(f"libav.{name}" if name else "libav.generic")
+        logger.log(av.logging.adapt_level(level), line.strip())
+
+
+@lru_cache(maxsize=256)
+def codec_option_names(codec: str) -> frozenset[str]:
+    """The names of the options that a decoder takes: FFmpeg's for all codecs, and its own."""
+    options = CodecContext.create(codec, "r").supported_options
+    return frozenset(option.name for option in (*options.generic, *options.private))
+
+
+def check_codec_options(codec: str, options: Mapping[str, str]) -> None:
+    """Refuse options that FFmpeg would ignore without a word.
+
+    Raises:
+        ValueError: A name that this decoder does not have.
+    """
+    if unknown := sorted(set(options) - codec_option_names(codec)):
+        raise ValueError(
+            f"decoder {codec!r} has no option {_listed(unknown)}. "
+            f"{_similar(unknown[0], codec_option_names(codec))}"
+            "See https://ffmpeg.org/ffmpeg-codecs.html"
+        )
+
+
+# FFmpeg gives no list of a demuxer's options, but refuses a value that cannot be read as a number,
+# a flag or a size. Options that hold text, keys or dictionaries take any value, so they are named
+# here.
+_TEXT_OPTIONS = frozenset(
+    """
+    activation_bytes aa_fixed_key allowed_extensions allowed_segment_extensions assetmaps
+    audible_fixed_key audible_key cenc_decryption_key cenc_decryption_keys codec_whitelist cookies
+    decryption_key decryption_keys dump_separator format_whitelist headers pixel_format
+    protocol_blacklist protocol_whitelist seg_format_options sub_name video_stream_expr
+    """.split()
+)
+_NO_VALUE = "(no value)"
+
+
+@lru_cache(maxsize=1024)
+def format_has_option(format: str, option: str) -> bool:
+    """Whether a demuxer, or FFmpeg's opening of any container, knows an option of this name."""
+    if option in _TEXT_OPTIONS:
+        return True
+    _capture_log()
+    with av.logging.Capture() as lines:
+        try:
+            av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()
+        except (av.FFmpegError, ValueError):
+            return any(option in line or _NO_VALUE in line for _, _, line in lines)
+    return False
+
+
+def check_format_options(format: str, options: Mapping[str, str]) -> None:
+    """Refuse options that FFmpeg would ignore without a word.
+
+    Raises:
+        ValueError: A name that this demuxer does not have.
+    """
+    if unknown := [name for name in sorted(options) if not format_has_option(format, name)]:
+        raise ValueError(
+            f"format {format!r} has no option {_listed(unknown)}. "
+            "See https://ffmpeg.org/ffmpeg-formats.html"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _similar(name: str, names: frozenset[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"Did you mean {_listed(close)}? " if close else ""
+
+
+def as_fraction(value: Any) -> Any:
+    """PyAV 18 gives ``Fraction | None``, 19 its own rational, where unset is a falsy 0/1: make both one."""
+    return Fraction(value.numerator, value.denominator) if value else None

@@ -1,0 +1,131 @@
+"""Options as frozen values, checked when they are made, and the functions that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, get_args
+
+__all__ = ("DecodeConfig", "DemuxConfig", "OnCorrupt", "decode_config", "demux_config")
+
+OnCorrupt = Literal["raise", "keep", "drop"]
+
+_MIN_BUFFER_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DemuxConfig:
+    """How a source is opened. See :func:`demux_config`."""
+
+    format: str | None = None
+    format_options: Mapping[str, str] = field(default_factory=dict)
+    buffer_size: int = 32768
+
+    def __post_init__(self) -> None:
+        if self.format is not None and not isinstance(self.format, str):
+            raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
+        if not isinstance(self.buffer_size, int) or self.buffer_size < _MIN_BUFFER_SIZE:
+            raise ValueError(
+                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, got {self.buffer_size!r}"
+            )
+        options = _string_options("format_options", self.format_options)
+        object.__setattr__(self, "format_options", options)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The read-only view of the options is not picklable; the plain values are.
+        return DemuxConfig, (self.format, dict(self.format_options), self.buffer_size)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How packets are decoded. See :func:`decode_config`."""
+
+    decoder: str | None = None
+    decoder_options: Mapping[str, str] = field(default_factory=dict)
+    orient: bool = True
+    on_corrupt: OnCorrupt = "raise"
+
+    def __post_init__(self) -> None:
+        if self.decoder is not None and not isinstance(self.decoder, str):
+            raise TypeError(f"decoder must be a str, such as 'h264', not {self.decoder!r}")
+        if not isinstance(self.orient, bool):
+            raise TypeError(f"orient must be True or False, not {self.orient!r}")
+        if self.on_corrupt not in get_args(OnCorrupt):
+            raise ValueError(
+                f"on_corrupt must be one of {get_args(OnCorrupt)}, not {self.on_corrupt!r}"
+            )
+        options = _string_options("decoder_options", self.decoder_options)
+        object.__setattr__(self, "decoder_options", options)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = dict(self.decoder_options)
+        return DecodeConfig, (self.decoder, options, self.orient, self.on_corrupt)
+
+
+def demux_config(
+    *,
+    format: str | None = None,
+    format_options: Mapping[str, object] | None = None,
+    buffer_size: int = 32768,
+) -> DemuxConfig:
+    """Choose how a source is opened.
+
+    Args:
+        format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``, ``"tga"``), for data without a
+            signature of its own. The default lets FFmpeg find out.
+        format_options: Options of the demuxer, such as ``{"sample_rate": 8000}`` for raw audio.
+            Names are checked against what the format supports before it is opened.
+        buffer_size: Bytes that FFmpeg asks for at a time from bytes, file-like objects and URLs.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``buffer_size`` is below 1024.
+
+    See:
+        FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
+    """
+    options = _string_options("format_options", format_options or {})
+    return DemuxConfig(format, options, buffer_size)
+
+
+def decode_config(
+    *,
+    decoder: str | None = None,
+    decoder_options: Mapping[str, object] | None = None,
+    orient: bool = True,
+    on_corrupt: OnCorrupt = "raise",
+) -> DecodeConfig:
+    """Choose how packets are decoded.
+
+    Args:
+        decoder: Name of an FFmpeg decoder, where a codec has several (``"libvpx-vp9"``).
+        decoder_options: Options of the decoder. Names are checked before it is opened. FFmpeg's
+            threads default to 1, because a data pipeline runs many decoders at once; ``{"threads":
+            4}`` changes that.
+        orient: Turn frames upright (EXIF, display matrix) before they enter the filter graph.
+        on_corrupt: What becomes of damage that the decoder notices: ``"raise"`` a
+            :class:`~spdl_media.DecodeError`, ``"keep"`` the frame, marked in ``frames.is_corrupt``,
+            or ``"drop"`` it, counted in ``frames.num_dropped``.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``on_corrupt`` is none of the three.
+
+    See:
+        FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
+    """
+    options = _string_options("decoder_options", decoder_options or {})
+    return DecodeConfig(decoder, options, orient, on_corrupt)
+
+
+def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
+    """FFmpeg takes text; numbers are written as text, anything else would be a guess."""
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
+    strings = {}
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
+        strings[key] = str(int(value) if isinstance(value, bool) else value)
+    return MappingProxyType(strings)

@@ -1,0 +1,138 @@
+"""Everything that can go wrong with media, as a small tree.
+
+    MediaError                          any failure of this package that is not misuse
+    ├── SourceError (OSError)           the source cannot be opened or read
+    ├── DemuxError (ValueError)         opened, but not media, no such stream, broken container
+    ├── DecodeError (ValueError)        damaged or unsupported data
+    ├── FilterError (ValueError)        the filter description cannot be used
+    └── MissingDependencyError (ImportError)   an optional package is not installed
+
+Each is also the builtin in parentheses, so code that knows nothing of this package catches it as
+well. Misuse (a wrong type, a window that ends before it starts) stays ``TypeError`` and
+``ValueError``.
+
+A message says what was asked, the value, what is allowed, and what helps. The original error of
+FFmpeg, of the file system or of fsspec is the ``__cause__``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = (
+    "DecodeError",
+    "DemuxError",
+    "FilterError",
+    "MediaError",
+    "MissingDependencyError",
+    "SourceError",
+)
+
+
+class MediaError(Exception):
+    """Base of all errors that media cause.
+
+    Args:
+        message: What was asked, what was found, what helps.
+        source: What was being read: a path, a URL, or "bytes of length n".
+    """
+
+    source: str | None
+
+    def __init__(self, message: str = "", *, source: str | None = None) -> None:
+        super().__init__(message)
+        self.source = source
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else ""
+        return f"{self.source}: {message}" if self.source else message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields, and
+        # OSError and ImportError keep some of theirs outside __dict__. A process pool dies of an
+        # exception that cannot be rebuilt, so every subclass takes this one way.
+        return _rebuild, (type(self), self.args, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def _rebuild(cls: type[MediaError], args: tuple[Any, ...], state: dict[str, Any]) -> MediaError:
+    error = cls(*args)
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
+
+
+class SourceError(MediaError, OSError):
+    """The source cannot be opened or read: missing, a directory, no permission, a failed request.
+
+    ``errno`` is the operating system's number where it gave one, else ``None``.
+    """
+
+    def __init__(
+        self, message: str = "", *, source: str | None = None, errno: int | None = None
+    ) -> None:
+        super().__init__(message, source=source)
+        self.errno = errno
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.__dict__, "errno": self.errno}
+
+
+class DemuxError(MediaError, ValueError):
+    """The source was opened but cannot be taken apart: not media, broken, or without the stream asked for."""
+
+
+class DecodeError(MediaError, ValueError):
+    """The data is damaged, or no decoder of this FFmpeg takes it.
+
+    Attributes:
+        pts_seconds: Time of the packet or frame in question on the file's clock, in seconds, if
+            known.
+        packet_index: Its position among the packets that were being decoded, if known.
+    """
+
+    pts_seconds: float | None
+    packet_index: int | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        source: str | None = None,
+        pts_seconds: float | None = None,
+        packet_index: int | None = None,
+    ) -> None:
+        super().__init__(message, source=source)
+        self.pts_seconds = pts_seconds
+        self.packet_index = packet_index
+
+
+class FilterError(MediaError, ValueError):
+    """The filter description does not parse, names no filter of this FFmpeg, or does not fit the frames.
+
+    Attributes:
+        filter_desc: The description as it was given.
+    """
+
+    filter_desc: str | None
+
+    def __init__(
+        self, message: str = "", *, source: str | None = None, filter_desc: str | None = None
+    ) -> None:
+        super().__init__(message, source=source)
+        self.filter_desc = filter_desc
+
+
+class MissingDependencyError(MediaError, ImportError):
+    """An optional package is needed and not installed. The message has the ``pip`` line."""
+
+    def __init__(
+        self, message: str = "", *, source: str | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(message, source=source)
+        self.name = name
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.__dict__, "name": self.name}

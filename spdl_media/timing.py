@@ -1,0 +1,123 @@
+"""Time windows and time bases, in Fractions: the one place where units change.
+
+Second 0 is the start time of the container, one zero for all of its streams, so that sound and
+picture stay aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TypeAlias
+
+__all__ = ("Seconds", "Timestamp", "Window", "parse_window")
+
+Seconds: TypeAlias = float | int | Decimal | Fraction | str
+"""A time as users write it: ``1.5``, ``"1.5"``, ``Decimal("1.5")``, ``Fraction(3, 2)``."""
+
+Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
+"""A half-open window ``(start, end)`` in seconds; ``None`` (or infinity) leaves a side open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side."""
+
+    start: Fraction | None = None
+    end: Fraction | None = None
+
+    def __contains__(self, seconds: Fraction) -> bool:
+        return (self.start is None or self.start <= seconds) and (
+            self.end is None or seconds < self.end
+        )
+
+    def __bool__(self) -> bool:
+        """False for the window that holds everything."""
+        return self.start is not None or self.end is not None
+
+    def __str__(self) -> str:
+        start = "-inf" if self.start is None else f"{float(self.start):g}"
+        end = "inf" if self.end is None else f"{float(self.end):g}"
+        return f"[{start}, {end})"
+
+    def samples(self, sample_rate: int) -> tuple[int, int | None]:
+        """The samples ``(first, stop)`` whose times lie in the window.
+
+        Sample ``k`` stands at ``k / sample_rate``, so the first one inside is ``ceil(start *
+        rate)`` and the first one past it ``ceil(end * rate)``; windows that touch share no sample
+        and lose none.
+        """
+        first = 0 if self.start is None else max(0, math.ceil(self.start * sample_rate))
+        return first, None if self.end is None else max(0, math.ceil(self.end * sample_rate))
+
+
+def parse_window(timestamp: Timestamp | Window | None) -> Window:
+    """Read a window as users write it.
+
+    Floats are taken at their shortest decimal form, so ``0.1`` means a tenth and not the binary
+    number a little above it; otherwise a window that ends at frame 3 of a 10 fps video would hold
+    frame 3.
+
+    Raises:
+        TypeError: Not a pair of numbers.
+        ValueError: A side is no number, or the window ends before it starts or is empty.
+    """
+    if timestamp is None:
+        return Window()
+    if isinstance(timestamp, Window):
+        return timestamp
+    if isinstance(timestamp, str) or not hasattr(timestamp, "__len__") or len(timestamp) != 2:
+        raise TypeError(
+            f"timestamp must be a pair (start, end) in seconds, either of them None, not {timestamp!r}"
+        )
+    start, end = (_parse_seconds(value, timestamp) for value in timestamp)
+    if start == math.inf or end == -math.inf or _ends_first(start, end):
+        raise ValueError(
+            f"timestamp {timestamp!r} holds no time: the window is [start, end), so start must be "
+            "less than end"
+        )
+    return Window(
+        None if isinstance(start, float) else start, None if isinstance(end, float) else end
+    )
+
+
+def _ends_first(start: Fraction | float | None, end: Fraction | float | None) -> bool:
+    return isinstance(start, Fraction) and isinstance(end, Fraction) and start >= end
+
+
+def _parse_seconds(value: Seconds | None, timestamp: object) -> Fraction | float | None:
+    """A Fraction, or None, or a float infinity."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not (
+        isinstance(value, int | float | Decimal | Fraction | str) or hasattr(value, "__float__")
+    ):
+        raise TypeError(
+            f"timestamp {timestamp!r}: a side must be a number of seconds, a numeric string or None, "
+            f"not {type(value).__name__}"
+        )
+    text = value if isinstance(value, Fraction | str) else str(_builtin(value))
+    try:
+        number = float(text)
+        if math.isinf(number) and "inf" in str(text).lower():
+            return number
+        return Fraction(text)
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"timestamp {timestamp!r}: {value!r} is not a number of seconds"
+        ) from error
+
+
+def _builtin(value: float | Decimal) -> float | int | Decimal:
+    # NumPy scalars print as np.float32(0.1); their float() would show the error of single
+    # precision.
+    if isinstance(value, int | Decimal) or type(value) is float:
+        return value
+    return float(str(value))
+
+
+def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
+    """Place a timestamp of FFmpeg on the container's clock."""
+    return pts * time_base - zero

@@ -1,0 +1,61 @@
+"""What all tests share: real media where they are at hand, seeded chance, and clips made once."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from spdl_media.testing import index_planes, make_video
+
+# The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
+os.environ.setdefault("SVT_LOG", "1")
+
+# Busy machines are slow now and then; a test that hangs meets pytest's own timeout.
+hypothesis.settings.register_profile("spdl_media", deadline=None, max_examples=100, print_blob=True)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("spdl_media"), derandomize=True, database=None
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "spdl_media")
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def media_dir() -> Path:
+    """Real media: the folder ``SPDL_MEDIA_TEST_MEDIA``, or ``shared/media`` beside the checkout."""
+    named = os.environ.get("SPDL_MEDIA_TEST_MEDIA")
+    folder = Path(named) if named else CHECKOUT.parent / "shared" / "media"
+    if not folder.is_dir():
+        pytest.skip("no folder of real media; SPDL_MEDIA_TEST_MEDIA names none")
+    return folder
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Chance that is the same in each run of a test, and differs from test to test."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+NUM_FRAMES, WIDTH, HEIGHT = 30, 64, 48
+
+
+@pytest.fixture(scope="session")
+def index_clip_frames() -> list[tuple[np.ndarray, ...]]:
+    """The planes of 30 frames of 64 x 48 ``yuv420p`` that ``index_clips`` hold, bit for bit."""
+    return index_planes(NUM_FRAMES, WIDTH, HEIGHT)
+
+
+@pytest.fixture(scope="session")
+def index_clips(index_clip_frames: list[tuple[np.ndarray, ...]]) -> dict[str, bytes]:
+    """One clip by container: lossless, 10 frames a second, B frames, a key frame each 8 frames."""
+    return {
+        format: make_video(
+            index_clip_frames, codec="libx265", format=format, max_b_frames=2, gop_size=8
+        )
+        for format in ("mp4", "matroska", "mpegts")
+    }

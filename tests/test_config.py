@@ -1,0 +1,102 @@
+"""Options: checked when they are made, frozen, and picklable."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
+
+DEMUX = demux_config(format="s16le", format_options={"sample_rate": 8000}, buffer_size=4096)
+DECODE = decode_config(
+    decoder="h264", decoder_options={"threads": 2}, orient=False, on_corrupt="keep"
+)
+
+
+def test_factories_without_arguments_give_the_defaults() -> None:
+    assert demux_config() == DemuxConfig()
+    assert decode_config() == DecodeConfig()
+
+
+def test_factories_fill_every_field() -> None:
+    assert (DEMUX.format, dict(DEMUX.format_options)) == ("s16le", {"sample_rate": "8000"})
+    assert DEMUX.buffer_size == 4096
+    assert (DECODE.decoder, dict(DECODE.decoder_options)) == ("h264", {"threads": "2"})
+    assert (DECODE.orient, DECODE.on_corrupt) == (False, "keep")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("8k", "8k"), (8000, "8000"), (0.5, "0.5"), (True, "1"), (False, "0")]
+)
+def test_option_values_become_text(value: Any, text: str) -> None:
+    assert demux_config(format_options={"name": value}).format_options["name"] == text
+    assert decode_config(decoder_options={"name": value}).decoder_options["name"] == text
+
+
+@pytest.mark.parametrize("config", [DEMUX, DECODE], ids=["demux", "decode"])
+def test_pickle_round_trip(config: Any) -> None:
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("config", [DEMUX, DECODE], ids=["demux", "decode"])
+def test_fields_are_frozen(config: Any) -> None:
+    for name in config.__dataclass_fields__:
+        with pytest.raises(FrozenInstanceError, match=name):
+            setattr(config, name, None)
+
+
+def test_options_are_read_only_and_our_own() -> None:
+    given = {"threads": "2"}
+    config = decode_config(decoder_options=given)
+    given["threads"] = "3"
+    assert config.decoder_options["threads"] == "2"
+    with pytest.raises(TypeError, match="item assignment"):
+        config.decoder_options["threads"] = "4"  # type: ignore[index]  # that it fails is the point
+
+
+@pytest.mark.parametrize("size", [0, -1, 1023, 4096.0, "4096", None])
+def test_buffer_size_must_be_a_sensible_number(size: Any) -> None:
+    with pytest.raises(ValueError, match="buffer_size must be at least 1024 bytes, got"):
+        demux_config(buffer_size=size)
+
+
+def test_format_and_decoder_must_be_names() -> None:
+    with pytest.raises(TypeError, match="format must be a str, such as 'mp4', not 7"):
+        demux_config(format=7)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="decoder must be a str, such as 'h264', not 7"):
+        decode_config(decoder=7)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_orient_must_be_a_bool(value: Any) -> None:
+    with pytest.raises(TypeError, match="orient must be True or False"):
+        decode_config(orient=value)
+
+
+@pytest.mark.parametrize("value", ["skip", "", None, "RAISE"])
+def test_on_corrupt_must_be_one_of_three(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_corrupt must be one of \('raise', 'keep', 'drop'\)"):
+        decode_config(on_corrupt=value)
+
+
+@pytest.mark.parametrize("make", ["format_options", "decoder_options"])
+@pytest.mark.parametrize("options", [{1: "a"}, {"a": None}, {"a": [1]}, {"a": b"1"}])
+def test_option_names_and_values_must_be_text_or_numbers(make: str, options: Any) -> None:
+    factory: Any = demux_config if make == "format_options" else decode_config
+    with pytest.raises(TypeError, match=f"{make} maps str to str or numbers, not"):
+        factory(**{make: options})
+
+
+def test_options_must_be_a_mapping() -> None:
+    with pytest.raises(TypeError, match="format_options must be a mapping"):
+        demux_config(format_options=["a=b"])  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_factories_take_keywords_alone() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        demux_config("mp4")  # type: ignore[misc]  # wrong on purpose
+    with pytest.raises(TypeError, match="positional"):
+        decode_config("h264")  # type: ignore[misc]  # wrong on purpose
