@@ -1,0 +1,90 @@
+"""An HTTP server on loopback that gives ranges of files in memory, and counts what it gives."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class HTTPFiles:
+    """Files to serve; per path, the bytes of bodies sent and the number of GET requests."""
+
+    files: dict[str, bytes]
+    ranges: bool = True
+    url: str = ""
+    bytes_sent: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def reset(self) -> None:
+        self.bytes_sent.clear()
+        self.requests.clear()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: HTTPFiles
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.lstrip("/")
+        if path not in self.served.files:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content = self.served.files[path]
+        start, stop = self._range(len(content))
+        body = memoryview(content)[start:stop]
+        self.send_response(206 if len(body) < len(content) else 200)
+        if self.served.ranges:
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Connection", "close")  # without a length, the body ends with it
+        self.end_headers()
+        if with_body:
+            self.served.requests[path] += 1
+            self.served.bytes_sent[path] += len(body)
+            try:
+                self.wfile.write(body)
+            except ConnectionError:
+                self.close_connection = True  # the client wanted no more
+
+    def _range(self, size: int) -> tuple[int, int]:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not asked or not self.served.ranges:
+            return 0, size
+        return int(asked[1]), min(size, int(asked[2] or size) + 1)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests read no log."""
+
+
+@contextmanager
+def serve(files: Mapping[str, bytes], *, ranges: bool = True) -> Iterator[HTTPFiles]:
+    """Serve files at ``url``, until the block ends. Without ranges, sizes are not told either."""
+    served = HTTPFiles(dict(files), ranges)
+    handler = type("Handler", (_Handler,), {"served": served})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

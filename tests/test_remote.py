@@ -1,0 +1,306 @@
+"""URLs through fsspec: what is fetched for a window, how errors come out, what is left behind."""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from http_server import HTTPFiles, serve
+
+from spdl_media.config import demux_config
+from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
+from spdl_media.inputs import open_input
+from spdl_media.remote import ReadAhead
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+MIB = 1024 * 1024
+GROUP_SIZE = 12
+FRAME_RATE = 25
+
+
+def _video_packets() -> list[tuple[bytes, bool]]:
+    """One group of noisy pictures: a key frame and eleven that build on it, some 120 KB each."""
+    encoder = av.CodecContext.create("mpeg4", "w")
+    encoder.width, encoder.height, encoder.pix_fmt = 320, 240, "yuv420p"
+    encoder.time_base, encoder.gop_size, encoder.bit_rate = Fraction(1, 25), 100, 50_000_000
+    rng = np.random.default_rng(0)
+    packets = []
+    for index in range(GROUP_SIZE):
+        pixels = rng.integers(0, 256, (360, 320), np.uint8)
+        frame = av.VideoFrame.from_ndarray(pixels, format="yuv420p")
+        frame.pts = index
+        packets += encoder.encode(frame)
+    packets += encoder.encode(None)
+    return [(bytes(packet), packet.is_keyframe) for packet in packets]
+
+
+@pytest.fixture(scope="module")
+def large_mp4() -> bytes:
+    """50 MB of video and sound, interleaved, with the index at the end."""
+    group = _video_packets()
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        video = container.add_stream("mpeg4", rate=FRAME_RATE)
+        video.width, video.height, video.pix_fmt = 320, 240, "yuv420p"
+        audio = container.add_stream("pcm_s16le", rate=48000)
+        count = 50_000_000 // sum(len(data) for data, _ in group) + 1
+        container.start_encoding()
+        for index, (data, is_keyframe) in enumerate(group * count):
+            packet = av.Packet(data)
+            packet.stream, packet.time_base = video, Fraction(1, FRAME_RATE)
+            packet.pts = packet.dts = index
+            packet.is_keyframe = is_keyframe
+            container.mux(packet)
+            sound = av.Packet(bytes(1920 * 2 * 2))
+            sound.stream, sound.time_base = audio, Fraction(1, 48000)
+            sound.pts = sound.dts = index * 1920
+            container.mux(sound)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def server(large_mp4: bytes) -> Iterator[HTTPFiles]:
+    with serve({"large.mp4": large_mp4, "empty.mp4": b"", "text.mp4": b"no media " * 99}) as files:
+        yield files
+
+
+@pytest.fixture(scope="module")
+def small_clip() -> bytes:
+    out = io.BytesIO()
+    with av.open(out, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "gray"
+        for index in range(4):
+            picture = np.full((16, 32), index, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="gray")))
+        container.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def _index_size(mp4: bytes) -> int:
+    return len(mp4) - mp4.rindex(b"moov") + 4
+
+
+@pytest.mark.parametrize("start", [0, 7, 13])
+def test_window_fetches_little_more_than_its_packets(
+    server: HTTPFiles, large_mp4: bytes, start: int
+) -> None:
+    server.reset()
+    wanted = 0
+    with open_input(f"{server.url}/large.mp4") as source:
+        container = source.open(demux_config())
+        container.seek(start * 1_000_000)
+        for packet in container.demux():
+            wanted += packet.size
+            if packet.stream.type == "video" and packet.pts * packet.time_base >= start + 1:
+                break
+    assert wanted > MIB
+    allowed = _index_size(large_mp4) + wanted + MIB
+    assert server.bytes_sent["large.mp4"] <= allowed
+    assert server.requests["large.mp4"] <= 24
+
+
+def test_linear_read_is_whole_and_takes_few_requests(server: HTTPFiles, large_mp4: bytes) -> None:
+    with av.open(io.BytesIO(large_mp4)) as container:
+        expected = sum(packet.size for packet in container.demux())
+    server.reset()
+    with open_input(f"{server.url}/large.mp4") as source:
+        read = sum(packet.size for packet in source.open(demux_config()).demux())
+    assert read == expected
+    assert server.bytes_sent["large.mp4"] <= len(large_mp4) + MIB
+    assert server.requests["large.mp4"] <= len(large_mp4) // (MIB // 2) + 16
+
+
+def test_read_all_is_one_request(server: HTTPFiles, large_mp4: bytes) -> None:
+    server.reset()
+    with open_input(f"{server.url}/large.mp4") as source:
+        assert source.name == f"{server.url}/large.mp4"
+        assert source.seekable
+        assert source.read_all() == large_mp4
+    assert server.requests["large.mp4"] == 1
+
+
+def test_head_costs_one_small_request(server: HTTPFiles, large_mp4: bytes) -> None:
+    server.reset()
+    with open_input(f"{server.url}/large.mp4") as source:
+        assert source.head(64) == large_mp4[:64]
+        assert source.head(4096) == large_mp4[:4096]
+    assert server.bytes_sent["large.mp4"] == 65536
+
+
+def test_server_without_ranges_is_a_stream(large_mp4: bytes) -> None:
+    with serve({"large.mp4": large_mp4}, ranges=False) as files:
+        with open_input(f"{files.url}/large.mp4") as source:
+            assert not source.seekable
+            assert source.head(8) == large_mp4[:8]
+            with pytest.raises(DemuxError, match=r"index \(moov\) at the end.*faststart"):
+                source.open(demux_config())
+        with open_input(f"{files.url}/large.mp4") as source:
+            assert source.head(8) == large_mp4[:8]
+            # aiohttp gives what has arrived; all of it is asked for in pieces.
+            assert len(source.read_all()) == len(large_mp4)
+
+
+def test_missing_file_is_an_error_with_its_cause(server: HTTPFiles) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(
+        SourceError, match=r"cannot be opened: FileNotFoundError.*Check the addr"
+    ) as e:
+        open_input(f"{server.url}/missing.mp4")
+    assert isinstance(e.value.__cause__, FileNotFoundError)
+    assert e.value.source == f"{server.url}/missing.mp4"
+    assert time.perf_counter() - begin < 1
+
+
+def test_refused_connection_is_an_error_with_its_cause() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        begin = time.perf_counter()
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/clip.mp4"
+        with pytest.raises(SourceError, match="server can be reached") as caught:
+            open_input(url)
+    assert isinstance(caught.value.__cause__, Exception)
+    assert time.perf_counter() - begin < 1
+
+
+def test_server_that_fails_while_reading(large_mp4: bytes) -> None:
+    with serve({"large.mp4": large_mp4}) as files, open_input(f"{files.url}/large.mp4") as source:
+        container = source.open(demux_config())
+        del files.files["large.mp4"]
+        with pytest.raises(SourceError, match=r"large.mp4: its read\(\) failed at byte.*404") as e:
+            for _ in container.demux():
+                pass
+        assert e.value.__cause__ is not None
+        with pytest.raises(SourceError, match="404"):
+            source.check()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("text.mp4", "cannot open it as media"), ("empty.mp4", r"empty \(0 bytes\)")],
+)
+def test_content_that_is_not_media(server: HTTPFiles, path: str, message: str) -> None:
+    with (
+        open_input(f"{server.url}/{path}") as source,
+        pytest.raises(DemuxError, match=f"{path}: .*{message}"),
+    ):
+        source.open(demux_config())
+
+
+def test_memory_file_is_shared_and_not_copied(small_clip: bytes) -> None:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/inputs/clip.mkv", small_clip)
+    url = "memory://inputs/clip.mkv"
+    try:
+        with open_input(url) as first, open_input(url) as second:
+            packets = zip(
+                first.open(demux_config()).demux(), second.open(demux_config()).demux(), strict=True
+            )
+            assert all(bytes(a) == bytes(b) for a, b in packets)
+            assert bytes(first.read_all()) == small_clip
+        with filesystem.open("/inputs/clip.mkv", "r+b") as file:
+            file.seek(0, 2)
+            file.write(b"more")  # BytesIO refuses this while someone holds its memory
+    finally:
+        filesystem.rm("/inputs/clip.mkv")
+
+
+def test_unknown_protocol() -> None:
+    with pytest.raises(SourceError, match=r"nope://a\.mp4: cannot be opened: ValueError.*nope"):
+        open_input("nope://a.mp4")
+
+
+def test_ffmpegs_own_network_protocols_stay_off() -> None:
+    with pytest.raises(SourceError, match=r"rtsp://127\.0\.0\.1/a: cannot be opened"):
+        open_input("rtsp://127.0.0.1/a")
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDependencyError, match=r"memory://a.mp4.*pip install.*fsspec") as e:
+        open_input("memory://a.mp4")
+    assert e.value.name == "fsspec"
+
+
+def test_backend_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install s3fs to access S3", name="s3fs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(MissingDependencyError, match=r"s3://b/a.mp4: .*Install s3fs") as caught:
+        open_input("s3://b/a.mp4")
+    assert caught.value.name == "s3fs"
+
+
+def test_nothing_is_left_open_at_exit(server: HTTPFiles) -> None:
+    code = (
+        "import sys; from spdl_media.inputs import open_input; from spdl_media.config import *\n"
+        "with open_input(sys.argv[1]) as source: source.open(demux_config())\n"
+        "open_input(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code, f"{server.url}/large.mp4"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class _Recorded(io.BytesIO):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.size = len(data)
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads.append((self.tell(), -1 if size is None else size))
+        return super().read(size)
+
+
+def test_read_ahead_equals_the_file_and_grows(rng: np.random.Generator) -> None:
+    data = rng.bytes(3 * MIB)
+    file = _Recorded(data)
+    ahead = ReadAhead(file)
+    pieces = iter(lambda: ahead.read(5000), b"")
+    assert b"".join(pieces) == data
+    sizes = [size for _, size in file.reads]
+    assert sizes[:5] == [65536, 131072, 262144, 524288, 524288]
+
+
+def test_read_ahead_going_to_and_fro_fetches_nothing_twice(rng: np.random.Generator) -> None:
+    data = rng.bytes(8 * MIB)
+    file = _Recorded(data)
+    ahead = ReadAhead(file)
+    for step in range(0, MIB, 8192):
+        for place in (0, 6 * MIB):
+            assert ahead.seek(place + step) == place + step
+            piece = ahead.read(8192)
+            assert piece == data[place + step : place + step + len(piece)]
+    starts = [start for start, _ in file.reads]
+    assert len(starts) == len(set(starts)) <= 12
+
+
+@pytest.mark.parametrize("whence", [0, 1, 2])
+def test_read_ahead_seeks_as_files_do(rng: np.random.Generator, whence: int) -> None:
+    data = rng.bytes(300_000)
+    ahead, plain = ReadAhead(_Recorded(data)), io.BytesIO(data)
+    lowest = 0 if whence == 0 else -100_000
+    for offset in rng.integers(lowest, 200_000, 50).tolist():
+        assert ahead.seek(offset, whence) == max(0, plain.seek(offset, whence))
+        size = int(rng.integers(1, 70_000))
+        expected = plain.read(size)
+        piece = ahead.read(size)
+        assert piece == expected[: len(piece)]
+        assert bool(piece) == bool(expected)
+        plain.seek(ahead.tell())
