@@ -1,0 +1,309 @@
+"""Orientation read from metadata of every kind, and the filters that undo it, against NumPy."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.codec.context import CodecContext
+from hypothesis import given
+from hypothesis import strategies as st
+from still_metadata import (
+    avif_with_properties,
+    box,
+    exif_block,
+    gray_tiff,
+    imir,
+    irot,
+    jpeg_with_exif,
+    png_with_exif,
+    webp_form,
+    webp_with_exif,
+)
+
+from spdl_media.orientation import (
+    UPRIGHT_FILTERS,
+    exif_orientation,
+    is_mirrored,
+    matrix_orientation,
+    rotation,
+    swaps_sides,
+)
+from spdl_media.testing import make_image
+
+ALL = range(1, 9)
+
+# The definition of Exif: where row 0 and column 0 of the stored picture are seen.
+UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.T,
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].T,
+    8: lambda a: np.rot90(a, 1),
+}
+
+GRAY = np.arange(15, dtype=np.uint8).reshape(3, 5) * 16
+
+# Display matrices with fixed point 16.16 entries: the columns that a pixel (p, q) is multiplied by.
+ONE = 1 << 16
+MATRICES = {
+    1: (ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30),
+    2: (-ONE, 0, 0, 0, ONE, 0, 5 * ONE, 0, 1 << 30),
+    3: (-ONE, 0, 0, 0, -ONE, 0, 5 * ONE, 3 * ONE, 1 << 30),
+    4: (ONE, 0, 0, 0, -ONE, 0, 0, 3 * ONE, 1 << 30),
+    5: (0, ONE, 0, ONE, 0, 0, 0, 0, 1 << 30),
+    6: (0, ONE, 0, -ONE, 0, 0, 3 * ONE, 0, 1 << 30),
+    7: (0, -ONE, 0, -ONE, 0, 0, 3 * ONE, 5 * ONE, 1 << 30),
+    8: (0, -ONE, 0, ONE, 0, 0, 0, 5 * ONE, 1 << 30),
+}
+
+
+def image(codec: str) -> bytes:
+    return make_image(np.repeat(GRAY[:, :, None], 3, axis=2), codec=codec)
+
+
+def filtered(gray: np.ndarray, chain: str) -> np.ndarray:
+    graph = av.filter.Graph()
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(gray), format="gray")
+    last = graph.add_buffer(
+        width=frame.width, height=frame.height, format=frame.format, time_base="1/1"
+    )
+    for step in filter(None, chain.split(",")):
+        name, _, args = step.partition("=")
+        following = graph.add(name, args)
+        last.link_to(following)
+        last = following
+    last.link_to(graph.add("buffersink"))
+    graph.configure()
+    graph.push(frame)
+    return graph.pull().to_ndarray()
+
+
+@pytest.mark.parametrize("orientation", ALL)
+def test_filters_turn_upright(orientation: int) -> None:
+    np.testing.assert_array_equal(
+        filtered(GRAY, UPRIGHT_FILTERS[orientation]), UPRIGHT[orientation](GRAY)
+    )
+
+
+@pytest.mark.parametrize("orientation", ALL)
+def test_rotation_after_mirroring_turns_upright(orientation: int) -> None:
+    mirrored = GRAY[:, ::-1] if is_mirrored(orientation) else GRAY
+    turned = np.rot90(mirrored, -rotation(orientation) // 90)
+    np.testing.assert_array_equal(turned, UPRIGHT[orientation](GRAY))
+    assert swaps_sides(orientation) == (turned.shape != GRAY.shape)
+
+
+@pytest.mark.parametrize("function", [rotation, is_mirrored, swaps_sides])
+@pytest.mark.parametrize("value", [0, 9, -1])
+def test_other_numbers_are_refused(function: Callable[[int], object], value: int) -> None:
+    with pytest.raises(ValueError, match=f"one of 1 to 8, as in Exif, not {value}"):
+        function(value)
+
+
+def test_filters_are_read_only() -> None:
+    assert sorted(UPRIGHT_FILTERS) == list(ALL)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        UPRIGHT_FILTERS[1] = "hflip"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("orientation", ALL)
+def test_matrix(orientation: int) -> None:
+    matrix = MATRICES[orientation]
+    a, b, _, c, d, _, x, y, _ = (value >> 16 for value in matrix)
+    seen = np.zeros_like(UPRIGHT[orientation](GRAY))
+    for (q, p), value in np.ndenumerate(GRAY):
+        # Corners are mapped, so a mirrored pixel is one to the left of, or above, its corner.
+        column, row = a * p + c * q + x - (a + c < 0), b * p + d * q + y - (b + d < 0)
+        seen[row, column] = value
+    np.testing.assert_array_equal(seen, UPRIGHT[orientation](GRAY))
+    assert matrix_orientation(matrix) == orientation
+
+
+@pytest.mark.parametrize("orientation", ALL)
+def test_matrix_with_scale(orientation: int) -> None:
+    scaled = [
+        value * 3 if index < 3 else value // 2 for index, value in enumerate(MATRICES[orientation])
+    ]
+    assert matrix_orientation(scaled) == orientation
+
+
+def rotated(degrees: float) -> list[int]:
+    """A clockwise turn."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return [round(v * ONE) for v in (cos, sin, 0, -sin, cos, 0, 0, 0, 1 << 14)]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "orientation"),
+    [
+        (0.9, 1),
+        (-0.9, 1),
+        (90.9, 6),
+        (89.1, 6),
+        (180.5, 3),
+        (269.5, 8),
+        (1.1, 1),
+        (45, 1),
+        (91.1, 1),
+    ],
+)
+def test_matrix_near_a_quarter_turn(degrees: float, orientation: int) -> None:
+    assert matrix_orientation(rotated(degrees)) == orientation
+
+
+@pytest.mark.parametrize("matrix", [(0,) * 9, (ONE, 0, 0, ONE, 0, 0, 0, 0, 0)])
+def test_matrix_without_an_orientation(matrix: tuple[int, ...]) -> None:
+    assert matrix_orientation(matrix) == 1
+
+
+def test_matrix_of_another_size() -> None:
+    with pytest.raises(ValueError, match="has 9 numbers, not 4"):
+        matrix_orientation((1, 0, 0, 1))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", ALL)
+def test_files(orientation: int, order: str) -> None:
+    exif = exif_block(orientation, order)
+    files = {
+        "jpeg": jpeg_with_exif(image("mjpeg"), exif),
+        "png": png_with_exif(image("png"), exif),
+        "png, after the pixels": png_with_exif(image("png"), exif, after_pixels=True),
+        "png, with the prefix of JPEG": png_with_exif(image("png"), b"Exif\0\0" + exif),
+        "webp": webp_with_exif(image("libwebp"), exif, 5, 3),
+        "webp, with the prefix of JPEG": webp_with_exif(image("libwebp"), b"Exif\0\0" + exif, 5, 3),
+        "tiff": gray_tiff(GRAY, orientation=orientation, order=order),
+        "bare Exif": exif,
+    }
+    assert {name: exif_orientation(data) for name, data in files.items()} == dict.fromkeys(
+        files, orientation
+    )
+
+
+@pytest.mark.parametrize("orientation", ALL)
+def test_made_files_decode(orientation: int) -> None:
+    """The metadata put in by hand leave the pictures whole."""
+    exif = exif_block(orientation)
+    files = {
+        "png": png_with_exif(image("png"), exif),
+        "webp": webp_with_exif(image("libwebp"), exif, 5, 3),
+        "tiff": gray_tiff(GRAY, orientation=orientation),
+    }
+    for codec, data in files.items():
+        context = CodecContext.create(codec, "r")
+        frames = [*context.decode(av.Packet(data)), *context.decode(None)]
+        np.testing.assert_allclose(frames[0].to_ndarray(format="gray"), GRAY, atol=8)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("properties", "associated", "orientation"),
+    [
+        ([], [], 1),
+        ([irot(0)], [1], 1),
+        ([irot(1)], [1], 8),
+        ([irot(2)], [1], 3),
+        ([irot(3)], [1], 6),
+        ([imir(0)], [1], 4),
+        ([imir(1)], [1], 2),
+        ([irot(1), imir(0)], [1, 2], 5),
+        ([irot(1), imir(1)], [1, 2], 7),
+        ([irot(1), imir(0)], [2, 1], 7),
+        ([imir(1), irot(1)], [1, 2], 5),
+        ([irot(1), irot(3)], [1], 8),
+        ([box(b"ispe", bytes(12)), irot(1)], [1, 2], 8),
+        ([irot(1)], [0, 9, 1], 8),
+    ],
+)
+def test_avif(properties: list[bytes], associated: list[int], orientation: int, wide: bool) -> None:
+    data = avif_with_properties(properties, associated, wide=wide)
+    assert exif_orientation(data) == orientation
+    # The same, turned by NumPy in the order of the association.
+    picture = GRAY
+    for position in associated:
+        if 0 < position <= len(properties):
+            kind, value = properties[position - 1][4:8], properties[position - 1][8]
+            if kind == b"irot":
+                picture = np.rot90(picture, value)
+            elif kind == b"imir":
+                picture = picture[:, ::-1] if value else picture[::-1]
+    np.testing.assert_array_equal(picture, UPRIGHT[orientation](GRAY))
+
+
+def test_first_exif_segment_counts_and_xmp_is_passed_over() -> None:
+    jpeg = jpeg_with_exif(jpeg_with_exif(image("mjpeg"), exif_block(3)), exif_block(6))
+    assert exif_orientation(jpeg) == 6
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"
+    segment = b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp
+    assert exif_orientation(jpeg[:2] + segment + jpeg[2:]) == 6
+
+
+def test_no_metadata() -> None:
+    for codec in ("mjpeg", "png", "libwebp", "bmp", "gif", "tiff", "ppm"):
+        assert exif_orientation(image(codec)) == 1
+    for data in (b"", b"\xff", b"RIFF", b"RIFF\0\0\0\0WAVEfmt ", b"no picture at all"):
+        assert exif_orientation(data) == 1
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_values_beyond_the_standard_are_upright(value: int) -> None:
+    assert exif_orientation(exif_block(value)) == 1
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_kinds_of_bytes(kind: Callable[[bytes], bytes]) -> None:
+    assert exif_orientation(kind(exif_block(7))) == 7
+
+
+def test_directory_past_the_end() -> None:
+    assert exif_orientation(b"II*\0" + struct.pack("<I", 0xFFFFFFF0) + bytes(32)) == 1
+    # More entries than there are bytes, before the orientation is found.
+    assert exif_orientation(b"II*\0" + struct.pack("<IH", 8, 65535) + bytes(64)) == 1
+
+
+def _samples() -> list[bytes]:
+    exif = exif_block(6)
+    return [
+        jpeg_with_exif(image("mjpeg"), exif),
+        png_with_exif(image("png"), exif),
+        webp_with_exif(image("libwebp"), exif, 5, 3),
+        gray_tiff(GRAY, orientation=6, order=">"),
+        avif_with_properties([irot(1), imir(0)], [1, 2]),
+        avif_with_properties([irot(1), imir(0)], [1, 2], wide=True),
+        webp_form(),
+    ]
+
+
+SAMPLES = _samples()
+
+
+@pytest.mark.parametrize("data", SAMPLES)
+def test_cut_metadata_are_upright_or_known(data: bytes) -> None:
+    whole = exif_orientation(data)
+    assert {exif_orientation(data[:length]) for length in range(len(data))} <= {1, whole, 8}
+
+
+@given(
+    st.sampled_from(SAMPLES),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8),
+)
+def test_damaged_metadata_never_raise(data: bytes, changes: list[tuple[int, int]]) -> None:
+    damaged = bytearray(data)
+    for position, value in changes:
+        damaged[position % len(damaged)] = value
+    assert exif_orientation(damaged) in ALL
+
+
+def test_real_photographs(media_dir: Path) -> None:
+    folder = media_dir / "images_odd"
+    found = [exif_orientation((folder / f"exif_orientation_{n}.jpg").read_bytes()) for n in ALL]
+    assert found == list(ALL)

@@ -1,0 +1,428 @@
+"""Which decoder takes a file, whether the file is whole, and what FFmpeg itself notices."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.codec.context import CodecContext
+from hypothesis import given
+from hypothesis import strategies as st
+from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff_chunk, webp_form
+
+from spdl_media._still_parts import MAX_PARTS
+from spdl_media.completeness import check_complete
+from spdl_media.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
+from spdl_media.testing import make_image
+
+RGB = np.random.default_rng(5).integers(0, 256, (24, 33, 3), dtype=np.uint8)
+SMOOTH = np.stack(
+    [np.tile(np.arange(40, dtype=np.uint8) // 8 * 30, (24, 1))] * 3, axis=2
+)  # Has runs, for run-length coding.
+
+
+@cache
+def made(codec: str, pix_fmt: str | None = None, smooth: bool = False) -> bytes:
+    return make_image(SMOOTH if smooth else RGB, codec=codec, pix_fmt=pix_fmt)
+
+
+def bmp(header: bytes, pixels: bytes, *, file_size: int | None = None) -> bytes:
+    offset = 14 + len(header)
+    size = offset + len(pixels) if file_size is None else file_size
+    return b"BM" + struct.pack("<IHHI", size, 0, 0, offset) + header + pixels
+
+
+def bmp_24(rows: bytes, width: int, height: int, file_size: int | None = None) -> bytes:
+    header = struct.pack("<IiiHHIIIIII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    return bmp(header, rows, file_size=file_size)
+
+
+def bmp_runs(size: int, tail: bytes) -> bytes:
+    """A row of four equal pixels, eight bits each, run-length coded, with a palette of two."""
+    header = struct.pack("<IiiHHIIIIII", 40, 4, 1, 1, 8, 1, size, 0, 0, 2, 2)
+    return bmp(header + b"\0\0\0\0\xff\xff\xff\0", b"\x04\x01" + tail)
+
+
+def targa_runs(runs: bytes, width: int = 4, height: int = 2) -> bytes:
+    """Gray and run-length coded."""
+    return struct.pack("<BBBHHBHHHHBB", 0, 0, 11, 0, 0, 0, 0, 0, width, height, 8, 0x20) + runs
+
+
+TARGA_FOOTER = bytes(8) + b"TRUEVISION-XFILE.\0"
+
+
+def sunrast(rows: bytes, *, kind: int = 1) -> bytes:
+    return struct.pack(">8I", 0x59A66A95, 3, 2, 24, len(rows), kind, 0, 0) + rows
+
+
+FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "jpeg": ("mjpeg", lambda: made("mjpeg")),
+    "jpeg, lossless": ("mjpeg", lambda: made("ljpeg", "yuvj444p")),
+    "jpeg-ls": ("jpegls", lambda: made("jpegls", "rgb24")),
+    "png": ("png", lambda: made("png")),
+    "webp, lossless": ("webp", lambda: made("libwebp")),
+    "webp, lossy": ("webp", lambda: made("libwebp", "yuv420p")),
+    "bmp": ("bmp", lambda: made("bmp")),
+    "tiff": ("tiff", lambda: made("tiff")),
+    "tiff, directory first": ("tiff", lambda: gray_tiff(RGB[:, :, 0])),
+    "tiff, directory first, big-endian": ("tiff", lambda: gray_tiff(RGB[:, :, 0], order=">")),
+    "ppm": ("ppm", lambda: made("ppm")),
+    "pgm": ("pgm", lambda: made("pgm", "gray")),
+    "pam": ("pam", lambda: made("pam")),
+    "pfm": ("pfm", lambda: made("pfm", "gbrpf32le")),
+    "jp2": ("jpeg2000", lambda: made("jpeg2000", "rgb24")),
+    "qoi": ("qoi", lambda: made("qoi")),
+    "dpx": ("dpx", lambda: made("dpx", "rgb24")),
+    "exr": ("exr", lambda: made("exr", "gbrpf32le")),
+    "sgi": ("sgi", lambda: made("sgi", smooth=True)),
+    "sun raster": ("sunrast", lambda: sunrast(bytes(range(20)))),
+    "gif": ("gif", lambda: made("gif")),
+    "avif": ("avif", lambda: made("libsvtav1", "yuv420p")),
+    "apng": ("apng", lambda: made("apng")),
+    "tga": ("targa", lambda: made("targa", smooth=True)),
+    "tga, with a footer": ("targa", lambda: made("targa", smooth=True) + TARGA_FOOTER),
+}
+IN_CONTAINERS = ("gif", "avif", "apng")
+
+
+def decode(codec: str, data: bytes) -> list[bytes] | None:
+    """The pixels of all frames, as FFmpeg decodes them with the option of the table."""
+    options = {"err_detect": ERR_DETECT[codec]} if codec in ERR_DETECT else {}
+    try:
+        if codec in IN_CONTAINERS:
+            with av.open(io.BytesIO(data)) as container:
+                container.streams.video[0].codec_context.options = options
+                frames = list(container.decode(video=0))
+        else:
+            context = CodecContext.create(codec, "r")
+            context.thread_count = 1
+            context.options = options
+            frames = [*context.decode(av.Packet(data)), *context.decode(None)]
+    except (av.error.FFmpegError, IndexError):
+        return None
+    return [frame.to_ndarray(format="rgb24").tobytes() for frame in frames] or None
+
+
+def silent_cuts(codec: str, data: bytes) -> list[int]:
+    """The lengths to which a file can be cut without a word, and with another picture."""
+    whole = decode(codec, data)
+    step = max(1, len(data) * 7 // 100)
+    lengths = {*range(0, len(data), step), *range(max(0, len(data) - 40), len(data))}
+    silent = [n for n in sorted(lengths) if check_complete(codec, data[:n]) is None]
+    return [n for n in silent if decode(codec, data[:n]) not in (None, whole)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_codec(name: str) -> None:
+    codec, make = FILES[name]
+    # An animated PNG of one frame is a PNG, and TGA has no signature.
+    expected = {"apng": "png", "gif": None, "avif": None, "targa": None}.get(codec, codec)
+    assert still_codec(make()) == expected
+    if name not in ("png", "apng"):
+        assert still_codec(make()[:32]) == expected
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whole_files_pass(name: str) -> None:
+    codec, make = FILES[name]
+    data = make()
+    assert decode(codec, data) is not None
+    for kind in (bytes, bytearray, memoryview):
+        assert check_complete(codec, kind(data)) is None
+    assert check_complete(codec, data + b"\0trailing bytes \xff\xd8\xff") is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_cut_goes_unnoticed(name: str) -> None:
+    codec, make = FILES[name]
+    assert silent_cuts(codec, make()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        ("jpeg", -1, "before the end-of-image marker"),
+        ("jpeg", 60, "but a segment with marker 0xFFDB should end at byte"),
+        ("jpeg-ls", -2, "before the end-of-image marker"),
+        ("png", -12, "before the chunk IEND"),
+        ("png", 100, "but the chunk IDAT should end at byte"),
+        ("apng", -3, "but the chunk IEND should end at byte"),
+        ("webp, lossless", -1, "but the RIFF form should end at byte"),
+        ("bmp", -1, "but the last row should end at byte"),
+        ("tiff, directory first", -1, "but the last of 12 strips should end at byte"),
+        ("tiff", 100, "before its headers do"),
+        ("qoi", -1, "before the end marker"),
+        ("exr", -1, "but the last of 24 blocks of rows should end at byte"),
+        ("sgi", -1, "but the last of 72 rows should end at byte"),
+        ("sun raster", -1, "but the last row should end at byte 52"),
+        ("gif", -1, "before the trailer of a GIF"),
+        ("avif", -1, "but the last item should end at byte"),
+        ("avif", 20, "but the box ftyp should end at byte 32"),
+        ("avif", 32, "before the boxes that hold the picture"),
+    ],
+)
+def test_messages(name: str, length: int, message: str) -> None:
+    codec, make = FILES[name]
+    data = make()[:length]
+    found = check_complete(codec, data)
+    assert found is not None
+    assert found.startswith(f"the data ends after {len(data)} bytes, ")
+    assert re.search(message, found)
+
+
+def test_codecs_without_a_check_pass() -> None:
+    assert check_complete("ppm", b"P6") is None
+    assert check_complete("h264", b"") is None
+
+
+@pytest.mark.parametrize("codec", ["mjpeg", "png", "webp", "bmp", "gif", "avif", "qoi"])
+def test_no_bytes_at_all(codec: str) -> None:
+    assert str(check_complete(codec, b"")).startswith("the data ends after 0 bytes")
+
+
+def test_jpeg_with_several_ends() -> None:
+    jpeg = made("mjpeg")
+    for tail in (b"\xff\xd9", jpeg, jpeg[:-20], bytes(100), b"\xff\xff\xe1"):
+        assert check_complete("mjpeg", jpeg + tail) is None
+
+
+def test_jpeg_with_a_picture_in_its_metadata() -> None:
+    jpeg = made("mjpeg")
+    preview = b"\xff\xe2" + struct.pack(">H", len(jpeg) + 2) + jpeg
+    with_preview = jpeg[:2] + preview + jpeg[2:]
+    assert check_complete("mjpeg", with_preview) is None
+    message = check_complete("mjpeg", with_preview[:-1])
+    assert message is not None
+    assert "end-of-image" in message
+
+
+def test_png_chunks_after_the_pixels() -> None:
+    png = made("png")
+    text = png_chunk(b"tEXt", b"Comment\0hello")
+    assert check_complete("png", png[:-12] + text + png[-12:] + b"garbage") is None
+    message = check_complete("png", png[:-12] + text[:-1])
+    assert message is not None
+    assert "the chunk tEXt should end" in message
+
+
+def test_bmp_with_a_wrong_size_field() -> None:
+    rows = bytes(range(24))
+    for size in (0, 10, 10**6):
+        assert check_complete("bmp", bmp_24(rows, 2, 3, file_size=size)) is None
+    assert check_complete("bmp", bmp_24(rows, 2, -3)) is None
+
+
+def test_bmp_without_padding_of_rows() -> None:
+    assert check_complete("bmp", bmp_24(bytes(18), 2, 3)) is None
+    for lost in (1, 5, 6, 7):
+        cut = bmp_24(bytes(24), 2, 3)[:-lost]
+        assert "the last row" in str(check_complete("bmp", cut))
+
+
+def test_bmp_of_the_first_kind() -> None:
+    header = struct.pack("<IHHHH", 12, 2, 3, 1, 24)
+    assert check_complete("bmp", bmp(header, bytes(24))) is None
+    assert "the last row" in str(check_complete("bmp", bmp(header, bytes(23))))
+
+
+def test_bmp_in_runs() -> None:
+    assert check_complete("bmp", bmp_runs(4, b"\0\1")) is None
+    assert check_complete("bmp", bmp_runs(400, b"\0\1")) is None
+    assert check_complete("bmp", bmp_runs(4, b"\0\1more")) is None
+    for tail in (b"", b"\0"):
+        assert "before the end-of-bitmap code" in str(check_complete("bmp", bmp_runs(4, tail)))
+
+
+def test_tiff_values_that_pixels_depend_on() -> None:
+    # The bits of three samples stand behind the directory, and behind the pixels.
+    def tiff(offset: int, tag: int) -> bytes:
+        entry = struct.pack("<HHII", tag, 3, 3, offset)
+        return b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4)
+
+    data = tiff(26, 258)
+    assert check_complete("tiff", data + bytes(6)) is None
+    assert "the value of tag 258 should end at byte 32" in str(
+        check_complete("tiff", data + bytes(5))
+    )
+    # Another tag does not matter.
+    assert check_complete("tiff", tiff(26, 305) + bytes(5)) is None
+
+
+def test_targa_in_runs() -> None:
+    whole = targa_runs(b"\x83\x10" + b"\x03abcd")
+    assert check_complete("targa", whole) is None
+    assert check_complete("targa", whole + TARGA_FOOTER) is None
+    assert "the last run should end at byte 25" in str(check_complete("targa", whole[:-1]))
+    assert "before the runs of 4 of 8 pixels" in str(check_complete("targa", whole[:20]))
+
+
+def test_sun_raster_in_runs() -> None:
+    assert check_complete("sunrast", sunrast(bytes(7), kind=2)) is None
+    assert "the last row" in str(check_complete("sunrast", sunrast(bytes(7), kind=2)[:-1]))
+
+
+def test_gif_with_stray_bytes_between_blocks() -> None:
+    gif = made("gif")
+    assert check_complete("gif", gif[:-1] + b"\0\0;") is None
+    assert "trailer" in str(check_complete("gif", gif[:-1] + b"\0\0"))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_avif_items_end_inside_the_file(wide: bool) -> None:
+    data = avif_with_properties([], [], wide=wide)
+    assert check_complete("avif", data) is None
+    # The box of the data says "to the end of the file", and so tells nothing.
+    start = len(data) - 24
+    endless = data[:start] + bytes(4) + data[start + 4 :]
+    assert check_complete("avif", endless) is None
+    assert f"the last item should end at byte {len(data)}" in str(
+        check_complete("avif", endless[:-1])
+    )
+    # Cut between two boxes.
+    assert "the last item" in str(check_complete("avif", data[:start]))
+
+
+def test_avif_other_boxes_may_be_cut() -> None:
+    assert (
+        check_complete("avif", avif_with_properties([], []) + box(b"free", bytes(9))[:-2]) is None
+    )
+
+
+def test_animations_are_left_to_their_demuxers() -> None:
+    extended = riff_chunk(b"VP8X", b"\x02\0\0\0" + bytes(6))
+    assert still_codec(webp_form(extended)) is None
+    still = riff_chunk(b"VP8X", b"\x10\0\0\0" + bytes(6))
+    assert still_codec(webp_form(still)) == "webp"
+    png = made("png")
+    animated = png[:33] + png_chunk(b"acTL", bytes(8)) + png[33:]
+    assert still_codec(animated) is None
+    assert still_codec(png[:-12] + png_chunk(b"acTL", bytes(8)) + png[-12:]) == "png"
+
+
+def test_animation_behind_a_colour_profile() -> None:
+    png = made("png")
+    profile = png_chunk(b"iCCP", bytes(HEAD_SIZE - 200))
+    animated = png[:33] + profile + png_chunk(b"acTL", bytes(8)) + png[33:]
+    assert still_codec(animated[:HEAD_SIZE]) is None
+    assert still_codec(animated[:1000]) == "png"  # Too little of the file to tell.
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"GIF89a",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"RIFF\0\0\0\0AVI LIST",
+        b"\0\0\0\x1cftypavif",
+        b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypmjp2\0\0\0\0",
+        b"BM, a letter to a friend",
+        b"P7 332\n#XVVERSION",
+        b"P8\n",
+        b"P65 is not a picture",
+        b"\x01\xda\x07\x07",
+        b"This is text. It is long enough.",
+    ],
+)
+def test_not_stills(head: bytes) -> None:
+    assert still_codec(head.ljust(32, b"\0")) is None
+
+
+def test_names_are_decoders() -> None:
+    for decoder in {*STILL_FORMATS.values(), *ERR_DETECT}:
+        assert av.Codec(decoder, "r").type == "video"
+    assert STILL_FORMATS["tga"] == "targa"
+    assert STILL_FORMATS["jpeg_pipe"] == STILL_FORMATS["jpg"] == "mjpeg"
+    pipes = [name for name in STILL_FORMATS if name.endswith("_pipe")]
+    assert set(pipes) <= set(av.formats_available)
+
+
+def test_explode_refuses_whole_tiffs() -> None:
+    """Why TIFF is not in the table: an unknown tag is taken for damage."""
+    data = made("tiff")
+    context = CodecContext.create("tiff", "r")
+    context.options = {"err_detect": "explode"}
+    with pytest.raises(av.error.InvalidDataError):
+        context.decode(av.Packet(data))
+
+
+def flips_noticed(name: str) -> int:
+    codec, make = FILES[name]
+    data, chance, noticed = make(), np.random.default_rng(3), 0
+    for _ in range(20):
+        damaged = bytearray(data)
+        position = chance.integers(len(data) // 4, len(data) * 9 // 10)
+        damaged[position] ^= 1 << int(chance.integers(8))
+        noticed += decode(codec, bytes(damaged)) is None
+    return noticed
+
+
+@pytest.mark.parametrize("name", ["png", "apng"])
+def test_flipped_bits_are_noticed(name: str) -> None:
+    assert flips_noticed(name) == 20
+
+
+@pytest.mark.parametrize("name", ["bmp", "ppm", "qoi", "tiff, directory first"])
+def test_flipped_bits_that_nothing_notices(name: str) -> None:
+    assert flips_noticed(name) == 0
+
+
+@given(
+    st.sampled_from(list(FILES)),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=8),
+    st.integers(0, 4000),
+)
+def test_damage_never_raises(name: str, changes: list[tuple[int, int]], length: int) -> None:
+    codec, make = FILES[name]
+    damaged = bytearray(make()[:length])
+    for position, value in changes:
+        if position < len(damaged):
+            damaged[position] = value
+    still_codec(damaged)
+    assert check_complete(codec, damaged) in (None, check_complete(codec, damaged))
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        ("mjpeg", b"\xff\xd8" + b"\xff\xe0\0\2" * (2 * MAX_PARTS)),
+        ("png", b"\x89PNG\r\n\x1a\n" + bytes(12) * (2 * MAX_PARTS)),
+        ("gif", b"GIF89a" + bytes(7) + b"!\0\0" * (2 * MAX_PARTS)),
+        ("avif", b"\0\0\0\x08free" * (2 * MAX_PARTS)),
+    ],
+)
+@pytest.mark.timeout(5)
+def test_files_of_empty_parts_end_soon(codec: str, data: bytes) -> None:
+    check_complete(codec, data)
+
+
+def test_real_pictures(media_dir: Path) -> None:
+    names = [
+        path
+        for folder in ("images_odd", "photos")
+        for path in sorted((media_dir / folder).iterdir())
+        if not re.search("empty|text|truncated|bitflips|huge", path.name)
+    ]
+    assert names
+    for path in names:
+        data = path.read_bytes()
+        known = {".gif": "gif", ".avif": "avif", ".tga": "targa", ".webp": "webp_anim"}
+        codec = still_codec(data[:HEAD_SIZE]) or known[path.suffix]
+        assert check_complete(codec, data) is None, path.name
+        if path.parent.name == "images_odd" and codec != "webp_anim":
+            assert silent_cuts(codec, data) == [], path.name
+
+
+def test_real_damage(media_dir: Path) -> None:
+    folder = media_dir / "images_odd"
+    assert "end-of-image" in str(check_complete("mjpeg", (folder / "truncated.jpg").read_bytes()))
+    assert "the chunk IDAT" in str(check_complete("png", (folder / "truncated.png").read_bytes()))
+    animated = (folder / "animated.webp").read_bytes()
+    assert "the RIFF form" in str(check_complete("webp_anim", animated[:-1]))
