@@ -1,0 +1,211 @@
+"""The stages that descriptions are made of, each a list of filters as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal, TypeAlias, get_args
+
+from spdl_media.timing import Timestamp, parse_window
+
+ScaleAlgo: TypeAlias = Literal[
+    "fast_bilinear",
+    "bilinear",
+    "bicubic",
+    "neighbor",
+    "area",
+    "bicublin",
+    "gauss",
+    "sinc",
+    "lanczos",
+    "spline",
+]
+ScaleMode: TypeAlias = Literal["pad", "crop"]
+Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
+
+ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
+
+# Packed RGB -> planar RGB of the same depth, with alpha where the packed one has it.
+PLANAR = {
+    **dict.fromkeys(("rgb24", "bgr24", "rgb0", "bgr0", "0rgb", "0bgr"), "gbrp"),
+    **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), "gbrap"),
+    **dict.fromkeys(("rgb48le", "rgb48be", "bgr48le", "bgr48be", "rgb48", "bgr48"), "gbrp16le"),
+    **dict.fromkeys(
+        ("rgba64le", "rgba64be", "bgra64le", "bgra64be", "rgba64", "bgra64"), "gbrap16le"
+    ),
+}
+# Chroma is stored for at most 4x4 pixels, and FFmpeg's pad filter rounds sizes down to whole samples.
+_CHROMA_STEP = 4
+_COLOR = re.compile(
+    r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
+)
+_FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
+
+
+def check_names(
+    scale_algo: str,
+    scale_mode: str | None,
+    pix_fmt: str | None,
+    pad_color: str,
+    pad_mode: str | None,
+) -> None:
+    """Refuse what FFmpeg would refuse later, in words that say what is allowed."""
+    if scale_algo not in get_args(ScaleAlgo):
+        raise ValueError(f"scale_algo must be one of {get_args(ScaleAlgo)}, not {scale_algo!r}")
+    if scale_mode not in (*get_args(ScaleMode), None):
+        raise ValueError(f"scale_mode must be 'pad', 'crop' or None, not {scale_mode!r}")
+    if pix_fmt is not None:
+        format_name("pix_fmt", pix_fmt, "rgb24")
+    _color("pad_color", pad_color)
+    if pad_mode is not None:
+        _color("pad_mode", pad_mode)
+
+
+def rate_and_window(frame_rate: Rate | None, timestamp: Timestamp | None) -> list[str]:
+    """Repeat or leave out frames, then cut in time."""
+    rate = [] if frame_rate is None else [f"fps={ratio(_rate(frame_rate))}"]
+    return rate + trim("trim", timestamp)
+
+
+def trim(name: str, timestamp: Timestamp | None) -> list[str]:
+    """Cut in time, by ``trim`` or ``atrim``."""
+    window = parse_window(timestamp)
+    sides = (("start", window.start), ("end", window.end))
+    options = [f"{side}={_microseconds(value)}" for side, value in sides if value is not None]
+    return [f"{name}={':'.join(options)}"] if options else []
+
+
+def scale(
+    width: int | None,
+    height: int | None,
+    algo: str,
+    mode: str | None,
+    planar: str | None,
+    pad_color: str,
+) -> list[str]:
+    """Scale, to planar RGB where that is the way to the final format, and give it the exact size."""
+    if width is None and height is None:
+        return []
+    size = [
+        -1 if side is None else positive(name, side)
+        for name, side in (("scale_width", width), ("scale_height", height))
+    ]
+    flags = f"flags={algo}+{ACCURATE}"
+    to_planar = [f"format={planar}"] if planar else []
+    if -1 in size or mode is None:
+        return [f"scale={size[0]}:{size[1]}:{flags}", *to_planar]
+    fit = "decrease" if mode == "pad" else "increase"
+    scale = f"scale={size[0]}:{size[1]}:force_original_aspect_ratio={fit}:{flags}"
+    if mode == "crop":
+        return [scale, *to_planar, *crop(*size, exact=planar is None)]
+    return [scale, *to_planar, *_border(size[0], size[1], pad_color, exact=planar is None)]
+
+
+def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
+    step = _CHROMA_STEP if exact else 1
+    outer = [-(-side // step) * step for side in (width, height)]
+    place = f"({width}-iw)/2:({height}-ih)/2"
+    pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
+    return [pad] if outer == [width, height] else [pad, f"crop={width}:{height}:0:0:exact=1"]
+
+
+def crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
+    """Cut out the middle; ``exact``: chroma may have its own size, and FFmpeg would round to it."""
+    if width is None and height is None:
+        return []
+    sides = [
+        f"i{name[5]}" if side is None else str(positive(name, side))
+        for name, side in (("crop_width", width), ("crop_height", height))
+    ]
+    if not exact:
+        return [f"crop={sides[0]}:{sides[1]}"]
+    # The size is not rounded to whole chroma samples, but the position is, so that chroma stays in place.
+    step = _CHROMA_STEP
+    place = [
+        f"trunc(({inner}-{outer})/{2 * step})*{step}"
+        for inner, outer in (("iw", "ow"), ("ih", "oh"))
+    ]
+    return [f"crop={sides[0]}:{sides[1]}:{place[0]}:{place[1]}:exact=1"]
+
+
+def count(num_frames: int | None, pad_mode: str | None) -> list[str]:
+    """Make it exactly so many frames."""
+    if num_frames is None:
+        return []
+    count = positive("num_frames", num_frames)
+    added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
+    return [f"tpad=stop=-1:{added}", f"trim=end_frame={count}"]
+
+
+def own_filters(filter_desc: str | None) -> list[str]:
+    """Put in what the caller wrote."""
+    if filter_desc is None:
+        return []
+    if not isinstance(filter_desc, str):
+        raise TypeError(f"filter_desc must be a str, such as 'hflip', not {filter_desc!r}")
+    return [filter_desc] if filter_desc.strip() else []
+
+
+def to_format(pix_fmt: str | None, *, converted: bool) -> list[str]:
+    """Name the final format; a scale filter before converts to it already, or one is put in."""
+    if pix_fmt is None:
+        return []
+    if converted:
+        return [f"format={pix_fmt}"]
+    planar = [f"format={PLANAR[pix_fmt]}"] if pix_fmt in PLANAR else []
+    return [f"scale=flags=bilinear+{ACCURATE}", *planar, f"format={pix_fmt}"]
+
+
+def positive(name: str, value: int) -> int:
+    """Check a size, a rate or a count."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    number = value.__index__()
+    if number <= 0:
+        raise ValueError(f"{name} must be positive, or None to leave it as it is, not {value!r}")
+    return number
+
+
+def _rate(value: Rate) -> Fraction:
+    try:
+        rate = Fraction(*value) if isinstance(value, tuple) else Fraction(str(value))
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"frame_rate must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
+        ) from error
+    if rate <= 0:
+        raise ValueError(f"frame_rate must be positive, not {value!r}")
+    return rate
+
+
+def ratio(value: Fraction) -> str:
+    """Write a fraction as FFmpeg reads it."""
+    return f"{value.numerator}/{value.denominator}"
+
+
+def _microseconds(seconds: Fraction) -> str:
+    # FFmpeg reads times to the microsecond; a frame that stands at a third of a second is in the window
+    # that begins there, so times are rounded to the nearest, as it rounds them to ticks afterwards.
+    count = math.floor(seconds * 1_000_000 + Fraction(1, 2))
+    return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
+
+
+def format_name(argument: str, name: str, example: str) -> str:
+    """Check the form of a format's name; whether it exists is found out when the graph is made."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
+    if not _FORMAT_NAME.match(name):
+        raise ValueError(
+            f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
+        )
+    return name
+
+
+def _color(argument: str, color: str) -> str:
+    if not isinstance(color, str) or not _COLOR.match(color):
+        raise ValueError(
+            f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}"
+        )
+    return color

@@ -1,0 +1,521 @@
+"""Decoded pictures and samples, still in FFmpeg's memory and layout.
+
+Frames keep the planes that the decoder wrote: a YUV 4:2:0 picture costs half of its RGB form, and
+stays so until one copy makes the batch. They are values: slicing shares memory, nothing consumes
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NoReturn, TypeAlias, overload
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._backends._pyav import as_fraction
+from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.orientation import is_mirrored, rotation
+from spdl_media.timing import Window, ticks_to_seconds
+
+__all__ = ("AudioFrames", "Frames", "ImageFrames", "VideoFrames")
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """What is known of frames beyond what FFmpeg's own structures hold.
+
+    Attributes:
+        source: What they were decoded from, for messages.
+        zero: Second 0 of the container on the stream's own clock.
+        window: The window that was asked for.
+        orientation: The EXIF number of how the pictures stand, 1 once they are upright.
+        num_skipped: Pictures that could not be decoded yet, at the start of a stream cut in
+            mid-group.
+        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
+        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
+    """
+
+    source: str = "frames"
+    zero: Fraction = Fraction(0)
+    window: Window = Window()
+    orientation: int = 1
+    num_skipped: int = 0
+    num_dropped: int = 0
+    is_corrupt: bool = False
+
+
+class _Frames:
+    """What all three kinds share."""
+
+    __slots__ = ("_facts",)
+    _facts: FrameFacts
+
+    @property
+    def source(self) -> str:
+        """What the frames were decoded from: a path, a URL, or "bytes of length n"."""
+        return self._facts.source
+
+    @property
+    def num_dropped(self) -> int:
+        """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
+        return self._facts.num_dropped
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} are not picklable: their planes are FFmpeg's memory. Send the packets "
+            "to the other process and decode there, or convert the frames to an array first"
+        )
+
+
+class _Pictures(_Frames):
+    """What one picture and many share: the facts of the first stand for all."""
+
+    __slots__ = ("_frames",)
+    _frames: tuple[av.VideoFrame, ...]
+
+    def __init__(self, frames: Sequence[av.VideoFrame], facts: FrameFacts | None = None) -> None:
+        self._frames = tuple(frames)
+        self._facts = facts or FrameFacts()
+
+    def _first(self) -> av.VideoFrame:
+        if not self._frames:
+            raise ValueError(
+                f"{self.source}: there is no frame in the window {self._facts.window}, so nothing is "
+                "known of its format"
+            )
+        return self._frames[0]
+
+    @property
+    def width(self) -> int:
+        """Width of the first frame, in pixels."""
+        return self._first().width
+
+    @property
+    def height(self) -> int:
+        """Height of the first frame, in pixels."""
+        return self._first().height
+
+    @property
+    def pix_fmt(self) -> str:
+        """FFmpeg's name of the pixel format, such as ``"yuv420p"``."""
+        return self._first().format.name
+
+    @property
+    def num_planes(self) -> int:
+        """Number of planes of the pixel format."""
+        return len(self._first().planes)
+
+    @property
+    def colorspace(self) -> str | None:
+        """FFmpeg's name of the matrix between RGB and YUV, such as ``"bt709"``; ``None``: not stated."""
+        return COLORSPACES.get(int(self._first().colorspace))
+
+    @property
+    def color_range(self) -> str | None:
+        """``"tv"`` (limited), ``"pc"`` (full), or ``None``: not stated."""
+        return COLOR_RANGES.get(int(self._first().color_range))
+
+    @property
+    def color_primaries(self) -> str | None:
+        """FFmpeg's name of the primaries, or ``None``: not stated."""
+        return COLOR_PRIMARIES.get(int(self._first().color_primaries))
+
+    @property
+    def color_trc(self) -> str | None:
+        """FFmpeg's name of the transfer function (``"smpte2084"`` is PQ), or ``None``: not stated.
+
+        PQ and HLG are not tone-mapped; this says when they are there.
+        """
+        return COLOR_TRCS.get(int(self._first().color_trc))
+
+    @property
+    def orientation(self) -> int:
+        """How the picture stands, as the EXIF number 1 to 8; 1 is upright."""
+        return self._facts.orientation
+
+    @property
+    def rotation(self) -> int:
+        """Degrees clockwise, 0, 90, 180 or 270, by which the frames have yet to be turned; 0 once upright."""
+        return rotation(self._facts.orientation)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the frames have yet to be mirrored, besides being turned."""
+        return is_mirrored(self._facts.orientation)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Metadata that the decoder attached to the first frame."""
+        try:
+            return self._first().metadata
+        except UnicodeDecodeError:  # PyAV reads it as strict UTF-8; cameras write what they like
+            return {}
+
+    def _describe(self) -> str:
+        frame = self._frames[0]
+        return f"{frame.width}x{frame.height} {frame.format.name}"
+
+
+class VideoFrames(_Pictures):
+    """Frames of a video, in display order. Made by :func:`~spdl_media.decode_packets`.
+
+    ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
+    ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
+    after the other.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    @property
+    def num_frames(self) -> int:
+        """The same as ``len(frames)``."""
+        return len(self._frames)
+
+    @property
+    def num_skipped(self) -> int:
+        """Pictures left out because the stream starts in mid-group and what they refer to is missing."""
+        return self._facts.num_skipped
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds in one unit of :attr:`pts`."""
+        return _time_base(self._first())
+
+    @property
+    def pts(self) -> tuple[int | None, ...]:
+        """Presentation timestamps as FFmpeg has them, in units of :attr:`time_base`."""
+        return tuple(frame.pts for frame in self._frames)
+
+    @property
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds on the container's clock, whose 0 is the container's start; ``nan``: the file has none."""
+        return tuple(float(_seconds(frame, self._facts.zero)) for frame in self._frames)
+
+    @property
+    def is_corrupt(self) -> tuple[bool, ...]:
+        """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
+        return tuple(bool(frame.is_corrupt) for frame in self._frames)
+
+    def get_timestamps(self) -> tuple[float, ...]:
+        """The same as :attr:`timestamps`, by SPDL's name."""
+        return self.timestamps
+
+    def get_pts(self) -> tuple[int | None, ...]:
+        """The same as :attr:`pts`, by SPDL's name."""
+        return self.pts
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __iter__(self) -> Iterator[ImageFrames]:
+        return (ImageFrames((frame,), self._facts) for frame in self._frames)
+
+    @overload
+    def __getitem__(self, key: int) -> ImageFrames: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
+    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
+        if isinstance(key, slice):
+            return VideoFrames(self._frames[key], self._facts)
+        if hasattr(key, "__index__"):
+            return ImageFrames((self._frames[self._position(key)],), self._facts)
+        if isinstance(key, str) or not hasattr(key, "__iter__"):
+            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
+        return VideoFrames([self._frames[self._position(index)] for index in key], self._facts)
+
+    def _position(self, index: Any) -> int:
+        if isinstance(index, bool | np.bool_) or not hasattr(index, "__index__"):
+            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {index!r}")
+        position: int = index.__index__()
+        if not -len(self._frames) <= position < len(self._frames):
+            raise IndexError(f"{self.source}: frame {position} of {len(self._frames)} frames")
+        return position
+
+    def __repr__(self) -> str:
+        if not self._frames:
+            return f"<VideoFrames: none in {self._facts.window}>"
+        first, last = self.timestamps[0], self.timestamps[-1]
+        return f"<VideoFrames: {len(self)} of {self._describe()}, {first:.3f} s to {last:.3f} s>"
+
+
+class ImageFrames(_Pictures):
+    """One picture. Made by :func:`~spdl_media.decode_packets`, or by indexing :class:`VideoFrames`.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, frames: Sequence[av.VideoFrame], facts: FrameFacts | None = None) -> None:
+        if len(frames) != 1:
+            raise ValueError(f"ImageFrames hold one picture, not {len(frames)}")
+        super().__init__(frames, facts)
+
+    @property
+    def pts(self) -> int | None:
+        """Presentation timestamp as FFmpeg has it, ``None`` for a still."""
+        return self._frames[0].pts
+
+    @property
+    def timestamp(self) -> float:
+        """Seconds on the container's clock; ``nan``: the file has none."""
+        return float(_seconds(self._frames[0], self._facts.zero))
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether the decoder reported damage, or the file is cut short."""
+        return self._facts.is_corrupt or bool(self._frames[0].is_corrupt)
+
+    def marked_corrupt(self) -> ImageFrames:
+        """The same picture, marked as damaged; for modules of this package."""
+        return ImageFrames(self._frames, replace(self._facts, is_corrupt=True))
+
+    @property
+    def planes(self) -> tuple[Array, ...]:
+        """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
+
+        A plane of one component has shape ``(height, width)``, of several ``(height, width,
+        components)``; chroma planes have their own, smaller size. uint8, or native-endian-marked
+        uint16 or float32 for deeper formats, in the range that the format and :attr:`color_range`
+        say. Planes whose components differ in width or are not whole bytes (``yuyv422``,
+        ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``. Rows may be padded or
+        run upwards, so views can be strided.
+
+        The views keep the memory alive, also when the frames are gone.
+        """
+        frame = self._frames[0]
+        return tuple(_plane_view(frame, index) for index in range(len(frame.planes)))
+
+    def __repr__(self) -> str:
+        return f"<ImageFrames: {self._describe()}>"
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """The samples ``start`` to ``stop`` of one of FFmpeg's audio frames."""
+
+    frame: av.AudioFrame
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def planes(self) -> tuple[Array, ...]:
+        """Read-only views of the samples.
+
+        Planar formats give one array ``(samples,)`` a channel, packed ones one ``(samples, channels)``.
+        """
+        dtype = _SAMPLE_DTYPES[self.frame.format.packed.name]
+        channels = self.frame.layout.nb_channels
+        if self.frame.format.is_planar:
+            return tuple(
+                _read_only(plane, dtype, self.frame.samples)[self.start : self.stop]
+                for plane in self.frame.planes
+            )
+        samples = _read_only(self.frame.planes[0], dtype, self.frame.samples * channels)
+        return (samples.reshape(-1, channels)[self.start : self.stop],)
+
+
+class AudioFrames(_Frames):
+    """Samples of an audio stream. Made by :func:`~spdl_media.decode_packets`.
+
+    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ("_chunks", "_first_sample")
+
+    def __init__(
+        self,
+        chunks: Sequence[AudioChunk],
+        facts: FrameFacts | None = None,
+        *,
+        first_sample: int = 0,
+    ) -> None:
+        self._chunks = tuple(chunk for chunk in chunks if len(chunk))
+        self._facts = facts or FrameFacts()
+        self._first_sample = first_sample
+
+    def _first(self) -> av.AudioFrame:
+        if not self._chunks:
+            raise ValueError(
+                f"{self.source}: there is no sample in the window {self._facts.window}, so nothing is "
+                "known of its format"
+            )
+        return self._chunks[0].frame
+
+    @property
+    def chunks(self) -> tuple[AudioChunk, ...]:
+        """The samples as FFmpeg holds them, frame by frame."""
+        return self._chunks
+
+    @property
+    def num_frames(self) -> int:
+        """Samples of one channel, the same as ``len(frames)``."""
+        return len(self)
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return self._first().layout.nb_channels
+
+    @property
+    def channel_layout(self) -> str:
+        """FFmpeg's name of the channel layout, such as ``"stereo"``."""
+        return self._first().layout.name
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples of one channel in a second."""
+        return self._first().sample_rate
+
+    @property
+    def sample_fmt(self) -> str:
+        """FFmpeg's name of the sample format, such as ``"fltp"``; a final ``p``: one plane a channel."""
+        return self._first().format.name
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds in one unit of :attr:`pts`."""
+        return _time_base(self._first())
+
+    @property
+    def pts(self) -> tuple[int | None, ...]:
+        """Presentation timestamps of the chunks as FFmpeg has them, before any cutting."""
+        return tuple(chunk.frame.pts for chunk in self._chunks)
+
+    @property
+    def first_sample(self) -> int:
+        """Position of the first sample: sample k of the container's clock stands at k / sample_rate."""
+        return self._first_sample
+
+    @property
+    def timestamp(self) -> float:
+        """Seconds on the container's clock at which the first sample stands."""
+        return self._first_sample / self.sample_rate
+
+    @property
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds on the container's clock at which each of the :attr:`chunks` begins."""
+        position, times = self._first_sample, []
+        for chunk in self._chunks:
+            times.append(position / self.sample_rate)
+            position += len(chunk)
+        return tuple(times)
+
+    @property
+    def is_corrupt(self) -> tuple[bool, ...]:
+        """Which chunks the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
+        return tuple(bool(chunk.frame.is_corrupt) for chunk in self._chunks)
+
+    def __len__(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks)
+
+    def __getitem__(self, key: slice) -> AudioFrames:
+        if not isinstance(key, slice) or key.step not in (None, 1):
+            raise TypeError(
+                f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
+            )
+        start, stop, _ = key.indices(len(self))
+        return AudioFrames(
+            list(cut_chunks(self._chunks, start, max(start, stop))),
+            self._facts,
+            first_sample=self._first_sample + start,
+        )
+
+    def __repr__(self) -> str:
+        if not self._chunks:
+            return f"<AudioFrames: none in {self._facts.window}>"
+        return (
+            f"<AudioFrames: {len(self)} samples of {self.num_channels} channels {self.sample_fmt}, "
+            f"{self.sample_rate} Hz, from {self.timestamp:.3f} s>"
+        )
+
+
+Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
+
+
+def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> Iterator[AudioChunk]:
+    """The samples ``start`` to ``stop`` of a run of chunks, counted from its first sample."""
+    position = 0
+    for chunk in chunks:
+        first = max(start - position, 0)
+        last = len(chunk) if stop is None else min(stop - position, len(chunk))
+        if first < last:
+            yield replace(chunk, start=chunk.start + first, stop=chunk.start + last)
+        position += len(chunk)
+
+
+def facts_of(frames: Frames) -> FrameFacts:
+    """The facts that travel with frames."""
+    return frames._facts
+
+
+def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
+    """FFmpeg's frames behind ours. They may be shared between threads: read them only."""
+    return frames._frames
+
+
+_SAMPLE_DTYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
+
+
+def _time_base(frame: av.VideoFrame | av.AudioFrame) -> Fraction:
+    return as_fraction(frame.time_base) or Fraction(1)
+
+
+def _seconds(frame: av.VideoFrame, zero: Fraction) -> Fraction | float:
+    if frame.pts is None:
+        return float("nan")
+    return ticks_to_seconds(frame.pts, _time_base(frame), zero)
+
+
+def _plane_view(frame: av.VideoFrame, index: int) -> Array:
+    plane, format = frame.planes[index], frame.format
+    rows = _read_only(plane, "u1", plane.buffer_size).reshape(plane.height, -1)
+    if plane.line_size < 0:  # the picture runs upwards in memory
+        rows = rows[::-1]
+    components = [part for part in format.components if part.plane == index]
+    if not components:  # the palette of pal8: 256 colours in native-endian ARGB
+        return rows.view("u4")
+    size = _component_size(max(part.bits for part in components))
+    whole = size in (1, 2, 4) and len({part.width for part in components}) == 1
+    samples = _samples_per_pixel(format, len(components), size)
+    if not whole or samples is None:
+        return rows[:, : -(-plane.width * format.padded_bits_per_pixel // 8)]
+    dtype = np.dtype(f"{'>' if format.is_big_endian else '<'}{_kind(format.name)}{size}")
+    view = rows[:, : plane.width * samples * size].view(dtype)
+    return view if samples == 1 else view.reshape(plane.height, plane.width, samples)
+
+
+def _component_size(bits: int) -> int:
+    return 4 if bits > 16 else 2 if bits > 8 else 1
+
+
+def _kind(pix_fmt: str) -> str:
+    return "f" if "f32" in pix_fmt or "f16" in pix_fmt else "u"
+
+
+def _samples_per_pixel(format: av.VideoFormat, components: int, size: int) -> int | None:
+    """Values of one pixel in a plane, padding such as the 0 of rgb0 included; None: not whole values."""
+    planes = 1 + max(part.plane for part in format.components)
+    if planes > 1:
+        return components
+    samples, rest = divmod(format.padded_bits_per_pixel, 8 * size)
+    return samples if rest == 0 and samples >= components else None
+
+
+def _read_only(plane: Any, dtype: str, count: int) -> Array:
+    view = np.frombuffer(plane, dtype=dtype, count=count)
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,170 @@
+"""The ends of a filter graph: where our frames enter, and where they leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+from av.filter.context import FilterContext
+
+from spdl_media._backends._pyav import as_fraction
+from spdl_media.errors import FilterError
+from spdl_media.frames import (
+    AudioChunk,
+    AudioFrames,
+    FrameFacts,
+    Frames,
+    ImageFrames,
+    VideoFrames,
+    av_frames,
+)
+from spdl_media.graph_wiring import SINKS, SOURCES, AvFrame, Kind, Wiring
+
+
+class Port:
+    """An end of a graph: where frames enter or leave."""
+
+    def __init__(
+        self, node: int, kind: Kind, name: str, key: str, *, declared: dict[str, str] | None
+    ) -> None:
+        self.node = node
+        self.kind = kind
+        self.name = name
+        self.key = key
+        self.declared = declared is not None
+        self.options = declared or {}
+        self.format = _declared_format(self.options)
+        self.args = ""
+        self.waiting: deque[AvFrame] = deque()
+
+
+def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
+    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
+    kinds = SOURCES if inputs else SINKS
+    declared = [
+        Port(
+            position,
+            kinds[node.name],
+            f"{node.name}@{node.id}" if node.id else node.name,
+            node.id or "",
+            declared=_options(node.args or ""),
+        )
+        for position, node in enumerate(wiring.nodes)
+        if node.name in kinds
+    ]
+    pads = wiring.inputs if inputs else wiring.outputs
+    return declared + [
+        Port(
+            pad.node,
+            pad.kind,
+            pad.label or ("in" if inputs else "out"),
+            pad.label or "",
+            declared=None,
+        )
+        for pad in pads
+    ]
+
+
+def _options(args: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in args.split(":"))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def _declared_format(options: dict[str, str]) -> str | None:
+    size = options.get("video_size")
+    if size is None and "width" in options and "height" in options:
+        size = f"{options['width']}x{options['height']}"
+    parts = (size, options.get("pix_fmt"), options.get("sample_fmt"), options.get("channel_layout"))
+    rate = options.get("sample_rate")
+    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
+
+
+def fits(port: Port, frame: AvFrame, given: str) -> bool:
+    """Whether an input takes a frame, which is ``given`` in words."""
+    if not port.declared:
+        return given == port.format
+    # Only words that both sides say are compared: a declaration may leave some out, or give numbers.
+    if isinstance(frame, av.AudioFrame):
+        said = {
+            "sample_rate": str(frame.sample_rate),
+            "sample_fmt": frame.format.name,
+            "channel_layout": frame.layout.name,
+        }
+    else:
+        said = {
+            "video_size": f"{frame.width}x{frame.height}",
+            "width": str(frame.width),
+            "height": str(frame.height),
+            "pix_fmt": frame.format.name,
+        }
+    return all(port.options.get(name, value) == value for name, value in said.items())
+
+
+def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
+    """FFmpeg's frames behind ours, if they are of the kind that the input takes."""
+    kind = "audio" if isinstance(frames, AudioFrames) else "video"
+    if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
+        raise TypeError(f"frames must be AudioFrames, VideoFrames or ImageFrames, not {frames!r}")
+    if kind != port.kind:
+        raise FilterError(
+            f"filter description {desc!r}: the input {port.name} takes {port.kind}, but the frames are "
+            f"{kind}",
+            filter_desc=desc,
+        )
+    if isinstance(frames, AudioFrames):
+        return map(_whole_frame, frames.chunks)
+    return iter(av_frames(frames))
+
+
+def _whole_frame(chunk: AudioChunk) -> av.AudioFrame:
+    """FFmpeg's frame itself, or a copy of the part of it that the chunk holds."""
+    whole = chunk.frame
+    if len(chunk) == whole.samples:
+        return whole
+    samples = [np.ascontiguousarray(plane).reshape(1, -1) for plane in chunk.planes]
+    frame = av.AudioFrame.from_ndarray(
+        np.concatenate(samples), whole.format.name, whole.layout.name
+    )
+    frame.sample_rate = whole.sample_rate
+    frame.time_base = whole.time_base
+    if whole.pts is not None:
+        time_base = as_fraction(whole.time_base) or Fraction(1, whole.sample_rate)
+        frame.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
+    return frame
+
+
+def wrapped(frames: list[Any], kind: Kind, facts: FrameFacts | None) -> VideoFrames | AudioFrames:
+    """Our frames around those that came out."""
+    facts = facts or FrameFacts()
+    if kind == "video":
+        return VideoFrames(frames, facts)
+    first = frames[0]
+    time_base = as_fraction(first.time_base) or Fraction(1, first.sample_rate)
+    seconds = (first.pts or 0) * time_base - facts.zero
+    chunks = [AudioChunk(frame, 0, frame.samples) for frame in frames]
+    return AudioFrames(chunks, facts, first_sample=round(seconds * first.sample_rate))
+
+
+def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
+    """All frames that a sink has ready, and whether it has ended."""
+    frames: list[Any] = []
+    while True:
+        try:
+            frames.append(sink.pull())
+        except av.BlockingIOError:
+            return frames, False
+        except av.EOFError:
+            return frames, True
+
+
+def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
+    """Put a frame in; False: the filters have ended and take no more."""
+    try:
+        source.push(frame)
+    except av.EOFError:
+        return False
+    return True

@@ -1,0 +1,241 @@
+"""FFmpeg's syntax of filter graphs, read into plain values and written back.
+
+    [in0][in1] overlay=x=8 [mixed]; [mixed] scale=64:48, format=rgb24 [out]
+
+Filters joined by ``,`` form a chain, chains stand side by side between ``;``. A label in brackets names an
+input (before the filter) or an output (after it); one that is both an output and an input joins the two.
+``filter@id`` names an instance. What follows ``=`` are the filter's arguments.
+
+Two levels of quoting apply, one after the other. The graph's level is undone here: within ``'...'`` all is
+literal, and a backslash takes the next character literally. The result is what the filter gets, which undoes
+the level of its options in the same way: there ``:`` separates options. :func:`quote` writes the first level,
+:func:`quote_value` both.
+
+See:
+    "Filtergraph syntax" and "Notes on filtergraph escaping" in https://ffmpeg.org/ffmpeg-filters.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spdl_media.errors import FilterError
+
+_SPACE = " \n\t\r"
+_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+\Z")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:=|/+*()<>?!%&#@-]+\Z")
+_EXCERPT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One filter of a description.
+
+    Attributes:
+        name: Name of the filter, ``"scale"``.
+        id: What follows ``@``, or ``None``.
+        args: What follows ``=`` with the graph's quoting undone, or ``None`` where there is no ``=``.
+        inputs: Labels before the filter, in the order of its inputs.
+        outputs: Labels after the filter, in the order of its outputs.
+    """
+
+    name: str
+    id: str | None = None
+    args: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        id = "" if self.id is None else f"@{quote_option(self.id)}"
+        args = "" if self.args is None else f"={quote(self.args)}"
+        return f"{_labels(self.inputs)}{self.name}{id}{args}{_labels(self.outputs)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A parsed description: chains of filters, side by side. ``str`` writes it back."""
+
+    chains: tuple[tuple[Node, ...], ...]
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All filters, in the order of the text."""
+        return (node for chain in self.chains for node in chain)
+
+    def __str__(self) -> str:
+        return ";".join(",".join(map(str, chain)) for chain in self.chains)
+
+
+def quote(text: str) -> str:
+    """Write a text so that :func:`parse_graph` gives it back whole, as arguments or as a label."""
+    return text if _PLAIN.match(text) else _in_quotes(text)
+
+
+def quote_value(value: str) -> str:
+    """Write the value of one option so that the filter gets it whole, through both levels of quoting."""
+    return value if _WORD.match(value) else quote(quote_option(value))
+
+
+def quote_option(value: str) -> str:
+    """Write the value of one option for the options' level alone, for arguments that are not parsed here."""
+    return value if _WORD.match(value) else _in_quotes(value)
+
+
+def _in_quotes(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def parse_graph(desc: str) -> Graph:
+    """Read FFmpeg's description of a filter graph.
+
+    Whether the filters exist and like their arguments is found out when the graph is made.
+
+    Raises:
+        FilterError: The text does not follow the syntax; the message says where.
+        TypeError: ``desc`` is no ``str``.
+    """
+    if not isinstance(desc, str):
+        raise TypeError(f"a filter description is a str, such as 'scale=64:48', not {desc!r}")
+    graph = _Parser(desc).graph()
+    _check_labels(desc, graph)
+    return graph
+
+
+def _labels(labels: tuple[str, ...]) -> str:
+    return "".join(f"[{quote(label)}]" for label in labels)
+
+
+def _check_labels(desc: str, graph: Graph) -> None:
+    for side in ("inputs", "outputs"):
+        counts = Counter(label for node in graph.nodes for label in getattr(node, side))
+        for label, count in counts.items():
+            if count > 1:
+                helps = " Use split (asplit for sound) for copies." if side == "inputs" else ""
+                raise FilterError(
+                    f"filter description {desc!r}: the label [{label}] names {count} {side}, but joins one "
+                    f"output to one input.{helps}",
+                    filter_desc=desc,
+                )
+    for node in graph.nodes:
+        if loop := sorted(set(node.inputs) & set(node.outputs)):
+            raise FilterError(
+                f"filter description {desc!r}: [{loop[0]}] joins {node.name} to itself",
+                filter_desc=desc,
+            )
+
+
+class _Parser:
+    """A cursor over the text; each method reads what it is named after."""
+
+    def __init__(self, desc: str) -> None:
+        self._desc = desc
+        self._at = 0
+
+    def graph(self) -> Graph:
+        self._refuse_head()
+        if "\0" in self._desc:
+            raise self._error("a zero character", self._desc.index("\0"))
+        chains = [self._chain()]
+        while self._take(";"):
+            self._skip_space()
+            if (
+                not self._next()
+            ):  # FFmpeg allows a final ";", and files of long graphs often have it
+                break
+            chains.append(self._chain())
+        if self._next():
+            raise self._error(f"unexpected {self._next()!r}", self._at)
+        return Graph(tuple(chains))
+
+    def _refuse_head(self) -> None:
+        self._skip_space()
+        if self._desc.startswith("sws_flags=", self._at):
+            raise self._error(
+                "flags of all scalers cannot be set by PyAV; give them to each scale filter instead, as in "
+                "scale=64:48:flags=lanczos",
+                self._at,
+            )
+
+    def _chain(self) -> tuple[Node, ...]:
+        nodes = [self._node()]
+        while self._take(","):
+            nodes.append(self._node())
+        return tuple(nodes)
+
+    def _node(self) -> Node:
+        inputs = self._link_labels()
+        start = self._at
+        token = self._token("=,;[")
+        if not token:
+            raise self._error("a filter is missing", start)
+        name, at, id = token.partition("@")
+        if not _NAME.match(name) or (at and not id):
+            raise self._error(f"{token!r} is no name of a filter", start)
+        args = self._token("[],;") if self._take("=") else None
+        return Node(name, id if at else None, args, inputs, self._link_labels())
+
+    def _link_labels(self) -> tuple[str, ...]:
+        labels = []
+        self._skip_space()
+        while self._take("["):
+            start = self._at - 1
+            label = self._token("]")
+            if not self._take("]"):
+                raise self._error("the bracket is never closed", start)
+            if not label:
+                raise self._error("a label is empty", start)
+            labels.append(label)
+            self._skip_space()
+        return tuple(labels)
+
+    def _token(self, stops: str) -> str:
+        """The text up to one of ``stops``, unquoted, without unquoted space around it."""
+        self._skip_space()
+        text: list[str] = []
+        kept = 0  # how much of the text is quoted up to, whose trailing space stays
+        while (char := self._next()) and char not in stops:
+            self._at += 1
+            if char == "\\" and self._next():
+                text.append(self._next())
+                self._at += 1
+                kept = len(text)
+            elif char == "'":
+                text.extend(self._quoted())
+                kept = len(text)
+            else:
+                text.append(char)
+        while len(text) > kept and text[-1] in _SPACE:
+            text.pop()
+        return "".join(text)
+
+    def _quoted(self) -> str:
+        start = self._at
+        end = self._desc.find("'", start)
+        if end < 0:
+            raise self._error("the quote is never closed", start - 1)
+        self._at = end + 1
+        return self._desc[start:end]
+
+    def _next(self) -> str:
+        return self._desc[self._at : self._at + 1]
+
+    def _take(self, char: str) -> bool:
+        if self._next() != char:
+            return False
+        self._at += 1
+        return True
+
+    def _skip_space(self) -> None:
+        while self._next() and self._next() in _SPACE:
+            self._at += 1
+
+    def _error(self, what: str, position: int) -> FilterError:
+        rest = self._desc[position : position + _EXCERPT]
+        where = f"at position {position} ({rest!r})" if rest else "at the end"
+        return FilterError(
+            f"filter description {self._desc!r}: {what}, {where}", filter_desc=self._desc
+        )

@@ -1,0 +1,185 @@
+"""Each fast path equals the plain one, bit for bit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, get_args
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spdl_media import FilterError, get_video_filter_desc
+from spdl_media.filter_graph import FrameFilter
+from spdl_media.filter_stages import ScaleAlgo
+from spdl_media.plain_chain import plain_chain
+
+SOURCES = (
+    "yuvj420p yuvj422p yuvj440p yuvj411p yuvj444p yuv444p yuva444p yuv444p10le gray gray10le gray16be "
+    "ya8 rgb24 bgr24 rgba argb gbrp gbrap gbrp10le rgb48le rgb48be rgba64be pal8 monob monow rgb565le"
+).split()
+TARGETS = ("rgb24", "bgr24", "rgba", "bgra", "argb", "abgr")
+SIDES = st.integers(2, 70)
+
+
+def noise(pix_fmt: str, width: int, height: int, seed: int = 0) -> av.VideoFrame:
+    """A picture of random bytes, valid in the format."""
+    rng = np.random.default_rng(seed)
+    frame = av.VideoFrame(width, height, pix_fmt)
+    for plane in frame.planes:
+        values = rng.integers(0, 256, plane.buffer_size, dtype=np.uint8)
+        if "10le" in pix_fmt:
+            values.view("<u2")[:] &= 1023
+        plane.update(values.tobytes())
+    return frame
+
+
+def through_graph(desc: str, frame: av.VideoFrame) -> av.VideoFrame:
+    filter = FrameFilter(desc, kind="video", time_base=Fraction(1, 25))
+    result: av.VideoFrame
+    (result,) = [*filter.push(frame), *filter.flush()]
+    return result
+
+
+def facts(frame: av.VideoFrame) -> tuple[Any, ...]:
+    return (
+        (frame.width, frame.height, frame.format.name),
+        (frame.pts, frame.time_base, frame.duration, frame.is_corrupt, frame.metadata),
+        (frame.colorspace, frame.color_range, frame.color_primaries, frame.color_trc),
+    )
+
+
+def assert_same(desc: str, frame: av.VideoFrame) -> None:
+    """Run the graph first: the scaler alone may write to the frame's fields for a while."""
+    chain = plain_chain(desc)
+    assert chain is not None, desc
+    assert chain.accepts(frame)
+    wanted, got = through_graph(desc, frame), chain(frame)
+    np.testing.assert_array_equal(got.to_ndarray(), wanted.to_ndarray())
+    assert facts(got) == facts(wanted)
+
+
+@given(
+    source=st.sampled_from(SOURCES),
+    target=st.sampled_from(TARGETS),
+    size=st.tuples(SIDES, SIDES),
+    to=st.tuples(SIDES, SIDES),
+    algo=st.sampled_from(get_args(ScaleAlgo)),
+    mode=st.sampled_from(["pad", "crop", None]),
+    colors=st.tuples(st.sampled_from([1, 2, 5, 6, 7, 9]), st.sampled_from([0, 1, 2])),
+    seed=st.integers(0, 99),
+)
+def test_scaling_without_a_graph(
+    source: str,
+    target: str,
+    size: tuple[int, int],
+    to: tuple[int, int],
+    algo: Any,
+    mode: Any,
+    colors: tuple[int, int],
+    seed: int,
+) -> None:
+    frame = noise(source, *size, seed)
+    frame.pts, frame.time_base, frame.duration = 7, Fraction(1, 10), 1
+    if not (frame.format.is_rgb or source == "pal8"):
+        frame.colorspace, frame.color_range = colors
+    desc = get_video_filter_desc(
+        scale_width=to[0], scale_height=to[1], scale_algo=algo, scale_mode=mode, pix_fmt=target
+    )
+    assert desc is not None
+    chain = plain_chain(desc)
+    assert chain is not None
+    if not chain.accepts(frame):  # so thin that nothing of a side is left, which FFmpeg refuses
+        with pytest.raises(FilterError, match="cannot be set up"):
+            through_graph(desc, frame)
+        return
+    assert_same(desc, frame)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_conversion_without_a_graph(source: str, target: str) -> None:
+    desc = get_video_filter_desc(pix_fmt=target)
+    assert desc is not None
+    for size in ((64, 48), (63, 47), (1, 1)):
+        frame = noise(source, *size)
+        frame.time_base = Fraction(1, 25)
+        assert_same(desc, frame)
+
+
+@pytest.mark.parametrize(
+    "desc",
+    [
+        "scale=30:-1:flags=area,format=rgb24",
+        "scale=-1:30:flags=area,format=gbrp",
+        "scale=w=20:h=10:flags=bilinear+accurate_rnd,format=gbrap,crop=7:3,pad=40:30:-1:-1,format=bgra",
+        "null,scale=width=20:height=10:flags=neighbor,format=gbrp,null",
+    ],
+)
+def test_other_spellings(desc: str) -> None:
+    for size in ((41, 23), (64, 48), (33, 70)):
+        frame = noise("yuvj420p", *size)
+        frame.time_base = Fraction(1, 25)
+        assert_same(desc, frame)
+
+
+@pytest.mark.parametrize(
+    "desc",
+    [
+        "hflip",
+        "scale=64:48",
+        "scale=64:48,format=rgb24",
+        "scale=iw/2:48:flags=area,format=rgb24",
+        "scale=64:48:flags=area:out_range=tv,format=rgb24",
+        "scale=64:48:flags=area,format=yuv420p",
+        "scale=64:48:flags=area,format=rgb24|gray",
+        "scale=64:48:flags=area,format=gbrp,pad=80:80:0:0,format=rgb24",
+        "scale=64:48:flags=area,format=gbrp,pad=80:80:-1:-1:color=red,format=rgb24",
+        "scale=64:48:flags=area,format=gbrp,crop=8:8:0:0,format=rgb24",
+        "scale=64:48:flags=area,format=gbrp,format=rgba",
+        "scale=64:-2:flags=area,format=rgb24",
+        "[in]scale=64:48:flags=area,format=rgb24[out]",
+        "format=rgb24",
+        "split[a][b];[a][b]hstack",
+        "not, a ; graph[",
+    ],
+)
+def test_what_is_not_plain_takes_a_graph(desc: str) -> None:
+    assert plain_chain(desc) is None
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p", "nv12", "yuva420p", "yuv420p10le"])
+def test_video_formats_take_a_graph(pix_fmt: str) -> None:
+    # Where their chroma samples stand is a field of the frame, which only the scale filter reads.
+    chain = plain_chain(get_video_filter_desc() or "")
+    assert chain is not None
+    assert not chain.accepts(av.VideoFrame(16, 16, pix_fmt))
+
+
+def test_what_the_graph_refuses_is_not_accepted() -> None:
+    too_big = plain_chain("scale=8:8:flags=area,format=gbrp,crop=9:9")
+    too_thin = plain_chain(get_video_filter_desc(scale_width=8, scale_height=8) or "")
+    assert too_big is not None
+    assert too_thin is not None
+    assert not too_big.accepts(av.VideoFrame(16, 16, "rgb24"))
+    assert not too_thin.accepts(av.VideoFrame(1000, 1, "rgb24"))
+
+
+def test_rgb_of_the_right_size_is_passed_on() -> None:
+    chain = plain_chain(get_video_filter_desc() or "")
+    frame = noise("rgb24", 9, 7)
+    assert chain is not None
+    assert chain(frame) is frame
+
+
+def test_stills_of_real_files(media_dir: Any) -> None:
+    desc = get_video_filter_desc(scale_width=65, scale_height=33) or ""
+    chain = plain_chain(desc)
+    assert chain is not None
+    for path in sorted((media_dir / "photos").iterdir())[:8]:
+        with av.open(str(path)) as container:
+            frame = next(container.decode(video=0))
+        assert chain.accepts(frame)
+        assert_same(desc, frame)
