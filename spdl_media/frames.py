@@ -39,6 +39,7 @@ class FrameFacts:
             mid-group.
         num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
         is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
+        corrupt_pts: Timestamps of video frames of which the same is true.
     """
 
     source: str = "frames"
@@ -48,6 +49,7 @@ class FrameFacts:
     num_skipped: int = 0
     num_dropped: int = 0
     is_corrupt: bool = False
+    corrupt_pts: frozenset[int | None] = frozenset()
 
 
 class _Frames:
@@ -202,7 +204,8 @@ class VideoFrames(_Pictures):
     @property
     def is_corrupt(self) -> tuple[bool, ...]:
         """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
-        return tuple(bool(frame.is_corrupt) for frame in self._frames)
+        marked = self._facts.corrupt_pts
+        return tuple(bool(frame.is_corrupt) or frame.pts in marked for frame in self._frames)
 
     def get_timestamps(self) -> tuple[float, ...]:
         """The same as :attr:`timestamps`, by SPDL's name."""

@@ -169,7 +169,7 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
         return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
 
 
-def translated(desc: str, what: str) -> AbstractContextManager[None]:
+def translated(desc: str, what: str) -> AbstractContextManager[object]:
     """Turn FFmpeg's errors in a block into a FilterError."""
 
     def make_error(text: str) -> FilterError:

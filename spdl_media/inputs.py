@@ -13,6 +13,7 @@ import os
 import re
 import stat
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
@@ -23,6 +24,7 @@ import numpy as np
 
 from spdl_media._backends import _pyav
 from spdl_media.config import DemuxConfig
+from spdl_media.endings import missing_end
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.formats import check_format, index_is_last, may_be_mp4
 from spdl_media.memory import memory_of
@@ -98,6 +100,7 @@ class Input:
     Attributes:
         name: What messages call it: the path, the URL, "bytes of length n", or the file object.
         seekable: Whether FFmpeg can go to and fro in it.
+        checksum_failed: Whether FFmpeg has left out damaged pages when it opened the source.
 
     Thread safety: one thread at a time.
     """
@@ -114,6 +117,7 @@ class Input:
     ) -> None:
         self.name = name
         self.seekable = reader is None or reader.seekable()
+        self.checksum_failed = False
         self._path = path
         self._content = content
         self._reader = reader
@@ -176,6 +180,26 @@ class Input:
         if config.format is None and config.format_options:
             self._check_detected(container, config)
         return container
+
+    def missing_end(self) -> str | None:
+        """Say what is missing from the end, where the format states its size and the source can seek.
+
+        Raises:
+            SourceError: It cannot be read.
+        """
+        if self._path is not None:
+            try:
+                with open(self._path, "rb", buffering=0) as file:
+                    return missing_end(partial(_read_at, file), file.seek(0, io.SEEK_END))
+            except OSError as error:
+                raise _os_error(self.name, error) from error
+        if self._content is not None:
+            content = self._content
+            return missing_end(
+                lambda start, size: bytes(content[start : start + size]), len(content)
+            )
+        reader = self._stream()
+        return missing_end(reader.peek, reader.size()) if self.seekable else None
 
     def check(self) -> None:
         """Raise what stopped a read inside FFmpeg, if something did.
@@ -277,7 +301,7 @@ class Input:
 
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
         try:
-            with _pyav.ffmpeg_errors(self._not_media):
+            with _pyav.ffmpeg_errors(self._not_media) as lines:
                 container: av.container.InputContainer = av.open(
                     target,
                     "r",
@@ -289,6 +313,7 @@ class Input:
         except DemuxError as error:
             self._explain(error, config)
             raise
+        self.checksum_failed = _pyav.says_checksum_failed(lines)
         # Reading may have been broken off without an error that FFmpeg passes on.
         if self._reader is not None and self._reader.failure is not None:
             container.close()
@@ -303,6 +328,13 @@ class Input:
         return {**options, **config.format_options}
 
     def _not_media(self, text: str) -> DemuxError:
+        # FFmpeg takes whatever is called .mp4 for one.
+        if "moov atom not found" in text and self.seekable and self.head(8)[4:] == b"ftyp":
+            return DemuxError(
+                f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
+                "record it anew",
+                source=self.name,
+            )
         return DemuxError(
             f"FFmpeg cannot open it as media: {text}. If it is raw data, or of a format without a "
             "signature, name the format: demux_config(format=...)",
@@ -373,6 +405,11 @@ def _size(path: str) -> int | None:
     except OSError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _read_at(file: io.FileIO, start: int, size: int) -> bytes:
+    file.seek(start)
+    return file.read(size)
 
 
 def _os_error(name: str, error: OSError) -> SourceError:

@@ -92,6 +92,16 @@ class FileReader:
             self._head += self._read_exactly(size - len(self._head), len(self._head))
         return self._head[:size]
 
+    def peek(self, start: int, size: int) -> bytes:
+        """Bytes from anywhere in a file that can seek; the place of reading stays."""
+        return self._read_exactly(size, start)
+
+    def size(self) -> int:
+        """Bytes in a file that can seek; the place of reading stays."""
+        size = self._move(0, io.SEEK_END)
+        self._move(self._position)
+        return size
+
     def read_all(self) -> bytes:
         """The whole content: a new ``bytes`` object, and not a copy of what the file gave."""
         if self._seekable:

@@ -35,7 +35,11 @@ def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Any:
         MissingDependencyError: fsspec, or a package that it uses for this protocol, is not
             installed.
     """
-    fsspec = _backends.require("fsspec", f"the URL {url!r}")
+    try:
+        fsspec = _backends.require("fsspec", f"the URL {url!r}")
+    except MissingDependencyError as error:
+        error.source = name
+        raise
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
         # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does

@@ -29,8 +29,11 @@ class Window:
     end: Fraction | None = None
 
     def __contains__(self, seconds: Fraction) -> bool:
-        return (self.start is None or self.start <= seconds) and (
-            self.end is None or seconds < self.end
+        # Users take edges from frames.timestamps, which are floats and lie a hair beside the exact times of
+        # the frames; as floats, both are the same.
+        time = float(seconds)
+        return (self.start is None or float(self.start) <= time) and (
+            self.end is None or time < float(self.end)
         )
 
     def __bool__(self) -> bool:

@@ -31,6 +31,7 @@ class _LogState:
 
     captured = False
     forwarded = False
+    handler: logging.Handler = logging.NullHandler()
 
 
 def set_log_level(level: str) -> None:
@@ -54,8 +55,10 @@ def set_log_level(level: str) -> None:
     _LogState.forwarded = _logger.propagate = level != "quiet"
     av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
     _logger.setLevel(av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR)))
+    _logger.removeHandler(_LogState.handler)
     if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
-        _logger.addHandler(logging.StreamHandler())
+        _LogState.handler = logging.StreamHandler()
+        _logger.addHandler(_LogState.handler)
 
 
 def _has_stream_handler() -> bool:
@@ -93,8 +96,12 @@ def ffmpeg_log() -> Iterator[list[tuple[int, str, str]]]:
 
 
 @contextmanager
-def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]:
+def ffmpeg_errors(
+    make_error: Callable[[str], MediaError],
+) -> Iterator[list[tuple[int, str, str]]]:
     """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's last words.
+
+    Gives what :func:`ffmpeg_log` gives: the lines that FFmpeg logs in the block.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
@@ -102,7 +109,7 @@ def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]:
     """
     with ffmpeg_log() as lines:
         try:
-            yield
+            yield lines
         except av.FFmpegError as error:
             raise make_error(describe(error, lines)) from error
 
@@ -112,6 +119,11 @@ def describe(error: BaseException, lines: list[tuple[int, str, str]]) -> str:
     text = getattr(error, "strerror", None) or str(error)
     said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
     return f"{text} ({said[-1]})" if said else str(text)
+
+
+def says_checksum_failed(lines: list[tuple[int, str, str]]) -> bool:
+    """Whether FFmpeg found data that do not fit their checksum, which for it is not always an error."""
+    return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)
 
 
 def _forward(lines: list[tuple[int, str, str]]) -> None:

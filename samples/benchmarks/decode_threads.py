@@ -1,0 +1,155 @@
+"""How much more two threads decode than one.
+
+Each case is a function that works on packets or bytes in memory. One round runs it in one thread for
+some time, then in two threads for the same time, and divides what they got done; the order alternates,
+so that a machine that grows slower or faster meanwhile does not show. A round counts only if, before and
+after it, hashlib (C code that holds no GIL and touches little memory) made twice as much of two threads:
+else other programs have taken a core. The median of the rounds is printed, as a table, and as JSON with
+``--json``. 2.0 is what can be had; what is missing is the time in which a thread holds the GIL.
+
+    python samples/benchmarks/decode_threads.py [--rounds 9] [--seconds 0.5] [--json result.json]
+
+Expected: video and pictures at 1.9 or more. The column "rounds" says how many counted; with 0 of them the
+machine was busy, and the figures are those of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import av
+import numpy as np
+
+import spdl_media as sm
+from spdl_media.testing import AudioTrack, VideoTrack, make_image, make_media
+
+Case = Callable[[], object]
+
+
+def make_cases() -> dict[str, Case]:
+    """What is measured, by name."""
+    pictures = moving_pictures(48, 640, 360)
+    track = VideoTrack(frames=pictures, codec="libx264", gop_size=24, options={"qp": "24"})
+    rate = 48000
+    sound = np.random.default_rng(0).integers(-8000, 8000, (rate * 10, 2), np.int16)
+    movie = make_media([track, AudioTrack(samples=sound, codec="flac")], format="mp4")
+    jpeg = make_image(pictures[0], codec="mjpeg", options={"qmin": "3", "qmax": "3"})
+    video, audio = sm.demux_video(movie), sm.demux_audio(movie)
+    # Bit rates and sizes as in data sets; the smaller the frames, the more of the time is Python's.
+    small = sm.get_video_filter_desc(scale_width=224, scale_height=224, pix_fmt="rgb24")
+    return {
+        "video, planes": lambda: sm.decode_packets(video, None),
+        "video, rgb24": lambda: sm.decode_packets(video),
+        "video, 224x224 rgb24": lambda: sm.decode_packets(video, small),
+        "video, demux and decode": lambda: sm.decode_packets(sm.demux_video(movie), None),
+        "jpeg, planes": lambda: sm.decode_packets(sm.demux_image(jpeg), None),
+        "jpeg, 224x224 rgb24": lambda: sm.decode_packets(sm.demux_image(jpeg), small),
+        "audio": lambda: sm.decode_packets(audio),
+    }
+
+
+def moving_pictures(count: int, width: int, height: int) -> list[np.ndarray]:
+    """Noise that drifts: something to code in every frame."""
+    noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    picture = noise.repeat(8, axis=0).repeat(8, axis=1)
+    return [np.roll(picture, (3 * k, 5 * k), axis=(0, 1)) for k in range(count)]
+
+
+def speed(case: Case, num_threads: int, seconds: float) -> float:
+    """Calls a second of all threads together."""
+    counts = [0.0] * num_threads
+    start = threading.Barrier(num_threads)
+
+    def work(index: int) -> None:
+        start.wait()
+        begin = time.perf_counter()
+        calls = 0
+        while (now := time.perf_counter()) - begin < seconds:
+            case()
+            calls += 1
+        counts[index] = calls / (now - begin)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts)
+
+
+BLOCK = bytes(1 << 20)
+
+
+def cores_are_free() -> bool:
+    """Whether two threads of C code get two cores."""
+    case: Case = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
+    return speed(case, 2, 0.08) >= 1.93 * speed(case, 1, 0.08)
+
+
+def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
+    """Medians over rounds in which the cores were free, up to four times as many being tried."""
+    case()
+    pairs: list[tuple[float, float]] = []
+    disturbed: list[tuple[float, float]] = []
+    free = cores_are_free()
+    for number in range(4 * rounds):
+        order = (1, 2) if number % 2 == 0 else (2, 1)
+        result = {threads: speed(case, threads, seconds) for threads in order}
+        before, free = free, cores_are_free()
+        (pairs if before and free else disturbed).append((result[1], result[2]))
+        if len(pairs) == rounds:
+            break
+    counted = len(pairs)
+    pairs = pairs or disturbed
+    ratios = [two / one for one, two in pairs]
+    return {
+        "one": statistics.median(one for one, _ in pairs),
+        "two": statistics.median(two for _, two in pairs),
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "rounds": counted,
+    }
+
+
+def main() -> None:
+    """Measure, print the table, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one thread count in a round")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    options = parser.parse_args()
+    results = {}
+    print(f"{'case':26}{'one thread':>13}{'two threads':>13}{'ratio':>8}   lowest-highest  rounds")
+    for name, case in make_cases().items():
+        row = results[name] = measure(case, options.rounds, options.seconds)
+        print(
+            f"{name:26}{row['one']:>11.1f}/s{row['two']:>11.1f}/s{row['ratio']:>8.2f}"
+            f"   {row['lowest']:.2f}-{row['highest']:.2f}{row['rounds']:>12}",
+            flush=True,
+        )
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "av": av.__version__,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+    }
+    text = json.dumps({"machine": machine, "results": results}, indent=1)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

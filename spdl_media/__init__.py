@@ -1,0 +1,96 @@
+"""Decode images, video and audio into training batches.
+
+The way of the data, which is also the order of the modules::
+
+    source -> demux -> packets -> decode (filter graph) -> frames
+
+``inputs``        a path, a URL, bytes, an array or a file object
+``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`, :class:`Demuxer`
+``probe``         :func:`probe`: what is in a source
+``packets``       coded data as plain values: reusable, picklable, free to share
+``bitstream``     :func:`apply_bsf`
+``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
+``filter_graph``  :class:`FilterGraph`: run any graph over frames
+``decode``        :func:`decode_packets`, :class:`VideoDecoder`, :class:`AudioDecoder`
+``frames``        decoded planes with their facts
+``errors``        the tree of errors
+
+FFmpeg comes inside PyAV; nothing has to be installed but wheels.
+"""
+
+from __future__ import annotations
+
+from spdl_media._backends._pyav import set_log_level
+from spdl_media.bitstream import apply_bsf
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
+from spdl_media.decode import AudioDecoder, VideoDecoder, decode_packets
+from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.errors import (
+    DecodeError,
+    DemuxError,
+    FilterError,
+    MediaError,
+    MissingDependencyError,
+    SourceError,
+)
+from spdl_media.filter_desc import (
+    get_abuffer_desc,
+    get_audio_filter_desc,
+    get_buffer_desc,
+    get_filter_desc,
+    get_video_filter_desc,
+)
+from spdl_media.filter_graph import FilterGraph
+from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames
+from spdl_media.inputs import Source
+from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
+from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
+from spdl_media.timing import Timestamp, Window
+
+__all__ = (
+    "AudioCodec",
+    "AudioDecoder",
+    "AudioFrames",
+    "AudioPackets",
+    "AudioStreamInfo",
+    "Codec",
+    "DecodeConfig",
+    "DecodeError",
+    "DemuxConfig",
+    "DemuxError",
+    "Demuxer",
+    "FilterError",
+    "FilterGraph",
+    "Frames",
+    "ImageFrames",
+    "ImagePackets",
+    "MediaError",
+    "MediaInfo",
+    "MissingDependencyError",
+    "OtherStreamInfo",
+    "Packets",
+    "Source",
+    "SourceError",
+    "Timestamp",
+    "VideoCodec",
+    "VideoDecoder",
+    "VideoFrames",
+    "VideoPackets",
+    "VideoStreamInfo",
+    "Window",
+    "apply_bsf",
+    "decode_config",
+    "decode_packets",
+    "demux_audio",
+    "demux_config",
+    "demux_image",
+    "demux_video",
+    "get_abuffer_desc",
+    "get_audio_filter_desc",
+    "get_buffer_desc",
+    "get_filter_desc",
+    "get_video_filter_desc",
+    "probe",
+    "set_log_level",
+)

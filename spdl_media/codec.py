@@ -1,0 +1,295 @@
+"""What a decoder must know of a stream, as our own values, and the decoder made from them.
+
+FFmpeg keeps these in the stream of an open file. As values they outlive the file, travel to another
+process, and serve any number of decoders at once.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import av
+from av.audio.codeccontext import AudioCodecContext
+from av.codec.context import CodecContext
+from av.video.codeccontext import VideoCodecContext
+
+from spdl_media._backends._pyav import as_fraction, check_codec_options, ffmpeg_errors
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import DecodeError
+from spdl_media.stills import ERR_DETECT
+
+__all__ = ("AudioCodec", "Codec", "VideoCodec")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoCodec:
+    """A coded video or image stream.
+
+    Attributes:
+        name: FFmpeg's name of the codec, such as ``"h264"``.
+        decoder: FFmpeg's default decoder for it, such as ``"libdav1d"`` for AV1.
+        width: Width in pixels as coded, before any rotation; 0: known once a frame is decoded.
+        height: Height in pixels as coded; 0: known once a frame is decoded.
+        pix_fmt: FFmpeg's name of the pixel format; ``None``: known once a frame is decoded.
+        time_base: Seconds in one unit of the packets' timestamps.
+        frame_rate: Average frames in a second, ``None`` for a still or where the file does not say.
+        sample_aspect_ratio: Width of a pixel over its height, ``None``: not stated.
+    """
+
+    name: str
+    decoder: str
+    width: int = 0
+    height: int = 0
+    pix_fmt: str | None = None
+    time_base: Fraction = Fraction(1, 25)
+    frame_rate: Fraction | None = None
+    sample_aspect_ratio: Fraction | None = None
+    extradata: bytes | None = field(default=None, repr=False)
+    codec_tag: int = field(default=0, repr=False)
+    bits_per_coded_sample: int = field(default=0, repr=False)
+    reorder_depth: int = field(default=0, repr=False)
+    color: tuple[int, int, int, int] = field(default=(0, 2, 2, 2), repr=False)
+    """Range, matrix, primaries and transfer as FFmpeg's numbers, from the container."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioCodec:
+    """A coded audio stream.
+
+    Attributes:
+        name: FFmpeg's name of the codec, such as ``"mp3"``.
+        decoder: FFmpeg's default decoder for it, such as ``"mp3float"``.
+        sample_rate: Samples of one channel in a second.
+        channel_layout: FFmpeg's name of the layout, such as ``"stereo"``.
+        num_channels: Number of channels.
+        sample_fmt: FFmpeg's name of the sample format that the decoder gives; ``None``: not yet known.
+        time_base: Seconds in one unit of the packets' timestamps.
+    """
+
+    name: str
+    decoder: str
+    sample_rate: int
+    channel_layout: str
+    num_channels: int
+    sample_fmt: str | None = None
+    time_base: Fraction = Fraction(1, 48000)
+    extradata: bytes | None = field(default=None, repr=False)
+    codec_tag: int = field(default=0, repr=False)
+    bit_rate: int = field(default=0, repr=False)
+    start_pts: int | None = field(default=None, repr=False)
+    """Timestamp of the first sample that is heard; ``None``: the file does not say."""
+    delay: int = field(default=0, repr=False)
+    """Samples that the encoder put before the first one that is heard."""
+    frame_size: int = field(default=0, repr=False)
+    """Samples of each packet; 0: they differ, or are not known."""
+    block_align: int = field(default=0, repr=False)
+    bits_per_coded_sample: int = field(default=0, repr=False)
+
+
+Codec: TypeAlias = VideoCodec | AudioCodec
+
+
+def read_video_codec(stream: av.VideoStream) -> VideoCodec:
+    """Copy out of an open stream what its decoder needs."""
+    context = stream.codec_context
+    return VideoCodec(
+        name=context.codec.canonical_name,
+        decoder=context.codec.name,
+        width=context.width,
+        height=context.height,
+        pix_fmt=context.pix_fmt,
+        time_base=as_fraction(stream.time_base),
+        frame_rate=as_fraction(stream.average_rate) or as_fraction(stream.guessed_rate),
+        sample_aspect_ratio=as_fraction(context.sample_aspect_ratio),
+        extradata=context.extradata,
+        codec_tag=_tag_number(context),
+        bits_per_coded_sample=context.bits_per_coded_sample,
+        reorder_depth=context.reorder_depth,
+        color=(
+            int(context.color_range),
+            int(context.colorspace),
+            int(context.color_primaries),
+            int(context.color_trc),
+        ),
+    )
+
+
+def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
+    """Copy out of an open stream what its decoder needs."""
+    context = stream.codec_context
+    block_align, bits = _wave_format(stream) if _needs_wave_format(context.codec.name) else (0, 0)
+    return AudioCodec(
+        name=context.codec.canonical_name,
+        decoder=context.codec.name,
+        sample_rate=context.sample_rate,
+        channel_layout=context.layout.name,
+        num_channels=context.layout.nb_channels,
+        # PyAV's types do not say that it is None where FFmpeg could not tell.
+        sample_fmt=getattr(context.format, "name", None),
+        time_base=as_fraction(stream.time_base),
+        extradata=context.extradata,
+        codec_tag=_tag_number(context),
+        bit_rate=context.bit_rate or 0,
+        start_pts=stream.start_time,
+        delay=context.delay,
+        frame_size=context.frame_size,
+        block_align=block_align,
+        bits_per_coded_sample=bits,
+    )
+
+
+def _tag_number(context: CodecContext) -> int:
+    """The container's own code for the codec, as FFmpeg's option takes it: little-endian, signed."""
+    try:
+        tag = context.codec_tag
+    except UnicodeDecodeError:
+        # PyAV reads four ASCII letters, but WAVE and AVI number their codecs (AAC is 0xFF). The decoders
+        # that look at the tag look for letters.
+        return 0
+    number: int = struct.unpack("<i", tag.encode("ascii"))[0]
+    return number
+
+
+def _needs_wave_format(decoder: str) -> bool:
+    """Codecs whose packets cannot be cut into blocks without the header's block size."""
+    return decoder.startswith(
+        ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech", "pcm_")
+    )
+
+
+def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
+    """Block size and bits per sample of a stream, which PyAV does not show.
+
+    Its muxer has them: a WAV header written from the stream says both (``WAVEFORMATEX.nBlockAlign`` and
+    ``wBitsPerSample``). Where WAV does not take the codec, the decoder does not ask for them either.
+    """
+    header = io.BytesIO()
+    try:
+        with av.open(header, "w", format="wav") as wav:
+            wav.add_stream_from_template(stream)
+            wav.start_encoding()
+            written = header.getvalue()
+    except (av.FFmpegError, ValueError):
+        return 0, 0
+    start = written.find(b"fmt ")
+    if start < 0 or len(written) < start + 24:
+        return 0, 0
+    block_align, bits = struct.unpack_from("<HH", written, start + 8 + 12)
+    return block_align, bits
+
+
+# Damage that a decoder can notice is an error where noticing costs no good file. Over H.264, HEVC and the
+# other video codecs "explode" finds nothing more and turns oddities of real cameras into errors.
+_ERR_DETECT = {
+    **ERR_DETECT,
+    "flac": "crccheck+explode",
+    "ac3": "crccheck+explode",
+    "hevc": "crccheck",  # compares the pictures with their hashes, in the few files that have them
+}
+
+
+def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContext:
+    """Make a decoder that behaves as the one of the stream that ``codec`` was read from.
+
+    Raises:
+        DecodeError: This FFmpeg has no decoder for the codec.
+        ValueError: The decoder or an option that ``config`` names does not exist, or decodes another codec.
+    """
+    name = _decoder_name(codec, config)
+    check_codec_options(name, config.decoder_options)
+    context = CodecContext.create(name, "r")
+    context.thread_count = (
+        1  # the data pipeline runs many decoders; PyAV's default is a thread a core
+    )
+    if "threads" in config.decoder_options:
+        context.thread_type = "AUTO"
+    options = {"pkt_timebase": _rational(codec.time_base)}
+    if name in _ERR_DETECT:
+        options["err_detect"] = _ERR_DETECT[name]
+    if isinstance(codec, VideoCodec):
+        _set_video(context, codec)
+    else:
+        options |= _set_audio(context, codec)
+    context.options = {**options, **config.decoder_options}
+    with ffmpeg_errors(
+        lambda text: DecodeError(
+            f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}", source=source
+        )
+    ):
+        context.open(strict=False)
+    return context
+
+
+def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
+    """Let a decoder's own threads come to rest before it is freed.
+
+    PyAV frees it with the GIL held, and waits for the threads; one of them that has something to log
+    wants the GIL, and neither gives way. A decoder without threads needs nothing.
+    """
+    if "threads" in config.decoder_options:
+        # Waits for them without the GIL. Draining would not do: it ends at the first damaged frame, while
+        # the threads that have later ones go on.
+        context.flush_buffers()
+
+
+def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
+    if config.decoder is None:
+        return codec.decoder
+    try:
+        chosen = av.Codec(config.decoder, "r")
+    except ValueError as error:
+        raise ValueError(
+            f"decode_config(decoder={config.decoder!r}): this FFmpeg has no decoder of that name; the "
+            f"stream is {codec.name}, whose default decoder is {codec.decoder!r}"
+        ) from error
+    if chosen.canonical_name != codec.name:
+        raise ValueError(
+            f"decode_config(decoder={config.decoder!r}) decodes {chosen.canonical_name}, but the stream is "
+            f"{codec.name}, whose default decoder is {codec.decoder!r}"
+        )
+    return config.decoder
+
+
+def _rational(value: Fraction) -> str:
+    return f"{value.numerator}/{value.denominator}"
+
+
+def _set_video(context: CodecContext, codec: VideoCodec) -> None:
+    if not isinstance(context, VideoCodecContext):
+        raise TypeError(f"decoder {context.name!r} does not decode video")
+    context.extradata = codec.extradata
+    context.width, context.height = codec.width, codec.height
+    if codec.pix_fmt:
+        context.pix_fmt = codec.pix_fmt
+    if codec.codec_tag:
+        context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
+    if codec.bits_per_coded_sample:
+        context.bits_per_coded_sample = codec.bits_per_coded_sample
+    if codec.sample_aspect_ratio:
+        context.sample_aspect_ratio = codec.sample_aspect_ratio
+    # H.264 without a stated reordering depth guesses it frame by frame, and gives early frames
+    # out of order; the demuxer has already found it.
+    context.reorder_depth = codec.reorder_depth
+    context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
+        codec.color
+    )
+
+
+def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:
+    if not isinstance(context, AudioCodecContext):
+        raise TypeError(f"decoder {context.name!r} does not decode audio")
+    context.extradata = codec.extradata
+    context.sample_rate = codec.sample_rate
+    options: dict[str, Any] = {"ch_layout": codec.channel_layout}
+    if codec.sample_fmt:
+        context.format = codec.sample_fmt
+    if codec.bit_rate:
+        context.bit_rate = codec.bit_rate
+    for name in ("codec_tag", "block_align", "bits_per_coded_sample"):
+        if value := getattr(codec, name):
+            options[name] = str(value)
+    return options

@@ -1,0 +1,150 @@
+"""The way of packets through a decoder and a filter graph, for one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import av
+
+from spdl_media._backends._pyav import AvPacket, as_fraction
+from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.config import DecodeConfig
+from spdl_media.filter_graph import FrameFilter
+from spdl_media.frames import AudioChunk, FrameFacts
+from spdl_media.orientation import UPRIGHT_FILTERS
+from spdl_media.packets import PacketFacts
+from spdl_media.picture_decoding import PictureDecoder
+from spdl_media.plain_chain import plain_chain
+from spdl_media.sample_decoding import SampleDecoder, whole_frame
+
+
+class PicturePath:
+    """Packets to decoded pictures, cut to the window, turned upright, and filtered, in this order."""
+
+    def __init__(
+        self,
+        codec: VideoCodec,
+        facts: PacketFacts,
+        filter_desc: str | None,
+        config: DecodeConfig,
+    ) -> None:
+        self._codec = codec
+        self._desc = filter_desc
+        self._config = config
+        self.decoder = PictureDecoder(codec, facts, config)
+        self._filter: FrameFilter | None = None
+        self._plain = None if filter_desc is None else plain_chain(filter_desc)
+        self._upright = False
+
+    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
+        """Frames that come out for these packets; a final ``None`` gives those held back."""
+        for packet in packets:
+            for frame in self.decoder.decode(packet):
+                yield from self._filtered(frame)
+            if packet is None and self._filter is not None:
+                yield from self._filter.flush()
+
+    def drain(self) -> Iterator[av.VideoFrame]:
+        """Frames that the decoder holds back, through the same filters, before it starts anew."""
+        for frame in self.decoder.drain():
+            yield from self._filtered(frame)
+
+    def _filtered(self, frame: av.VideoFrame) -> list[av.VideoFrame]:
+        if self._desc is None:
+            return [frame]
+        turn = UPRIGHT_FILTERS[self.decoder.orientation] if self._config.orient else ""
+        self._upright = self._config.orient
+        still = self._codec.frame_rate is None
+        if still and not turn and self._plain is not None and self._plain.accepts(frame):
+            return [self._plain(frame)]
+        if self._filter is None:
+            self._filter = FrameFilter(
+                ",".join(filter(None, (turn, self._desc))),
+                kind="video",
+                time_base=self._codec.time_base,
+                frame_rate=self._codec.frame_rate,
+            )
+        return self._filter.push(frame)
+
+    def facts(self) -> FrameFacts:
+        """What is to be said of the frames that came out since the last call."""
+        decoder = self.decoder
+        facts = FrameFacts(
+            decoder.facts.source,
+            decoder.facts.zero,
+            decoder.facts.window,
+            orientation=1 if self._upright else decoder.orientation,
+            num_skipped=decoder.num_skipped,
+            num_dropped=decoder.num_dropped,
+            corrupt_pts=decoder.corrupt_pts,
+        )
+        decoder.num_skipped = decoder.num_dropped = 0
+        return facts
+
+    def close(self) -> None:
+        """Let the decoder's threads come to rest."""
+        self.decoder.close()
+
+
+class SamplePath:
+    """Packets to decoded samples, cut to the window, and filtered, in this order."""
+
+    def __init__(
+        self,
+        codec: AudioCodec,
+        facts: PacketFacts,
+        filter_desc: str | None,
+        config: DecodeConfig,
+    ) -> None:
+        self._codec = codec
+        self.decoder = SampleDecoder(codec, facts, config)
+        self._filter = (
+            None
+            if filter_desc is None
+            else FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
+        )
+
+    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[tuple[int, AudioChunk]]:
+        """Chunks with the positions of their first samples; a final ``None`` gives what is held back."""
+        for packet in packets:
+            if packet is not None and self.decoder.finished:
+                continue
+            for position, chunk in self.decoder.decode(packet):
+                yield from self._filtered(position, chunk)
+            if packet is None and self._filter is not None:
+                yield from self._placed(self._filter.flush())
+
+    def _filtered(self, position: int, chunk: AudioChunk) -> Iterator[tuple[int, AudioChunk]]:
+        if self._filter is None:
+            yield position, chunk
+            return
+        yield from self._placed(self._filter.push(whole_frame(chunk)))
+
+    def _placed(self, frames: list[av.AudioFrame]) -> Iterator[tuple[int, AudioChunk]]:
+        for frame in frames:
+            time_base = as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
+            time = (frame.pts or 0) * time_base - self.decoder.facts.zero
+            yield round(time * frame.sample_rate), AudioChunk(frame, 0, frame.samples)
+
+    def facts(self) -> FrameFacts:
+        """What is to be said of the samples that came out since the last call."""
+        decoder = self.decoder
+        facts = FrameFacts(
+            decoder.facts.source,
+            decoder.facts.zero,
+            decoder.facts.window,
+            num_dropped=decoder.num_dropped,
+        )
+        decoder.num_dropped = 0
+        return facts
+
+    def close(self) -> None:
+        """Let the decoder's threads come to rest."""
+        self.decoder.close()
+
+
+def without_damage_check(config: DecodeConfig) -> DecodeConfig:
+    """The same options, but the decoder gives what it can of a damaged still."""
+    return replace(config, decoder_options={"err_detect": "0", **config.decoder_options})

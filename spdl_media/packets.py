@@ -1,0 +1,339 @@
+"""Coded packets as plain values: decode them twice, share them, send them to another process.
+
+They hold FFmpeg's own buffers without copying, and beside them everything that decoding needs as values of
+ours: the codec's parameters, side data, orientation, window and clock. Nothing of the file stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Generic, Self, TypeAlias, TypeVar, get_args
+
+import av
+from av.packet import PacketSideData, PktSideDataT
+
+from spdl_media._backends._pyav import AvPacket
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.orientation import rotation, swaps_sides
+from spdl_media.timing import Window, ticks_to_seconds
+
+__all__ = ("AudioPackets", "ImagePackets", "Packets", "VideoPackets")
+
+C = TypeVar("C", VideoCodec, AudioCodec)
+
+
+@dataclass(frozen=True, slots=True)
+class PacketFacts:
+    """What travels with packets beside the codec.
+
+    Attributes:
+        source: What they were read from, for messages.
+        zero: Second 0 of the container on the stream's own clock.
+        window: What the user asked for; the packets before it are there because decoding needs them.
+        orientation: EXIF number of how the pictures stand.
+        continues: The packets follow others, so the first need not be a key frame.
+        incomplete: What is missing from a file that is cut short, where its decoder would not notice.
+    """
+
+    source: str = "packets"
+    zero: Fraction = Fraction(0)
+    window: Window = Window()
+    orientation: int = 1
+    continues: bool = False
+    incomplete: str | None = None
+
+
+class _Packets(Generic[C]):
+    """What all three kinds share."""
+
+    __slots__ = ("_codec", "_discarded", "_facts", "_packets")
+    _codec: C
+
+    def __init__(
+        self,
+        packets: Sequence[AvPacket],
+        codec: C,
+        facts: PacketFacts | None = None,
+        discarded: frozenset[int] | None = None,
+    ) -> None:
+        self._packets = tuple(packets)
+        self._codec = codec
+        self._facts = facts or PacketFacts()
+        # An edit list hides these. FFmpeg marks the packets so, but the mark cannot be set again on a
+        # copy in another process, so their pts are kept and the frames left out by pts.
+        self._discarded = (
+            frozenset(p.pts for p in self._packets if p.is_discard and p.pts is not None)
+            if discarded is None
+            else discarded
+        )
+
+    @property
+    def codec(self) -> C:
+        """The parameters of the coded stream."""
+        return self._codec
+
+    @property
+    def source(self) -> str:
+        """What was read: a path, a URL, or "bytes of length n"."""
+        return self._facts.source
+
+    @property
+    def window(self) -> Window:
+        """The window that was asked for, in seconds on the container's clock."""
+        return self._facts.window
+
+    @property
+    def timestamp(self) -> tuple[float | None, float | None]:
+        """The window as a pair of seconds; ``None`` is an open side."""
+        start, end = self._facts.window.start, self._facts.window.end
+        return (None if start is None else float(start), None if end is None else float(end))
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds in one unit of the packets' timestamps."""
+        return self._codec.time_base
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of coded data."""
+        return sum(packet.size for packet in self._packets)
+
+    def get_timestamps(self, *, raw: bool = False) -> tuple[float, ...]:
+        """Presentation times of the packets in seconds on the container's clock, in display order.
+
+        Args:
+            raw: Also those outside the window, which are there because decoding needs them.
+        """
+        times = sorted(self._times(raw=raw))
+        return tuple(float(time) for time in times)
+
+    def _times(self, *, raw: bool) -> Iterator[Fraction]:
+        for packet in self._packets:
+            # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
+            # moments in another order.
+            ticks = packet.dts if packet.pts is None else packet.pts
+            if ticks is None or (ticks in self._discarded and not raw):
+                continue
+            time = ticks_to_seconds(ticks, self.time_base, self._facts.zero)
+            if raw or time in self._facts.window:
+                yield time
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def __getitem__(self, key: slice) -> Self:
+        """A run of the packets in decoding order, sharing their memory."""
+        if not isinstance(key, slice):
+            raise TypeError(f"packets are cut by a slice, such as [10:20], not {key!r}")
+        if key.step not in (None, 1):
+            raise TypeError(
+                f"packets need those before them, so a slice has step 1, not {key.step}"
+            )
+        start, stop, _ = key.indices(len(self))
+        facts = replace(
+            self._facts,
+            continues=self._facts.continues or start > 0,
+            incomplete=self._facts.incomplete if stop == len(self) else None,
+        )
+        return type(self)(self._packets[key], self._codec, facts, self._discarded)
+
+    def with_facts(self, **changes: Any) -> Self:
+        """The same packets with other facts; for modules of this package."""
+        return type(self)(
+            self._packets, self._codec, replace(self._facts, **changes), self._discarded
+        )
+
+    def with_packets(self, packets: Sequence[AvPacket], codec: C) -> Self:
+        """Other packets with the same facts; for modules of this package."""
+        return type(self)(packets, codec, self._facts, self._discarded)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = [_to_row(packet) for packet in self._packets]
+        return _unpickle, (type(self), rows, self._codec, self._facts, self._discarded)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} of {self._codec.name}, {self._span()}>"
+
+    def _span(self) -> str:
+        times = self.get_timestamps()
+        if not times:
+            return f"none in {self.window}" if self.window else f"{self.nbytes} bytes"
+        return f"{times[0]:.3f} s to {times[-1]:.3f} s"
+
+
+class VideoPackets(_Packets[VideoCodec]):
+    """Packets of a video stream. Made by :func:`~spdl_media.demux_video`.
+
+    Picklable and reusable; ``packets[a:b]`` shares memory.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    @property
+    def pix_fmt(self) -> str | None:
+        """FFmpeg's name of the pixel format as coded; ``None``: known once a frame is decoded."""
+        return self._codec.pix_fmt
+
+    @property
+    def width(self) -> int:
+        """Width of the upright picture, in pixels."""
+        return self._codec.height if swaps_sides(self.orientation) else self._codec.width
+
+    @property
+    def height(self) -> int:
+        """Height of the upright picture, in pixels."""
+        return self._codec.width if swaps_sides(self.orientation) else self._codec.height
+
+    @property
+    def frame_rate(self) -> Fraction | None:
+        """Average frames in a second; ``None``: the file does not say."""
+        return self._codec.frame_rate
+
+    @property
+    def orientation(self) -> int:
+        """How the coded pictures stand, as the EXIF number 1 to 8."""
+        return self._facts.orientation
+
+    @property
+    def rotation(self) -> int:
+        """Degrees clockwise, 0, 90, 180 or 270, that turn the coded pictures upright."""
+        return rotation(self._facts.orientation)
+
+
+class ImagePackets(VideoPackets):
+    """The packet of one picture. Made by :func:`~spdl_media.demux_image`.
+
+    Size and pixel format are 0 and ``None`` for formats that are decoded without opening a container.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+
+class AudioPackets(_Packets[AudioCodec]):
+    """Packets of an audio stream. Made by :func:`~spdl_media.demux_audio`.
+
+    Picklable and reusable; ``packets[a:b]`` shares memory.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples of one channel in a second."""
+        return self._codec.sample_rate
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return self._codec.num_channels
+
+
+Packets: TypeAlias = AudioPackets | VideoPackets | ImagePackets
+
+
+def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
+    """FFmpeg's packets behind ours. They are shared between threads: decoders read them only.
+
+    A still is the caller's own memory, without the padding that decoders need; it is copied, which takes
+    one part in a hundred of the time that decoding does.
+    """
+    if isinstance(packets, ImagePackets):
+        return tuple(_with_data(packet, _padded(packet)) for packet in packets._packets)
+    return packets._packets
+
+
+def facts_of(packets: Packets) -> PacketFacts:
+    """The facts that travel with packets."""
+    return packets._facts
+
+
+def discarded_pts(packets: Packets) -> frozenset[int]:
+    """Timestamps of frames that an edit list hides."""
+    return packets._discarded
+
+
+# FFmpeg's decoders read up to 64 bytes past the end of a packet and want zeros there. PyAV adds none to
+# the memory that it is given: MPEG-4 then reports damage in one run and not in the next, and lossless
+# WebP that ends with a page of memory crashes.
+_PADDING = bytes(64)
+
+
+def _padded(data: AvPacket | bytes) -> memoryview:
+    """A copy of a packet's data that can be read past its end."""
+    return memoryview(b"".join((data, _PADDING)))[: -len(_PADDING)]
+
+
+# One picklable row a packet: data, pts, dts, duration, key, corrupt, side data by type.
+_Row: TypeAlias = tuple[
+    bytes, int | None, int | None, int | None, bool, bool, tuple[tuple[str, bytes], ...]
+]
+
+
+def _to_row(packet: AvPacket) -> _Row:
+    side_data = tuple((data.data_type, bytes(data)) for data in packet.iter_sidedata())
+    return (
+        bytes(packet),
+        packet.pts,
+        packet.dts,
+        packet.duration,
+        packet.is_keyframe,
+        packet.is_corrupt,
+        side_data,
+    )
+
+
+def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
+    data, pts, dts, duration, key, corrupt, side_data = row
+    packet = make_packet(_padded(data), time_base)
+    packet.pts, packet.dts, packet.duration = pts, dts, duration
+    packet.is_keyframe, packet.is_corrupt = key, corrupt
+    for kind, content in side_data:
+        entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]
+        entry.update(content)
+        packet.set_sidedata(entry)
+    return packet
+
+
+_SIDE_DATA_TYPES = get_args(PktSideDataT)
+
+
+def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
+    """One packet over the given memory, which it keeps alive and does not copy."""
+    packet: AvPacket = av.Packet(data)  # type: ignore[arg-type]  # any buffer will do
+    packet.time_base = time_base
+    packet.is_keyframe = True
+    return packet
+
+
+def copy_packet(packet: AvPacket) -> AvPacket:
+    """A packet of its own over the same memory: filters move the data out of what they are given."""
+    return _with_data(packet, memoryview(packet))
+
+
+def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:
+    """A packet that differs in its data alone."""
+    copy = make_packet(data, packet.time_base)
+    copy.pts, copy.dts, copy.duration = packet.pts, packet.dts, packet.duration
+    copy.is_keyframe, copy.is_corrupt = packet.is_keyframe, packet.is_corrupt
+    for entry in packet.iter_sidedata():
+        copy.set_sidedata(entry)
+    return copy
+
+
+def _unpickle(
+    cls: type[_Packets[Any]],
+    rows: Iterable[_Row],
+    codec: Codec,
+    facts: PacketFacts,
+    discarded: frozenset[int],
+) -> _Packets[Any]:
+    packets = [_from_row(row, codec.time_base) for row in rows]
+    return cls(packets, codec, facts, discarded)

@@ -1,0 +1,313 @@
+"""What is in a source: container, streams, sizes, rates, durations, orientation and colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import Any, TypeAlias
+
+import av
+
+from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors
+from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
+from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.config import DemuxConfig, decode_config
+from spdl_media.config import demux_config as _demux_config
+from spdl_media.container import Container
+from spdl_media.demux import is_still, read_image
+from spdl_media.errors import DecodeError
+from spdl_media.inputs import Source, open_input
+from spdl_media.orientation import is_mirrored, rotation, swaps_sides
+from spdl_media.packets import ImagePackets, av_packets
+
+__all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoStreamInfo:
+    """A video stream, or the picture of a still.
+
+    Attributes:
+        index: Index of the stream in its container.
+        codec: FFmpeg's name of the codec, such as ``"h264"``.
+        width: Width of the upright picture, in pixels.
+        height: Height of the upright picture, in pixels.
+        pix_fmt: FFmpeg's name of the pixel format as coded; ``None``: it has no decoder.
+        frame_rate: Average frames in a second; ``None`` for a still.
+        num_frames: Number of frames by the container's header; ``None``: it does not say.
+        duration: Seconds by the container's header; ``None``: it does not say.
+        orientation: How the coded picture stands, as the EXIF number 1 to 8.
+        rotation: Degrees clockwise, 0, 90, 180 or 270, that turn the coded picture upright.
+        mirrored: Whether it has to be mirrored as well.
+        colorspace: FFmpeg's name of the matrix between RGB and YUV; ``None``: not stated.
+        color_range: ``"tv"`` (limited), ``"pc"`` (full); ``None``: not stated.
+        color_primaries: FFmpeg's name of the primaries; ``None``: not stated.
+        color_trc: FFmpeg's name of the transfer function; ``None``: not stated.
+    """
+
+    index: int
+    codec: str
+    width: int
+    height: int
+    pix_fmt: str | None
+    frame_rate: Fraction | None
+    num_frames: int | None
+    duration: float | None
+    orientation: int
+    rotation: int
+    mirrored: bool
+    colorspace: str | None
+    color_range: str | None
+    color_primaries: str | None
+    color_trc: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AudioStreamInfo:
+    """An audio stream.
+
+    Attributes:
+        index: Index of the stream in its container.
+        codec: FFmpeg's name of the codec, such as ``"aac"``.
+        sample_rate: Samples of one channel in a second.
+        num_channels: Number of channels.
+        channel_layout: FFmpeg's name of the channel layout.
+        sample_fmt: FFmpeg's name of the sample format that its decoder gives.
+        duration: Seconds by the container's header; ``None``: it does not say.
+    """
+
+    index: int
+    codec: str
+    sample_rate: int
+    num_channels: int
+    channel_layout: str
+    sample_fmt: str | None
+    duration: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStreamInfo:
+    """A stream of subtitles, data or an attachment, or one that this FFmpeg cannot decode.
+
+    Attributes:
+        index: Index of the stream in its container.
+        kind: ``"subtitle"``, ``"data"``, ``"attachment"``, ``"video"``, ``"audio"`` or
+            ``"unknown"``.
+    """
+
+    index: int
+    kind: str
+
+
+StreamInfo: TypeAlias = VideoStreamInfo | AudioStreamInfo | OtherStreamInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInfo:
+    """What :func:`probe` found.
+
+    Attributes:
+        format: FFmpeg's name of the container format; for a still, the name of its codec.
+        duration: Seconds by the container's header; ``None``: it does not say, or a still.
+        streams: All streams, in the order of their indices.
+        best_video: Index of the video stream that :func:`~spdl_media.demux_video` takes, or
+            ``None``.
+        best_audio: Index of the audio stream that :func:`~spdl_media.demux_audio` takes, or
+            ``None``.
+        is_still: Whether the source is one picture.
+        metadata: Title, artist and the like, as the container has them.
+    """
+
+    format: str
+    duration: float | None
+    streams: tuple[StreamInfo, ...]
+    best_video: int | None
+    best_audio: int | None
+    is_still: bool
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def video(self) -> VideoStreamInfo | None:
+        """The best video stream."""
+        for stream in self.streams:
+            if isinstance(stream, VideoStreamInfo) and stream.index == self.best_video:
+                return stream
+        return None
+
+    @property
+    def audio(self) -> AudioStreamInfo | None:
+        """The best audio stream."""
+        for stream in self.streams:
+            if isinstance(stream, AudioStreamInfo) and stream.index == self.best_audio:
+                return stream
+        return None
+
+
+def probe(
+    src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
+) -> MediaInfo:
+    """Tell what a source holds, decoding at most one frame (of stills, whose size stands in the data).
+
+    Args:
+        src: As for :func:`~spdl_media.demux_image`.
+        demux_config: How to open it.
+        name: What to call the source in messages.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media.
+        DecodeError: It is a still that cannot be decoded.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    config = demux_config or _demux_config()
+    with open_input(src, name=name) as input:
+        if is_still(input, config):
+            return _probe_still(read_image(input, config))
+        container = Container(input, config)
+        try:
+            return _probe_container(container)
+        finally:
+            container.close()
+
+
+def _probe_container(container: Container) -> MediaInfo:
+    file = container.av
+    first: dict[int, AvPacket] = {}
+    best = {kind: file.streams.best(kind) for kind in ("video", "audio")}
+    return MediaInfo(
+        format=file.format.name,
+        duration=None if file.duration is None else file.duration / 1_000_000,
+        streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
+        best_video=best["video"].index if best["video"] else None,
+        best_audio=best["audio"].index if best["audio"] else None,
+        is_still=False,
+        metadata=tuple(file.metadata.items()),
+    )
+
+
+def _stream_info(
+    container: Container, stream: av.stream.Stream, first: dict[int, AvPacket]
+) -> StreamInfo:
+    if stream.codec_context is None:
+        return OtherStreamInfo(stream.index, stream.type)
+    if isinstance(stream, av.VideoStream):
+        return _video_info(container, stream, first)
+    if isinstance(stream, av.AudioStream):
+        codec = read_audio_codec(stream)
+        return AudioStreamInfo(
+            index=stream.index,
+            codec=codec.name,
+            sample_rate=codec.sample_rate,
+            num_channels=codec.num_channels,
+            channel_layout=codec.channel_layout,
+            sample_fmt=codec.sample_fmt,
+            duration=_seconds(stream),
+        )
+    return OtherStreamInfo(stream.index, stream.type)
+
+
+def _seconds(stream: av.stream.Stream) -> float | None:
+    if stream.duration is None:
+        return None
+    return float(stream.duration * as_fraction(stream.time_base))
+
+
+def _video_info(
+    container: Container, stream: av.VideoStream, first: dict[int, AvPacket]
+) -> VideoStreamInfo:
+    codec = read_video_codec(stream)
+    index, duration, frames = stream.index, _seconds(stream), stream.frames or None
+    orientation = container.orientation(index, _first_packet(container, index, first))
+    width, height = codec.width, codec.height
+    color_range, colorspace, primaries, trc = codec.color
+    return VideoStreamInfo(
+        index=index,
+        codec=codec.name,
+        width=height if swaps_sides(orientation) else width,
+        height=width if swaps_sides(orientation) else height,
+        pix_fmt=codec.pix_fmt,
+        frame_rate=codec.frame_rate,
+        num_frames=frames,
+        duration=duration,
+        orientation=orientation,
+        rotation=rotation(orientation),
+        mirrored=is_mirrored(orientation),
+        colorspace=COLORSPACES.get(colorspace),
+        color_range=COLOR_RANGES.get(color_range),
+        color_primaries=COLOR_PRIMARIES.get(primaries),
+        color_trc=COLOR_TRCS.get(trc),
+    )
+
+
+# A stream that has no key frame within so many packets of all streams is not waited for.
+_MAX_SEARCH = 1000
+
+
+def _first_packet(
+    container: Container, index: int, first: dict[int, AvPacket]
+) -> Iterable[AvPacket]:
+    """The first key frame of a stream, read only if the orientation cannot be found without decoding it.
+
+    Those of all streams are read in one pass, because not every source can be read again.
+    """
+    if not first:
+        container.rewind()
+        indices = [stream.index for stream in container.av.streams.video]
+        for packet in islice(container.packets(indices), _MAX_SEARCH):
+            if packet.is_keyframe:
+                first.setdefault(packet.stream_index, packet)
+            if len(first) == len(indices):
+                break
+    if index in first:
+        yield first[index]
+
+
+def _probe_still(packets: ImagePackets) -> MediaInfo:
+    frame = _first_frame(packets)
+    orientation = packets.orientation
+    width, height = frame.width, frame.height
+    if swaps_sides(orientation):
+        width, height = height, width
+    stream = VideoStreamInfo(
+        index=0,
+        codec=packets.codec.name,
+        width=width,
+        height=height,
+        pix_fmt=frame.format.name,
+        frame_rate=None,
+        num_frames=1,
+        duration=None,
+        orientation=orientation,
+        rotation=rotation(orientation),
+        mirrored=is_mirrored(orientation),
+        colorspace=COLORSPACES.get(int(frame.colorspace)),
+        color_range=COLOR_RANGES.get(int(frame.color_range)),
+        color_primaries=COLOR_PRIMARIES.get(int(frame.color_primaries)),
+        color_trc=COLOR_TRCS.get(int(frame.color_trc)),
+    )
+    return MediaInfo(
+        format=packets.codec.name,
+        duration=None,
+        streams=(stream,),
+        best_video=0,
+        best_audio=None,
+        is_still=True,
+    )
+
+
+def _first_frame(packets: ImagePackets) -> av.VideoFrame:
+    codec: VideoCodec = packets.codec
+    with ffmpeg_errors(
+        lambda text: DecodeError(
+            f"the {codec.name} data cannot be decoded: {text}", source=packets.source
+        )
+    ):
+        context: Any = make_decoder(codec, decode_config(), packets.source)  # a video decoder
+        for packet in (*av_packets(packets), None):
+            frame: av.VideoFrame
+            for frame in context.decode(packet):
+                return frame
+    raise DecodeError(f"the {codec.name} data holds no picture", source=packets.source)

@@ -1,0 +1,67 @@
+"""What the audio tests share: sounds, PyAV's own linear decode as the oracle, frames as one array."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from spdl_media import AudioFrames, Window
+from spdl_media.testing import AudioTrack, make_media, make_tone
+
+
+@lru_cache
+def sound(num_samples: int, rate: int = 48000, num_channels: int = 2) -> NDArray[np.int16]:
+    """Tones under noise that grow louder: no two places sound alike."""
+    tone = make_tone(num_samples, rate, (440.0, 997.0)[:num_channels])
+    noise = np.random.default_rng(0).integers(-3000, 3000, tone.shape)
+    return (tone * np.linspace(0.2, 1, num_samples)[:, None] + noise).astype(np.int16)
+
+
+@lru_cache
+def clip(
+    codec: str,
+    format: str,
+    rate: int = 48000,
+    seconds: int = 4,
+    options: tuple[tuple[str, str], ...] = (),
+    muxing: tuple[tuple[str, str], ...] = (),
+) -> bytes:
+    """A made file of one stereo stream, a few samples longer than ``seconds``."""
+    samples = sound(seconds * rate + 777, rate)
+    track = AudioTrack(samples=samples, sample_rate=rate, codec=codec, options=dict(options))
+    return make_media([track], format=format, options=dict(muxing))
+
+
+@lru_cache
+def linear(data: bytes) -> NDArray[np.generic]:
+    """All samples as PyAV's own container and decoder give them, ``(channels, samples)``."""
+    with av.open(io.BytesIO(data)) as container:
+        frames = list(container.decode(container.streams.best("audio")))
+    return np.concatenate([_by_channel(frame) for frame in frames], axis=1)
+
+
+def _by_channel(frame: av.AudioFrame) -> NDArray[np.generic]:
+    array = frame.to_ndarray()
+    return array if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels).T
+
+
+def samples_of(frames: AudioFrames) -> NDArray[np.generic]:
+    """All samples of frames, ``(channels, samples)``; ``(0, 0)`` where there are none."""
+    if not len(frames):
+        return np.empty((0, 0))
+    planar = frames.sample_fmt.endswith("p")
+    parts = [np.stack(chunk.planes) if planar else chunk.planes[0].T for chunk in frames.chunks]
+    return np.concatenate(parts, axis=1)
+
+
+def expected(
+    samples: NDArray[np.generic], window: Window, rate: int, first_sample: int = 0
+) -> NDArray[np.generic]:
+    """The part of a linear decode that starts at position ``first_sample`` which lies in a window."""
+    first, stop = window.samples(rate)
+    last = samples.shape[1] if stop is None else max(stop - first_sample, 0)
+    return samples[:, max(first - first_sample, 0) : last]

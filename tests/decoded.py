@@ -1,0 +1,36 @@
+"""Frames boiled down to plain values, to compare what two processes decode."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+import spdl_media as sm
+
+
+def digest(packets: Any) -> tuple[Any, ...]:
+    """What packets decode to, bit for bit: counts, times, facts and a hash of all planes."""
+    frames = sm.decode_packets(packets, filter_desc=None)
+    if isinstance(frames, sm.AudioFrames):
+        planes = [plane for chunk in frames.chunks for plane in chunk.planes]
+        facts: tuple[Any, ...] = (len(frames), frames.first_sample, frames.timestamps)
+    else:
+        pictures = list(frames) if isinstance(frames, sm.VideoFrames) else [frames]
+        planes = [plane for picture in pictures for plane in picture.planes]
+        facts = (
+            [(picture.timestamp, picture.width, picture.height) for picture in pictures],
+            frames.rotation,
+            frames.mirrored,
+            frames.colorspace if pictures else None,
+        )
+    content = hashlib.sha256()
+    for plane in planes:
+        content.update(np.ascontiguousarray(plane))
+    return repr(facts), packets.get_timestamps(raw=True), content.hexdigest()
+
+
+def digest_all(packets: list[Any]) -> list[tuple[Any, ...]]:
+    """:func:`digest` of each."""
+    return [digest(one) for one in packets]

@@ -1,0 +1,53 @@
+"""Videos that lie on their side, in containers that the media maker cannot turn itself."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import numpy as np
+
+from spdl_media.testing import VideoTrack, index_planes, make_media
+
+# What stands upright -> what is stored, for each orientation: the inverse of turning it upright.
+UPRIGHT = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: a.swapaxes(0, 1)[::-1],
+}
+"""NumPy's way of turning a stored picture of each EXIF orientation upright."""
+
+FRAMES = index_planes(6, 64, 48)
+
+
+def upright(plane: np.ndarray, orientation: int) -> np.ndarray:
+    return UPRIGHT[orientation](plane)
+
+
+def oriented_clip(orientation: int, *, codec: str = "libx265", format: str = "mp4") -> bytes:
+    """Six frames of 64 x 48 whose container says how they are to be turned."""
+    base = "mov" if format == "mov" else "mp4"
+    track = VideoTrack(frames=FRAMES, codec=codec, gop_size=3, orientation=orientation)
+    data = make_media([track], format=base)
+    return data if format == base else remux(data, format)
+
+
+def remux(data: bytes, format: str) -> bytes:
+    """The same packets and the same display matrix in another container."""
+    result = io.BytesIO()
+    with (
+        av.open(io.BytesIO(data)) as source,
+        av.open(result, "w", format=format, options={"strict": "-2"}) as sink,
+    ):
+        stream = source.streams.video[0]
+        copy = sink.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            if packet.dts is not None:
+                packet.stream = copy
+                sink.mux(packet)
+    return result.getvalue()

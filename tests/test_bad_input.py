@@ -1,0 +1,309 @@
+"""What is no media, claims too much, or is asked for in vain: the right error, soon, and with a remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import CONTAINERS, HUGE, STILLS, config_for, container, made, read_everything
+
+import spdl_media as sm
+
+DEMUXERS: dict[str, Callable[..., object]] = {
+    "demux_image": sm.demux_image,
+    "demux_video": sm.demux_video,
+    "demux_audio": sm.demux_audio,
+    "probe": sm.probe,
+}
+NOT_MEDIA = {
+    "text": b"This is a text, and not a short one; it has commas, and it ends.\n" * 50,
+    "html": b"<!DOCTYPE html>\n<html><head><title>404</title></head><body>Not found</body></html>\n"
+    * 9,
+    "json": b'{"error": "not found", "code": 404}' * 20,
+    "random": np.random.default_rng(11).bytes(20000),
+    "zeros": bytes(5000),
+    "one byte": b"x",
+    "zip": b"PK\x03\x04" + np.random.default_rng(12).bytes(500),
+    "elf": b"\x7fELF\x02\x01\x01" + bytes(900),
+}
+
+
+@contextmanager
+def within_a_second() -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    assert time.perf_counter() - start < 1
+
+
+def sources(data: bytes, path: Path) -> list[object]:
+    path.write_bytes(data)
+    return [data, path, str(path), memoryview(data)]
+
+
+def named(error: sm.MediaError, source: object) -> bool:
+    name = str(source) if isinstance(source, str | Path) else f"bytes of length {len(source)}"  # type: ignore[arg-type]
+    return error.source == name and str(error).startswith(name)
+
+
+@pytest.mark.parametrize("reader", DEMUXERS)
+@pytest.mark.parametrize("what", NOT_MEDIA)
+def test_not_media(reader: str, what: str, tmp_path: Path) -> None:
+    for source in sources(NOT_MEDIA[what], tmp_path / "file"):
+        with (
+            pytest.raises(sm.DemuxError, match=r"demux_config\(format=") as caught,
+            within_a_second(),
+        ):
+            DEMUXERS[reader](source)
+        assert named(caught.value, source)
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("reader", DEMUXERS)
+@pytest.mark.parametrize(
+    "suffix", ["jpg", "png", "webp", "mp4", "mp3", "wav", "mkv", "ts", "gif", "tiff"]
+)
+@pytest.mark.parametrize("what", ["text", "html", "random"])
+def test_name_does_not_make_media(reader: str, suffix: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file.{suffix}"
+    path.write_bytes(NOT_MEDIA[what])
+    with pytest.raises(sm.MediaError, match=r"demux_config\(format=") as caught, within_a_second():
+        DEMUXERS[reader](path)
+    assert isinstance(caught.value, sm.DemuxError)
+    assert named(caught.value, path)
+
+
+@pytest.mark.parametrize("reader", DEMUXERS)
+@pytest.mark.parametrize("suffix", ["", ".jpg", ".mp4", ".raw"])
+def test_empty(reader: str, suffix: str, tmp_path: Path) -> None:
+    for source in sources(b"", tmp_path / f"empty{suffix}"):
+        with pytest.raises(sm.DemuxError, match=r"is empty \(0 bytes\)") as caught:
+            DEMUXERS[reader](source)
+        assert named(caught.value, source)
+
+
+@pytest.mark.parametrize("reader", DEMUXERS)
+def test_missing_file(reader: str, tmp_path: Path) -> None:
+    for name in ("none.mp4", "none.jpg", "none", "folder/none.png"):
+        with pytest.raises(
+            sm.SourceError, match=r"No such file or directory.*Check the path"
+        ) as caught:
+            DEMUXERS[reader](tmp_path / name)
+        assert caught.value.errno == errno.ENOENT
+        assert caught.value.__cause__ is not None
+        assert named(caught.value, tmp_path / name)
+
+
+@pytest.mark.parametrize("reader", DEMUXERS)
+def test_directory(reader: str, tmp_path: Path) -> None:
+    folder = tmp_path / "clip.mp4"
+    folder.mkdir()
+    with pytest.raises(
+        sm.SourceError, match=r"Is a directory.*Give one of the files in it"
+    ) as caught:
+        DEMUXERS[reader](folder)
+    assert caught.value.errno == errno.EISDIR
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no such permissions")
+@pytest.mark.parametrize("reader", DEMUXERS)
+def test_no_permission(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "secret.mp4"
+    path.write_bytes(container("matroska"))
+    path.chmod(0)
+    if os.geteuid() != 0:
+        with pytest.raises(
+            sm.SourceError, match=r"Permission denied.*Check the owner and mode"
+        ) as caught:
+            DEMUXERS[reader](path)
+        assert caught.value.errno == errno.EACCES
+        return
+    # The superuser may read everything: ask as nobody, in a process of its own.
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o755)
+    code = (
+        "import os, sys, spdl_media as sm\n"
+        "os.setuid(65534)\n"
+        "try:\n"
+        f"    sm.{reader}(sys.argv[1])\n"
+        "except sm.SourceError as error:\n"
+        "    print(error.errno, error.source == sys.argv[1], error.__cause__ is not None, error)\n"
+    )
+    done = run(code, str(path))
+    assert done.stdout.startswith("13 True True"), done.stdout + done.stderr
+    assert "Permission denied. Check the owner and mode" in done.stdout
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_header_that_claims_too_much(name: str, tmp_path: Path) -> None:
+    data, config = HUGE[name](), config_for(name)
+    for source in sources(data, tmp_path / "huge"):
+        for on_corrupt in ("raise", "keep", "drop"):
+            packets = sm.demux_image(source, demux_config=config)
+            with pytest.raises(sm.DecodeError, match=r"\w+") as caught, within_a_second():
+                sm.decode_packets(packets, decode_config=sm.decode_config(on_corrupt=on_corrupt))
+            assert named(caught.value, source)
+
+
+@pytest.mark.parametrize("name", [name for name in HUGE if name != "tga"])
+def test_header_that_claims_too_much_read_as_video(name: str) -> None:
+    with within_a_second(), pytest.raises((sm.DecodeError, sm.DemuxError)):
+        sm.decode_packets(sm.demux_video(HUGE[name]()))
+
+
+def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
+    """In a process of its own that may have 1 GiB more than it starts with."""
+    pytest.importorskip("resource")
+    for name in HUGE:
+        (tmp_path / f"{name}.dat").write_bytes(HUGE[name]())
+    code = (
+        "import pathlib, resource, sys, spdl_media as sm\n"
+        "from damage import config_for, read_everything\n"
+        "start = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (start + 2**30,) * 2)\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.dat')):\n"
+        "    read_everything(path.read_bytes(), path.stem)\n"
+        "    read_everything(path, path.stem)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    done = run(code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert int(done.stdout) < 400_000
+
+
+def test_no_such_stream() -> None:
+    data = container("matroska")
+    with pytest.raises(sm.DemuxError, match="there is no stream 7; the streams are 0: video"):
+        sm.demux_video(data, stream_index=7)
+    with pytest.raises(sm.DemuxError, match="there is no stream -1; the streams are 0: video"):
+        sm.demux_video(data, stream_index=-1)
+    with pytest.raises(sm.DemuxError, match="there is no audio stream; the streams are 0: video"):
+        sm.demux_audio(data)
+    with pytest.raises(sm.DemuxError, match="stream 0 is video, not audio"):
+        sm.demux_audio(data, stream_index=0)
+    for demux in (sm.demux_video, sm.demux_image):
+        with pytest.raises(
+            sm.DemuxError, match="there is no video stream; the streams are 0: audio"
+        ):
+            demux(container("wav"))
+    with pytest.raises(TypeError, match="stream_index must be an int, not '0'"):
+        sm.demux_video(data, stream_index="0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["matroska", "mp4, index in front", "mpeg-ts", "avi", "wav", "flac", "mp3"]
+)
+@pytest.mark.parametrize("window", [(5, 6), (100, None), (1e9, 2e9), (-9, -3), (None, -1)])
+def test_window_outside_the_file_is_empty(name: str, window: tuple[float, float]) -> None:
+    is_video = CONTAINERS[name][0] == "video"
+    demux = sm.demux_video if is_video else sm.demux_audio
+    for filter_desc in (None, "null" if is_video else "anull"):
+        packets = demux(container(name), timestamp=window)
+        frames = sm.decode_packets(packets, filter_desc)
+        assert len(frames) == 0
+        assert frames.timestamps == () if is_video else True
+
+
+@pytest.mark.parametrize(
+    "filter_desc",
+    ["skale=2:2", "scale=w=abc", "scale=nosuch=1", "scale=2:2,", "crop=9999:1", "split"],
+)
+def test_bad_filter(filter_desc: str) -> None:
+    for packets in (sm.demux_image(made("png")), sm.demux_video(container("matroska"))):
+        with pytest.raises(sm.FilterError) as caught, within_a_second():
+            sm.decode_packets(packets, filter_desc)
+        assert caught.value.filter_desc
+        assert str(caught.value)
+
+
+def test_unknown_names_are_refused_before_anything_is_opened() -> None:
+    data = container("matroska")
+    with pytest.raises(ValueError, match="matroskaa"):
+        sm.demux_video(data, demux_config=sm.demux_config(format="matroskaa"))
+    with pytest.raises(ValueError, match="has no option 'fast'"):
+        sm.demux_video(data, demux_config=sm.demux_config(format_options={"fast": 1}))
+    packets = sm.demux_video(data)
+    with pytest.raises(ValueError, match=r"no decoder of that name.*default decoder is 'h264'"):
+        sm.decode_packets(packets, decode_config=sm.decode_config(decoder="h264x"))
+    with pytest.raises(ValueError, match="decodes png, but the stream is h264"):
+        sm.decode_packets(packets, decode_config=sm.decode_config(decoder="png"))
+    with pytest.raises(ValueError, match=r"has no option 'thread'. Did you mean 'threads'"):
+        sm.decode_packets(packets, decode_config=sm.decode_config(decoder_options={"thread": 1}))
+
+
+def hostile() -> Iterator[bytes]:
+    """Heads of real files with noise in them: far into parsers, and then astray."""
+    rng = np.random.default_rng(21)
+    for data in [*map(made, STILLS), *map(container, CONTAINERS)]:
+        for share in (0.02, 0.2):
+            damaged = bytearray(data[:30000])
+            for place in rng.integers(4, min(len(damaged), 2000), 12):
+                damaged[place] = rng.integers(256)
+            yield bytes(damaged[: max(40, int(len(damaged) * (1 - share)))])
+
+
+def test_hostile_files_crash_nothing(tmp_path: Path) -> None:
+    for number, data in enumerate(hostile()):
+        (tmp_path / f"{number:03}.dat").write_bytes(data)
+    code = (
+        "import faulthandler, pathlib, sys; faulthandler.enable()\n"
+        "from damage import read_everything\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.dat')):\n"
+        "    read_everything(path); read_everything(path.read_bytes())\n"
+        "print('alive')\n"
+    )
+    done = run(code, str(tmp_path))
+    assert (done.stdout, done.stderr) == ("alive\n", "")
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_errors_leak_nothing(tmp_path: Path) -> None:
+    files = []
+    for number, data in enumerate([*hostile(), *NOT_MEDIA.values(), b"", container("wav")[:5000]]):
+        files.append(tmp_path / f"{number}.dat")
+        files[-1].write_bytes(data)
+    files += [tmp_path / "none", tmp_path]
+
+    def round() -> None:
+        for path in files:
+            read_everything(path)
+
+    round()
+    round()
+    fds, memory = open_files(), resident()
+    for _ in range(6):
+        round()
+    assert open_files() == fds
+    # Some 500 failures a MiB of growth; one leaked decoder or packet a failure is far more.
+    assert resident() - memory < 24 << 20
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,326 @@
+"""Files that end too early: no partial result is taken for a whole one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import (
+    CONTAINERS,
+    RATE,
+    STILLS,
+    config_for,
+    container,
+    decode_audio,
+    decode_still,
+    decode_video,
+    made,
+    packet_spans,
+    pictures,
+    sound,
+)
+
+import spdl_media as sm
+from spdl_media.endings import missing_end, mp3_frame_size
+from spdl_media.packets import av_packets
+from spdl_media.testing import make_audio, make_video
+
+# What each container of the table in docs/damage.md notices.
+ALWAYS = [
+    name
+    for name in CONTAINERS
+    if name not in ("mp4, fragmented", "mpeg-ts", "mp3", "adts") and not name.startswith("ogg")
+]
+
+
+def cut_points(size: int, count: int = 16) -> list[int]:
+    return sorted({*(size * k // count for k in range(1, count)), *range(size - 4, size)})
+
+
+@pytest.mark.parametrize("name", STILLS)
+def test_still_cut_anywhere_is_an_error(name: str, tmp_path: Path) -> None:
+    data = made(name)
+    whole = pixels(decode_still(data, name))
+    path = tmp_path / "cut.tga" if name == "tga" else tmp_path / "cut.dat"
+    for size in cut_points(len(data)):
+        path.write_bytes(data[:size])
+        for source in (data[:size], path):
+            for read in (read_image, read_video):
+                same_or_error(read, source, name, whole, size)
+
+
+def read_image(source: object, name: str) -> bytes:
+    packets = sm.demux_image(source, demux_config=config_for(name))
+    return pixels(sm.decode_packets(packets, None))
+
+
+def read_video(source: object, name: str) -> bytes:
+    frames = sm.decode_packets(sm.demux_video(source), None)
+    return pixels(frames[0]) if len(frames) else b""
+
+
+def same_or_error(
+    read: Callable[[object, str], bytes], source: object, name: str, whole: bytes, size: int
+) -> None:
+    error, got = outcome(read, source, name)
+    if error is not None:
+        is_path = isinstance(source, Path)
+        assert error.source == (str(source) if is_path else f"bytes of length {size}")
+        return
+    # The last bytes of a TIFF and the footer of a TGA hold no pixels.
+    assert name in ("tiff", "tga"), f"{size} of {len(made(name))} bytes pass"
+    assert size > len(made(name)) - 30
+    assert got == whole
+
+
+def outcome(
+    read: Callable[[object, str], bytes], source: object, name: str
+) -> tuple[sm.MediaError | None, bytes]:
+    try:
+        return None, read(source, name)
+    except (sm.DecodeError, sm.DemuxError) as error:
+        return error, b""
+
+
+def pixels(frame: sm.ImageFrames) -> bytes:
+    return b"".join(np.ascontiguousarray(plane).tobytes() for plane in frame.planes)
+
+
+@pytest.mark.parametrize("name", ["jpeg", "gif", "qoi"])
+def test_still_cut_short_can_be_kept(name: str) -> None:
+    data = made(name)
+    cut = data[: len(data) * 2 // 3]
+    with pytest.raises(sm.DecodeError, match="data ends after"):
+        decode_still(cut)
+    kept = decode_still(cut, on_corrupt="keep")
+    assert kept.is_corrupt
+    assert len(pixels(kept)) == len(pixels(decode_still(data)))
+
+
+@pytest.mark.parametrize("name", [name for name in STILLS if name not in ("jpeg", "gif", "qoi")])
+def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: str) -> None:
+    data = made(name)[: len(made(name)) // 2]
+    with pytest.raises(sm.DecodeError) as caught:
+        decode_still(data, name, on_corrupt="keep")
+    assert "no picture" in str(caught.value) or caught.value.__cause__ is not None
+
+
+def decode(name: str, data: object, **options: object) -> sm.VideoFrames | sm.AudioFrames:
+    demux = sm.demux_video if CONTAINERS[name][0] == "video" else sm.demux_audio
+    return sm.decode_packets(demux(data), None, sm.decode_config(**options))
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_whole_file_is_whole(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    path.write_bytes(container(name))
+    sources = (container(name), path, io.BytesIO(container(name)))
+    counts = {len(decode(name, source)) for source in sources}
+    assert len(counts) == 1
+    expected = 24 if CONTAINERS[name][0] == "video" else 2 * RATE
+    assert counts.pop() >= expected
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_cut_is_always_noticed(name: str, tmp_path: Path) -> None:
+    data = container(name)
+    total = len(decode(name, data))
+    path = tmp_path / "cut"
+    for size in cut_points(len(data)):
+        path.write_bytes(data[:size])
+        for source in (data[:size], path, io.BytesIO(data[:size])):
+            try:
+                count = len(decode(name, source))
+            except (sm.DecodeError, sm.DemuxError):
+                continue
+            # The index behind the frames of an AVI may be missing: all frames are there.
+            assert name == "avi", f"{size} of {len(data)}"
+            assert count == total
+
+
+@pytest.mark.parametrize("name", ["mp4, index in front", "matroska", "wav", "flac", "caf"])
+def test_cut_between_two_packets_is_noticed(name: str) -> None:
+    """No packet is damaged then: only the sizes that the file states tell."""
+    kind, data = CONTAINERS[name][0], container(name)
+    spans = packet_spans(data, kind)
+    for _, end in (spans[len(spans) // 3], spans[-2]):
+        with pytest.raises(sm.DecodeError, match=r"cut short.*data ends.*on_corrupt='keep'"):
+            decode(name, data[:end])
+        kept = decode(name, data[:end], on_corrupt="keep")
+        assert 0 < len(kept) < len(decode(name, data))
+
+
+@pytest.mark.parametrize("name", ["ogg, opus", "ogg, flac", "mpeg-ts", "mp3", "adts"])
+def test_cut_within_a_unit_is_noticed(name: str) -> None:
+    data = container(name)
+    for size in cut_points(len(data)):
+        if size - 1 in ends_of_units(name) or size in ends_of_units(name):
+            continue
+        with pytest.raises((sm.DecodeError, sm.DemuxError)):
+            decode(name, data[:size])
+
+
+@pytest.mark.parametrize("name", ["ogg, opus", "mpeg-ts", "mp3", "adts"])
+def test_cut_between_two_units_is_not_noticed(name: str) -> None:
+    """Known, and in the table: nothing in the file tells."""
+    data, ends = container(name), ends_of_units(name)
+    end = ends[len(ends) // 2]
+    assert 0 < len(decode(name, data[:end])) < len(decode(name, data))
+
+
+def ends_of_units(name: str) -> list[int]:
+    """Where Ogg pages, the last transport packets of pictures, or frames of sound end."""
+    data = container(name)
+    if name.startswith("ogg"):
+        return [n for n in range(1, len(data)) if data[n : n + 4] == b"OggS"][2:]
+    if name == "mpeg-ts":
+        starts = [n for n in range(0, len(data), 188) if data[n + 1] & 0x5F == 0x41]
+        return [n for n in starts if data[n + 2] == 0][2:]
+    return [end for _, end in packet_spans(data, "audio")][2:]
+
+
+def test_fragmented_mp4_cut_in_a_fragment_is_noticed() -> None:
+    data = container("mp4, fragmented")
+    last = data.index(b"mfra") - 4
+    for size in cut_points(last):
+        if data[size + 4 : size + 8] == b"moof":
+            continue
+        with pytest.raises((sm.DecodeError, sm.DemuxError)):
+            decode("mp4, fragmented", data[:size])
+    assert len(decode("mp4, fragmented", data[:last])) == 24
+
+
+def test_message_says_how_much_is_missing() -> None:
+    data = container("wav")
+    with pytest.raises(sm.DecodeError) as caught:
+        decode_audio(data[:1000])
+    assert str(caught.value) == (
+        "bytes of length 1000: the pcm_s16le data is cut short: the data ends after 1000 bytes, but "
+        f"the chunk data should end at byte {len(data)}. decode_config(on_corrupt='keep') decodes what is "
+        "there, as far as the decoder can"
+    )
+
+
+def test_index_cut_at_its_end_does_not_pass_for_an_empty_track() -> None:
+    # FFmpeg gives a stream without a single packet, and no error.
+    data = make_audio(sound(), RATE, codec="pcm_s16le", format="mov")[:-3]
+    with pytest.raises(sm.DecodeError, match="the box moov should end"):
+        decode_audio(data)
+    with pytest.raises(sm.DemuxError, match="cut short"), sm.Demuxer(data) as demuxer:
+        list(demuxer.streaming_demux(num_packets=10))
+
+
+def test_mp4_without_its_index_says_so() -> None:
+    data = container("mp4, index at the end")
+    with pytest.raises(
+        sm.DemuxError, match=r"no index: .*moov atom not found.*cut short"
+    ) as caught:
+        sm.demux_video(data[: len(data) // 2])
+    assert caught.value.__cause__ is not None
+
+
+def test_window_in_what_is_there_is_whole() -> None:
+    data = container("matroska")
+    half = data[: len(data) // 2]
+    frames = sm.decode_packets(sm.demux_video(half, timestamp=(0.2, 0.6)), None)
+    assert len(frames) == 4
+    for window in ((0.2, 9), (0.2, None), (2.0, 2.2)):
+        with pytest.raises(sm.DecodeError, match="cut short"):
+            sm.decode_packets(sm.demux_video(half, timestamp=window), None)
+
+
+def test_first_frames_of_a_file_cut_short_can_be_had() -> None:
+    half = container("matroska")[: len(container("matroska")) // 2]
+    packets = sm.demux_video(half)
+    assert len(sm.decode_packets(packets, None, num_frames=5)) == 5
+    assert len(sm.decode_packets(packets[:5], None)) == 5
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        sm.decode_packets(packets, None, num_frames=24)
+    sound_packets = sm.demux_audio(container("wav")[:9000])
+    assert len(sm.decode_packets(sound_packets, None, num_frames=1000)) == 1000
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        sm.decode_packets(sound_packets, None, num_frames=9000)
+
+
+@pytest.mark.parametrize("name", ["matroska", "wav"])
+def test_stream_cut_short_gives_its_frames_and_then_the_error(name: str) -> None:
+    data = container(name)[: len(container(name)) // 2]
+    kept = len(decode(name, data, on_corrupt="keep"))
+    assert kept == sum(len(frames) for frames in stream(data, on_corrupt="keep"))
+    count = 0
+    with pytest.raises(sm.DecodeError, match="cut short"):  # noqa: PT012  # what came before counts
+        for frames in stream(data):
+            count += len(frames)
+    assert count == kept
+
+
+def stream(data: bytes, **options: object) -> Iterator[sm.VideoFrames | sm.AudioFrames]:
+    with sm.Demuxer(data) as demuxer:
+        make = sm.VideoDecoder if demuxer.has_video() else sm.AudioDecoder
+        codec = demuxer.video_codec if demuxer.has_video() else demuxer.audio_codec
+        decoder = make(codec, filter_desc=None, decode_config=sm.decode_config(**options))
+        for packets in demuxer.streaming_demux(num_packets=3):
+            yield from decoder.decode(packets)
+        yield from decoder.flush()
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
+def test_wav_of_unknown_size_is_whole(size: int) -> None:
+    """Programs that write to a pipe cannot go back to fill the size in."""
+    data = bytearray(make_audio(sound(), RATE))
+    place = data.index(b"data") + 4
+    data[place : place + 4] = size.to_bytes(4, "little")
+    assert missing_end(lambda start, count: bytes(data[start : start + count]), len(data)) is None
+
+
+def test_matroska_of_unknown_size_is_whole() -> None:
+    live = make_video(pictures(), codec="libx264", options={"qp": "23"})
+    data = bytearray(live)
+    segment = data.index(b"\x18\x53\x80\x67") + 4
+    data[segment : segment + 8] = b"\x01" + b"\xff" * 7
+    assert len(decode_video(bytes(data))) == 24
+
+
+def test_missing_end_survives_hostile_sizes() -> None:
+    rng = np.random.default_rng(4)
+    for name in CONTAINERS:
+        head = bytearray(container(name)[:300])
+        for _ in range(60):
+            data = bytearray(head)
+            for place in rng.integers(4, len(data), 6):
+                data[place] = rng.integers(256)
+            cut = bytes(data[: int(rng.integers(0, 300))])
+            text = missing_end(lambda start, count, data=cut: data[start : start + count], len(cut))
+            assert text is None or text.startswith("the data ends after")
+
+
+def test_mp3_frame_sizes_are_those_of_the_frames(media_dir: Path) -> None:
+    rates = (8000, 11025, 16000, 22050, 32000, 44100, 48000)
+    make = partial(make_audio, sound(), codec="libmp3lame", format="mp3", bit_rate=64000)
+    files = [media_dir / "audio" / "nasa_16k.mp3", *map(make, rates)]
+    for file in files:
+        packets = av_packets(sm.demux_audio(file))
+        assert len(packets) > 20
+        assert [mp3_frame_size(bytes(packet)[:4]) for packet in packets] == [
+            packet.size for packet in packets
+        ]
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff\xfb", b"RIFF", b"\xff\xfb\xf0\0", b"\xff\xfb\0\0"])
+def test_what_is_no_mp3_header_has_no_size(header: bytes) -> None:
+    assert mp3_frame_size(header) is None
+
+
+def test_real_media_are_whole(media_dir: Path) -> None:
+    for path in sorted(media_dir.glob("*o/*")):
+        if path.name in ("truncated.mp4", "corrupt_middle.ts"):
+            continue
+        info = sm.probe(path)
+        if info.video:
+            assert not sm.demux_video(path)._facts.incomplete, path
+        if info.audio:
+            assert not sm.demux_audio(path)._facts.incomplete, path

@@ -1,0 +1,136 @@
+"""What is noticed of damage, cell by cell of the tables in docs/damage.md, and what comes out then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from damage import (
+    AUDIO,
+    NUM_VARIANTS,
+    RATE,
+    STILLS,
+    VIDEO,
+    count_noticed,
+    decode_audio,
+    decode_still,
+    decode_video,
+    flipped,
+    is_noticed,
+    made,
+    overwritten,
+    packet_spans,
+    sound,
+)
+
+import spdl_media as sm
+from spdl_media.testing import make_audio
+
+PAGE = Path(__file__).parent.parent / "docs" / "damage.md"
+KINDS = {"one bit": flipped, "32 bytes": overwritten}
+
+
+@cache
+def table() -> dict[tuple[str, str], str]:
+    """The cells of the table of flipped bits, by format or codec and kind of damage."""
+    text = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w ]+?) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    return {
+        (name, kind): cell.strip()
+        for name, *cells in rows
+        for kind, cell in zip(KINDS, cells, strict=True)
+        if name in {**STILLS, **VIDEO, **AUDIO}
+    }
+
+
+def cells() -> Iterator[tuple[str, str]]:
+    for name in (*STILLS, *VIDEO, *AUDIO):
+        for kind in KINDS:
+            yield name, kind
+
+
+@pytest.mark.parametrize(("name", "kind"), list(cells()), ids=lambda word: word.replace(" ", "-"))
+def test_damage_is_noticed_as_the_page_says(name: str, kind: str) -> None:
+    assert not is_noticed(name, made(name)), "the whole file must decode"
+    cell = table()[name, kind]
+    count = count_noticed(name, KINDS[kind])
+    if cell == "always":
+        assert count == NUM_VARIANTS
+    elif cell == "never":
+        assert count == 0
+    else:
+        bound, number = re.fullmatch(rf"at (least|most) (\d+) of {NUM_VARIANTS}", cell).groups()
+        assert count >= int(number) if bound == "least" else count <= int(number)
+
+
+def damage_in(name: str, packet: int, kind: str = "video") -> bytes:
+    """The file with one bit flipped in the middle of one packet."""
+    data = bytearray(made(name))
+    start, end = packet_spans(made(name), kind)[packet]
+    data[(start + end) // 2] ^= 4
+    return bytes(data)
+
+
+def test_ffv1_checksum_marks_the_frame_that_fails_it() -> None:
+    # FFmpeg logs it and goes on with the pixels of the frame before.
+    damaged = damage_in("ffv1", 5)
+    with pytest.raises(
+        sm.DecodeError, match=r"damaged ffv1 data at 0\.500 s \(packet 5\)"
+    ) as caught:
+        decode_video(damaged)
+    assert caught.value.pts_seconds == 0.5
+    assert caught.value.packet_index == 5
+    kept = decode_video(damaged, on_corrupt="keep")
+    assert [n for n, mark in enumerate(kept.is_corrupt) if mark] == [5]
+    dropped = decode_video(damaged, on_corrupt="drop")
+    assert (len(dropped), dropped.num_dropped) == (23, 1)
+    assert not any(dropped.is_corrupt)
+
+
+def test_hashes_of_hevc_mark_the_picture_that_fails_them() -> None:
+    damaged = damage_in("hevc with hashes", 0)
+    with pytest.raises(sm.DecodeError, match="damaged hevc data"):
+        decode_video(damaged)
+    kept = decode_video(damaged, on_corrupt="keep")
+    assert len(kept) == 24
+    assert kept.is_corrupt[0]
+    # Those that are predicted from it fail as well, up to the next key frame.
+    assert not any(kept.is_corrupt[8:])
+
+
+@pytest.mark.parametrize("codec", ["libopus", "flac"])
+def test_damaged_page_of_an_ogg_is_no_gap_in_silence(codec: str) -> None:
+    """FFmpeg drops such a page and goes on."""
+    whole = make_audio(sound(), RATE, codec=codec, format="ogg")
+    total = len(decode_audio(whole))
+    for place in (len(whole) * 2 // 5, len(whole) * 3 // 4):
+        data = bytearray(whole)
+        data[place] ^= 4
+        with pytest.raises(sm.DecodeError, match=r"a page fails its checksum.*on_corrupt='keep'"):
+            decode_audio(bytes(data))
+        assert 0 < len(decode_audio(bytes(data), on_corrupt="keep")) < total
+
+
+@pytest.mark.parametrize("name", ["flac", "ac3"])
+def test_damaged_sound_is_dropped_and_counted(name: str) -> None:
+    damaged = damage_in(name, 3, "audio")
+    with pytest.raises(sm.DecodeError, match=rf"damaged {name} data at .*\(packet 3\)"):
+        decode_audio(damaged)
+    whole, dropped = decode_audio(made(name)), decode_audio(damaged, on_corrupt="drop")
+    assert dropped.num_dropped == 1
+    assert 0 < len(dropped) < len(whole)
+
+
+def test_keep_gives_a_damaged_still_marked() -> None:
+    name = "jpeg"  # FFmpeg gives nothing of a PNG that fails its checksum
+    damaged = next(data for data in overwritten(name) if is_noticed(name, data))
+    whole = decode_still(made(name))
+    kept = decode_still(damaged, on_corrupt="keep")
+    assert kept.is_corrupt
+    assert (kept.width, kept.height) == (whole.width, whole.height)
+    assert not whole.is_corrupt
+    with pytest.raises(sm.DecodeError):
+        decode_still(damaged, on_corrupt="drop")  # there is nothing left to give

@@ -1,0 +1,120 @@
+"""The examples of the documentation, run as they stand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import spdl_media
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEDIA = ROOT / "samples" / "media"
+
+# A block of code, and the mark before it that keeps it from being run.
+BLOCK = re.compile(
+    r"^(?:<!-- no-run: (?P<reason>[^\n]+) -->\n\n?)?```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+# A print on a line of its own, with what it prints behind it.
+PRINTED = re.compile(r"^ *print\(.*\)  # (?P<text>.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+class Block(NamedTuple):
+    """A block of code that is to be run."""
+
+    line: int
+    code: str
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        if match["reason"] is None:
+            yield Block(text.count("\n", 0, match.start("code")), match["code"])
+
+
+def run(block: Block, names: dict[str, object], page: str) -> None:
+    """Run a block; lines of an error are those of the page."""
+    code = compile("\n" * block.line + block.code, page, "exec", dont_inherit=True)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(code, names)  # noqa: S102  # the examples of this repository
+    expected = [match["text"] for match in PRINTED.finditer(block.code)]
+    if expected:
+        assert output.getvalue().splitlines() == expected, f"{page}, block at line {block.line}"
+
+
+@pytest.fixture
+def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the files that the examples read."""
+    shutil.copy(MEDIA / "nasa_13013.mp4", tmp_path / "clip.mp4")
+    shutil.copy(MEDIA / "technician_turned.jpg", tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("example_folder")
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
+def test_examples_run_and_print_what_stands_behind_them(page: Path) -> None:
+    names: dict[str, object] = {"__name__": "example"}
+    for block in blocks(page):
+        run(block, names, name_of(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_fence_is_seen(page: Path) -> None:
+    """A block that the pattern above misses would never be run."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```python") == len(BLOCK.findall(text))
+    assert text.count("```") % 2 == 0
+    marks = re.findall(r"<!-- no-run\b", text)
+    assert len(marks) == sum(match["reason"] is not None for match in BLOCK.finditer(text))
+
+
+def test_a_wrong_output_is_noticed() -> None:
+    run(Block(0, "print(1 + 1)  # 2\n"), {}, "page")
+    with pytest.raises(AssertionError, match="page, block at line 7"):
+        run(Block(7, "print(1 + 1)  # 3\n"), {}, "page")
+
+
+def test_readme_has_the_two_commands_and_the_example() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "python -m pip install . && python samples/decode_media.py [PATH ...]\n" in readme
+    assert 'python -m pip install -e ".[test]" && python -m pytest\n' in readme
+    assert 'packets = sm.demux_video("clip.mp4", timestamp=(1.5, 3.0))\n' in readme
+
+
+def test_the_reference_has_one_line_for_each_public_name_and_no_other() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(?:\w+\.)*?(\w+)` \| (?P<what>\S.*) \|$", reference, re.MULTILINE)
+    apart = set(re.findall(r"^\| `testing\.(\w+)`", reference, re.MULTILINE))
+    names = [name for name, _ in rows if name not in apart]
+    assert sorted(names) == sorted(set(spdl_media.__all__) - {"__version__"})
+    assert apart == set(__import__("spdl_media.testing").testing.__all__)
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        if page.parent.name == "docs" and page.name != "index.md":
+            assert f"({page.name})" in index, f"docs/index.md does not mention {page.name}"

@@ -1,0 +1,186 @@
+"""FFmpeg's own lines: kept off stderr, let through on request, quoted in the error that they belong to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import av.logging
+import pytest
+from damage import container, flipped, overwritten
+
+import spdl_media as sm
+from spdl_media._backends._pyav import LOG_LEVELS
+
+READ_ALL = (
+    "import pathlib, sys, spdl_media as sm\n"
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "from damage import read_everything\n"
+    "files = sorted(pathlib.Path(sys.argv[1]).glob('*.dat'))\n"
+    "{setup}\n"
+    "for path in files:\n"
+    "    read_everything(path); read_everything(path.read_bytes())\n"
+    "with ThreadPoolExecutor(4) as threads:\n"
+    "    list(threads.map(read_everything, files * 4))\n"
+    "print('done')\n"
+)
+
+
+@pytest.fixture(scope="module")
+def damaged_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged")
+    names = ("jpeg", "png", "h264", "hevc", "mpeg4", "ffv1", "aac", "flac", "mp3", "av1")
+    for name in names:
+        for number, data in enumerate([*flipped(name), *overwritten(name)][::8]):
+            (folder / f"{name}-{number}.dat").write_bytes(data)
+    for name in ("mp4, index in front", "ogg, opus", "mpeg-ts", "wav"):
+        data = container(name)
+        (folder / f"cut-{name[:3]}.dat").write_bytes(data[: len(data) // 2])
+        (folder / f"flip-{name[:3]}.dat").write_bytes(data[:5000] + b"\0\1\2\3" + data[5004:])
+    (folder / "text.dat").write_bytes(b"no media at all\n" * 99)
+    return folder
+
+
+def run(folder: Path, setup: str = "") -> subprocess.CompletedProcess[str]:
+    done = run_code(READ_ALL.format(setup=setup), folder)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    return done
+
+
+def run_code(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_nothing_reaches_stderr(damaged_files: Path) -> None:
+    assert run(damaged_files).stderr == ""
+
+
+def test_nothing_reaches_stderr_when_threads_decode(damaged_files: Path) -> None:
+    """FFmpeg's own threads log too, and no call of ours is above them."""
+    setup = (
+        "import damage\n"
+        "make = sm.decode_config\n"
+        "sm.decode_packets = lambda packets, real=sm.decode_packets: real(\n"
+        "    packets, None, make(decoder_options={'threads': 2}))\n"
+        "files = [path for path in files if path.name[:4] in ('h264', 'hevc', 'mpeg', 'ffv1')]\n"
+    )
+    assert run(damaged_files, setup).stderr == ""
+
+
+ABANDON = (
+    "import pathlib, sys, spdl_media as sm\n"
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "config = sm.decode_config(decoder_options={'threads': 2})\n"
+    "def read(path):\n"
+    "    try:\n"
+    "        packets = sm.demux_video(path)\n"
+    "        decoder = sm.VideoDecoder(packets.codec, decode_config=config, num_frames=1)\n"
+    "        next(decoder.decode(packets), None)\n"
+    "        sm.decode_packets(packets, None, config, num_frames=2)\n"
+    "        sm.decode_packets(sm.demux_image(path), None, config)\n"
+    "    except sm.MediaError:\n"
+    "        pass\n"
+    "names = ('h264', 'hevc', 'mpeg', 'ffv1')\n"
+    "files = [p for p in pathlib.Path(sys.argv[1]).glob('*.dat') if p.name[:4] in names]\n"
+    "with ThreadPoolExecutor(4) as threads:\n"
+    "    list(threads.map(read, files * 40))\n"
+    "print('done')\n"
+)
+
+
+def test_decoders_with_threads_can_be_left_half_way(damaged_files: Path) -> None:
+    """A thread of FFmpeg's that logs waits for the GIL; who frees its decoder must not hold it."""
+    done = run_code(ABANDON, damaged_files)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_lines_reach_stderr_when_asked(damaged_files: Path) -> None:
+    said = run(damaged_files, "sm.set_log_level('error')").stderr
+    assert "slice CRC mismatch" in said
+    assert "Traceback" not in said
+
+
+def test_lines_stay_away_again(damaged_files: Path) -> None:
+    assert run(damaged_files, "sm.set_log_level('error'); sm.set_log_level('quiet')").stderr == ""
+
+
+def test_a_program_s_own_logging_is_used_when_asked(damaged_files: Path) -> None:
+    setup = (
+        "import logging; sm.set_log_level('error')\n"
+        "logging.basicConfig(format='%(name)s says', level='ERROR', force=True)\n"
+        "logging.getLogger('libav').handlers.clear()\n"
+    )
+    said = run(damaged_files, setup).stderr
+    assert "libav.ffv1 says" in said
+    assert "CRC" not in said
+
+
+@pytest.fixture
+def level() -> Iterator[None]:
+    yield
+    sm.set_log_level("quiet")
+    for handler in list(logging.getLogger("libav").handlers):
+        if isinstance(handler, logging.StreamHandler):
+            logging.getLogger("libav").removeHandler(handler)
+
+
+@pytest.mark.usefixtures("level")
+def test_lines_go_to_the_logger_libav(caplog: pytest.LogCaptureFixture) -> None:
+    data = next(iter(flipped("ffv1")))
+    for asked in ("error", "quiet"):
+        sm.set_log_level(asked)
+        caplog.clear()
+        with pytest.raises(sm.DecodeError):
+            sm.decode_packets(sm.demux_video(data))
+        lines = [r for r in caplog.records if "CRC mismatch" in r.getMessage()]
+        assert bool(lines) == (asked == "error")
+        assert all(r.name.startswith("libav") and r.levelno == logging.ERROR for r in lines)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", LOG_LEVELS)
+def test_every_level_can_be_set(name: str) -> None:
+    sm.set_log_level(name)
+    expected = av.logging.ERROR if name == "quiet" else getattr(av.logging, name.upper())
+    assert av.logging.get_level() == expected
+
+
+def test_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"level must be one of.*'quiet'.*not 'loud'"):
+        sm.set_log_level("loud")
+
+
+FAILURES: dict[str, Callable[[], sm.Packets]] = {
+    "png": lambda: sm.demux_image(next(iter(flipped("png")))),
+    "aac": lambda: sm.demux_audio(next(iter(overwritten("aac")))),
+    "mov": lambda: sm.demux_video(container("mp4, index at the end")[:20000]),
+}
+
+
+def failure(name: str) -> str:
+    with pytest.raises(sm.MediaError) as caught:
+        sm.decode_packets(FAILURES[name]())
+    assert caught.value.__cause__ is not None
+    return str(caught.value)
+
+
+def test_errors_quote_the_last_line_of_their_own_call() -> None:
+    """Also while other threads fail in other ways."""
+    alone = {name: failure(name) for name in FAILURES}
+    assert "(moov atom not found)" in alone["mov"]
+    assert "(inflate returned error" in alone["png"]
+    names = list(FAILURES) * 60
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(failure, names)) == [alone[name] for name in names]

@@ -1,0 +1,45 @@
+"""Importing the package is quick, and loads nothing that is not needed yet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+MAX_SECONDS = 0.4
+NUM_RUNS = 5
+HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
+
+PROGRAM = """
+import json, sys, time
+start = time.perf_counter()
+import spdl_media
+seconds = time.perf_counter() - start
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+
+
+def _import_in_a_new_process() -> tuple[float, set[str]]:
+    # Warnings are errors here as well, whatever the parent's settings.
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    return answer["seconds"], set(answer["modules"])
+
+
+def test_import_is_quick() -> None:
+    # The best of several runs: others are slowed by what else the machine does.
+    seconds = min(_import_in_a_new_process()[0] for _ in range(NUM_RUNS))
+    assert seconds < MAX_SECONDS
+
+
+def test_import_loads_no_optional_package() -> None:
+    _, modules = _import_in_a_new_process()
+    assert not {name for name in modules if name.split(".")[0] in HEAVY}
+    assert {"av", "numpy"} <= modules
+
+
+def test_import_leaves_testing_and_pipeline_alone() -> None:
+    _, modules = _import_in_a_new_process()
+    assert not modules & {"spdl_media.testing", "spdl_media.pipeline", "spdl_media.cli"}

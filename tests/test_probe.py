@@ -1,0 +1,271 @@
+"""What a source holds, told without decoding it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import math
+import pickle
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from heif_grid import make_grid
+from oriented import oriented_clip
+
+import spdl_media as sm
+from spdl_media import container as container_module
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    index_frames,
+    index_planes,
+    index_samples,
+    make_audio,
+    make_image,
+    make_media,
+    make_video,
+)
+
+# The package has a function of the same name.
+probe_module = importlib.import_module("spdl_media.probe")
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that can be read once, and not sought."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+
+@pytest.fixture(scope="module")
+def movie() -> bytes:
+    video = VideoTrack(frames=index_planes(30, 64, 48), codec="libx265", frame_rate=25)
+    sound = AudioTrack(samples=index_samples(57600, 2), codec="flac")
+    return make_media([video, sound], format="mp4", faststart=True)
+
+
+def test_a_movie(movie: bytes) -> None:
+    info = sm.probe(movie)
+    assert "mp4" in info.format
+    assert info.duration == pytest.approx(1.2, abs=0.001)
+    assert (info.best_video, info.best_audio, info.is_still) == (0, 1, False)
+    assert info.streams == (info.video, info.audio)
+    video, audio = info.video, info.audio
+    assert video is not None
+    assert audio is not None
+    assert (video.codec, video.width, video.height) == ("hevc", 64, 48)
+    assert (video.pix_fmt, video.frame_rate, video.num_frames) == ("yuv420p", 25, 30)
+    assert isinstance(video.frame_rate, Fraction)
+    assert video.duration == pytest.approx(1.2)
+    assert (video.orientation, video.rotation, video.mirrored) == (1, 0, False)
+    assert (audio.codec, audio.sample_rate, audio.num_channels) == ("flac", 48000, 2)
+    assert (audio.channel_layout, audio.sample_fmt) == ("stereo", "s16")
+    assert audio.duration == pytest.approx(1.2)
+
+
+def test_values_are_frozen_hashable_and_picklable(movie: bytes) -> None:
+    info = sm.probe(movie)
+    assert pickle.loads(pickle.dumps(info)) == info == sm.probe(io.BytesIO(movie))
+    assert hash(info) == hash(sm.probe(movie))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.duration = 3.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("format", ["mov", "matroska", "mpegts", "avi", "nut", "flv"])
+def test_containers(format: str) -> None:
+    data = make_video(index_planes(20, 64, 48), codec="libx264", format=format)
+    info = sm.probe(data)
+    video = info.video
+    assert video is not None
+    assert (video.codec, video.width, video.height, video.pix_fmt) == ("h264", 64, 48, "yuv420p")
+    assert video.frame_rate == 10
+    assert (info.best_audio, info.audio) == (None, None)
+    assert info.duration is not None
+    assert math.isclose(info.duration, 2, abs_tol=0.25)
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "pix_fmt"),
+    [
+        ("png", "png", "rgb24"),
+        ("bmp", "bmp", "bgr24"),
+        ("tiff", "tiff", "rgb24"),
+        ("ppm", "ppm", "rgb24"),
+        ("qoi", "qoi", "rgb24"),
+        ("mjpeg", "mjpeg", None),
+        ("libwebp", "webp", None),
+        ("jpeg2000", "jpeg2000", "rgb24"),
+        ("libsvtav1", "av1", None),
+    ],
+)
+def test_stills(codec: str, name: str, pix_fmt: str | None) -> None:
+    data = make_image(index_frames(1, 64, 48)[0], codec=codec)
+    info = sm.probe(data)
+    video = info.video
+    assert video is not None
+    assert (info.is_still, info.format, info.duration) == (True, name, None)
+    assert (info.best_video, info.best_audio, len(info.streams)) == (0, None, 1)
+    assert (video.codec, video.width, video.height) == (name, 64, 48)
+    assert (video.num_frames, video.frame_rate, video.duration) == (1, None, None)
+    if pix_fmt is not None:
+        assert video.pix_fmt == pix_fmt
+
+
+def test_moving_pictures_are_no_stills() -> None:
+    gif = make_video(index_planes(3, 64, 48, "gray"), codec="gif", format="gif", pix_fmt="gray")
+    avis = make_video(index_planes(3, 64, 64), codec="libsvtav1", format="avif")
+    for data in (gif, avis):
+        info = sm.probe(data)
+        assert not info.is_still
+        assert info.video is not None
+        assert info.video.width == 64
+    assert sm.probe(avis).video.num_frames == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("codec", "format"),
+    [("pcm_s16le", "wav"), ("flac", "flac"), ("libmp3lame", "mp3"), ("libopus", "ogg")],
+)
+def test_sound(codec: str, format: str) -> None:
+    info = sm.probe(make_audio(index_samples(96000, 2), codec=codec, format=format))
+    assert info.video is None
+    assert info.best_video is None
+    assert info.audio is not None
+    assert (info.audio.sample_rate, info.audio.num_channels) == (48000, 2)
+    assert info.duration == pytest.approx(2, abs=0.1)
+
+
+def test_other_streams_are_listed(media_dir: Path) -> None:
+    info = sm.probe(media_dir / "video" / "nasa_13013.mp4")
+    kinds = [type(stream).__name__ for stream in info.streams]
+    assert kinds.count("VideoStreamInfo") == 2
+    assert kinds.count("AudioStreamInfo") == 2
+    assert [stream.index for stream in info.streams] == list(range(len(info.streams)))
+    assert info.video is not None
+    assert (info.video.width, info.video.height, info.video.num_frames) == (480, 270, 390)
+
+
+def test_a_stream_that_cannot_be_decoded_is_listed() -> None:
+    # FFV1 in MPEG-TS has no code of its own and comes back as data.
+    info = sm.probe(make_video(index_planes(5, 64, 48), codec="ffv1", format="mpegts"))
+    assert info.streams == (sm.OtherStreamInfo(0, "data"),)
+    assert info.video is None
+
+
+def test_every_real_file_can_be_probed(media_dir: Path) -> None:
+    for path in sorted((media_dir / "video").iterdir()):
+        if path.name != "truncated.mp4":
+            assert sm.probe(path).video is not None, path.name
+    for path in sorted((media_dir / "audio").iterdir()):
+        assert sm.probe(path).audio is not None, path.name
+
+
+def test_colour_is_told() -> None:
+    options = {"colorspace": "bt709", "color_primaries": "bt709", "color_trc": "bt709"}
+    track = VideoTrack(
+        frames=index_planes(3, 64, 48), codec="libx264", options={**options, "color_range": "pc"}
+    )
+    for format in ("mp4", "matroska", "mpegts"):
+        info = sm.probe(make_media([track], format=format)).video
+        assert info is not None
+        assert (info.colorspace, info.color_primaries, info.color_trc) == ("bt709",) * 3
+        assert info.color_range == "pc"
+    plain = sm.probe(make_video(index_planes(3, 64, 48), codec="mpeg4", format="mp4")).video
+    assert plain is not None
+    assert (plain.colorspace, plain.color_primaries, plain.color_trc) == (None, None, None)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("codec", "format"), [("libx264", "mp4"), ("libvpx-vp9", "matroska")])
+def test_size_is_that_of_the_upright_picture(codec: str, format: str, orientation: int) -> None:
+    info = sm.probe(oriented_clip(orientation, codec=codec, format=format)).video
+    assert info is not None
+    assert info.orientation == orientation
+    assert (info.width, info.height) == ((48, 64) if orientation > 4 else (64, 48))
+    assert info.mirrored == (orientation in (2, 4, 5, 7))
+
+
+def test_a_source_that_cannot_seek(movie: bytes) -> None:
+    assert sm.probe(Pipe(movie), name="x").streams == sm.probe(movie, name="x").streams
+    still = make_image(index_frames(1, 64, 48)[0])
+    assert sm.probe(Pipe(still)) == sm.probe(still)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which streams were decoded to be probed."""
+    calls: list[str] = []
+    decoded_matrix, first_frame = container_module._decoded_matrix, probe_module._first_frame
+
+    def matrix(stream: Any, packets: Any) -> Any:
+        taken = []
+        result = decoded_matrix(stream, (taken.append(p) or p for p in packets))
+        calls.append(f"stream {stream.index}, {len(taken)} packets")
+        return result
+
+    def frame(packets: sm.ImagePackets) -> Any:
+        calls.append("still")
+        return first_frame(packets)
+
+    monkeypatch.setattr(container_module, "_decoded_matrix", matrix)
+    monkeypatch.setattr(probe_module, "_first_frame", frame)
+    return calls
+
+
+def test_movies_are_not_decoded(movie: bytes, decoded: list[str]) -> None:
+    sm.probe(movie)
+    sm.probe(oriented_clip(6))
+    for format in ("matroska", "mpegts", "avi"):
+        sm.probe(make_video(index_planes(20, 64, 48), codec="libx264", format=format))
+    assert decoded == []
+
+
+def test_at_most_one_frame_is_decoded(decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    sm.probe(make_image(index_frames(1, 64, 48)[0]))
+    assert decoded == ["still"]
+    decoded.clear()
+    monkeypatch.setattr(container_module, "_muxed_matrix", lambda stream: None)
+    tracks = [VideoTrack(frames=index_planes(9, 64, 48), codec="libx264", max_b_frames=2)] * 2
+    data = make_media(tracks, format="matroska")
+    info = sm.probe(data)
+    assert decoded == ["stream 0, 1 packets", "stream 1, 1 packets"]
+    decoded.clear()
+    assert sm.probe(Pipe(data)) == info, "all streams in one pass, because there is no second"
+    assert len(decoded) == 2
+
+
+def test_data_behind_the_first_frame_do_not_matter() -> None:
+    data = bytearray(make_video(index_planes(30, 64, 48), codec="libx264", format="matroska"))
+    info = sm.probe(bytes(data))
+    noise = np.random.default_rng(1).integers(0, 256, len(data) * 3 // 5, np.uint8)
+    data[-len(noise) :] = noise.tobytes()
+    assert sm.probe(bytes(data)).streams == info.streams
+
+
+def test_metadata_are_kept() -> None:
+    info = sm.probe(make_video(index_planes(3, 64, 48), format="matroska"))
+    assert isinstance(info.metadata, tuple)
+    assert all(isinstance(key, str) for pair in info.metadata for key in pair)
+
+
+def test_what_is_no_media() -> None:
+    with pytest.raises(sm.DemuxError, match="cannot open it as media"):
+        sm.probe(b"this is text, and nothing else " * 50)
+    with pytest.raises(sm.DemuxError, match="is empty"):
+        sm.probe(b"")
+    with pytest.raises(sm.SourceError, match="Check the path"):
+        sm.probe("/no/such/file.mp4")
+    with pytest.raises(sm.DemuxError, match="split into 2 tiles"):
+        sm.probe(make_grid(index_frames(1, 256, 128)[0], 2))
+    with pytest.raises(sm.DecodeError, match=r"^photo: "):
+        sm.probe(make_image(index_frames(1, 64, 48)[0])[:60], name="photo")

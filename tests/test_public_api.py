@@ -1,0 +1,140 @@
+"""Public names: the modules' ``__all__``, the package's re-exports and the reference agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import spdl_media
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _module_names() -> list[str]:
+    """Full names of all modules that have an ``__all__``, found without importing them."""
+    names = []
+    for path in sorted((ROOT / "spdl_media").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        private = any(part.startswith("_") and part != "__init__" for part in parts)
+        if not private and "\n__all__ = " in path.read_text(encoding="utf-8"):
+            names.append(".".join(part for part in parts if part != "__init__"))
+    return [name for name in names if name != "spdl_media"]
+
+
+MODULES = _module_names()
+
+# Modules whose names are for other modules (or for tests) and are not re-exported, and such
+# names of modules that are.
+NOT_REEXPORTED = {
+    "completeness",
+    "config.OnCorrupt",
+    "endings",
+    "formats",
+    "inputs.Input",
+    "inputs.open_input",
+    "memory",
+    "orientation",
+    "readers",
+    "remote",
+    "stills",
+    "testing",
+    "timing.Seconds",
+    "timing.parse_window",
+}
+
+
+def _defined_names(module: ModuleType) -> set[str]:
+    """Public names that the module's own source binds at top level, imports left out."""
+    assert module.__file__
+    names: set[str] = set()
+    for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+def _names_imported_by_siblings(module: ModuleType) -> set[str]:
+    """Names that other files of the package take from a module, in either form of import."""
+    names: set[str] = set()
+    short = module.__name__.rpartition(".")[2]
+    for path in (ROOT / "spdl_media").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module == module.__name__:
+                names |= {alias.name for alias in node.names}
+        names |= set(re.findall(rf"\b{short}\.(\w+)", text))
+    return names
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_is_a_sorted_tuple_of_own_names(name: str) -> None:
+    module = importlib.import_module(name)
+    names = module.__all__
+    assert isinstance(names, tuple)
+    assert list(names) == sorted(set(names))
+    if not hasattr(module, "__path__"):
+        assert set(names) <= _defined_names(module)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_functions_outside_all_are_shared_inside_the_package(name: str) -> None:
+    """A function without underscore is public, or another module of the package needs it."""
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__"):
+        return
+    functions = {
+        name
+        for name in _defined_names(module)
+        if inspect.isfunction(getattr(module, name)) or inspect.isclass(getattr(module, name))
+    }
+    idle = functions - set(module.__all__) - _names_imported_by_siblings(module)
+    assert not idle, f"{sorted(idle)}: in no __all__ and used by no other module; add or underscore"
+
+
+def test_package_reexports_the_modules_names() -> None:
+    expected = {
+        name
+        for module in map(importlib.import_module, MODULES)
+        for short in [module.__name__.removeprefix("spdl_media.")]
+        if short.split(".")[0] not in NOT_REEXPORTED and not short.startswith("pipeline")
+        for name in module.__all__
+        if f"{short}.{name}" not in NOT_REEXPORTED
+    }
+    # Functions of the border to FFmpeg that are for users.
+    expected |= {"set_log_level"}
+    given = set(spdl_media.__all__) - {"__version__"}
+    assert given == expected, f"missing {expected - given}, too many {given - expected}"
+
+
+def test_package_all_is_sorted_and_complete() -> None:
+    names = spdl_media.__all__
+    assert isinstance(names, tuple)
+    assert list(names) == sorted(set(names))
+    for name in names:
+        getattr(spdl_media, name)
+
+
+@pytest.mark.parametrize("name", sorted(set(spdl_media.__all__) - {"__version__"}))
+def test_reference_documents(name: str) -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    pattern = rf"`(spdl_media\.|sm\.)?{re.escape(name)}\b"
+    assert re.search(pattern, reference), f"docs/reference.md does not mention `{name}`"
+
+
+@pytest.mark.parametrize("name", sorted(set(spdl_media.__all__) - {"__version__"}))
+def test_functions_and_classes_have_docstrings(name: str) -> None:
+    value = getattr(spdl_media, name)
+    if inspect.isfunction(value) or inspect.isclass(value):
+        # A dataclass without a docstring is given its signature for one.
+        assert inspect.getdoc(value)
+        assert not str(value.__doc__).startswith(f"{name}(")

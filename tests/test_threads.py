@@ -1,0 +1,186 @@
+"""Functions and values are free to share between threads; FFmpeg works without the GIL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    frame_index,
+    index_planes,
+    index_samples,
+    make_image,
+    make_media,
+)
+
+FRAMES = index_planes(30, 64, 48)
+THREADS = 8
+
+
+@pytest.fixture(scope="module", params=["libx265", "libx264", "libvpx-vp9", "ffv1", "libsvtav1"])
+def movie(request: pytest.FixtureRequest) -> bytes:
+    planes = index_planes(30, 64, 64) if request.param == "libsvtav1" else FRAMES
+    video = VideoTrack(frames=planes, codec=request.param, gop_size=8)
+    sound = AudioTrack(samples=index_samples(144000, 2), codec="flac")
+    return make_media([video, sound], format="matroska")
+
+
+def at_once(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
+    """Results of ``work(k)``, all started at the same moment."""
+    barrier = threading.Barrier(threads)
+
+    def run(number: int) -> Any:
+        barrier.wait(20)
+        return work(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, range(threads)))
+
+
+def bytes_of(frames: sm.VideoFrames) -> list[bytes]:
+    return [b"".join(plane.tobytes() for plane in frame.planes) for frame in frames]
+
+
+def test_the_same_packets_in_eight_threads(movie: bytes) -> None:
+    packets = sm.demux_video(movie)
+    want = bytes_of(sm.decode_packets(packets))
+    for got in at_once(lambda k: bytes_of(sm.decode_packets(packets))):
+        assert got == want
+
+
+def test_the_same_sound_in_eight_threads(movie: bytes) -> None:
+    packets = sm.demux_audio(movie, timestamp=(0.5, 2))
+    for got in at_once(lambda k: sm.decode_packets(packets, "aformat=sample_fmts=s16")):
+        blocks = np.concatenate([chunk.planes[0] for chunk in got.chunks])
+        assert np.array_equal(blocks, index_samples(144000, 2)[24000:96000])
+
+
+def test_the_same_bytes_demuxed_in_eight_threads(movie: bytes) -> None:
+    def work(number: int) -> list[float]:
+        packets = sm.demux_video(movie, timestamp=(number / 10, number / 10 + 1))
+        return list(sm.decode_packets(packets, None).timestamps)
+
+    for number, times in enumerate(at_once(work)):
+        assert times == [(number + k) / 10 for k in range(10)]
+
+
+def test_the_same_image_packets_in_eight_threads() -> None:
+    packets = sm.demux_image(make_image(FRAMES[0][0], codec="mjpeg"))
+    want = sm.decode_packets(packets).planes[0]
+    for image in at_once(lambda k: sm.decode_packets(packets)):
+        assert np.array_equal(image.planes[0], want)
+
+
+def test_frames_are_read_by_eight_threads(movie: bytes) -> None:
+    frames = sm.decode_packets(sm.demux_video(movie))
+    want = [frame_index(frame.planes[0]) for frame in frames]
+    work = lambda k: [frame_index(frame.planes[0]) for frame in frames]  # noqa: E731
+    assert at_once(work) == [want] * THREADS
+
+
+def test_a_decoder_shared_by_threads_serves_one_or_says_so(movie: bytes) -> None:
+    """Nobody waits: whoever comes second gets the error, and no frame is lost or doubled."""
+    packets = sm.demux_video(movie)
+    decoder = sm.VideoDecoder(packets.codec, filter_desc=None, num_frames=1)
+    list(decoder.decode(packets[:0]))
+
+    def work(number: int) -> tuple[int, int]:
+        frames = refused = 0
+        for _ in range(20):
+            try:
+                frames += sum(len(chunk) for chunk in decoder.decode(packets[:0]))
+            except RuntimeError as error:
+                assert "in use by another thread" in str(error)  # noqa: PT017
+                refused += 1
+        return frames, refused
+
+    decoder.decode(packets)
+    results = at_once(work)
+    left = sum(len(chunk) for chunk in decoder.flush())
+    assert sum(frames for frames, _ in results) + left == 30
+
+
+def test_a_demuxer_shared_by_threads_serves_one_or_says_so(movie: bytes) -> None:
+    with sm.Demuxer(movie) as demuxer:
+
+        def work(number: int) -> int:
+            served = 0
+            for _ in range(30):
+                try:
+                    packets = demuxer.demux_video((number / 10, number / 10 + 0.5))
+                except RuntimeError as error:
+                    assert "in use by another thread" in str(error)  # noqa: PT017
+                else:
+                    assert len(packets.get_timestamps()) == 5
+                    served += 1
+            return served
+
+        assert sum(at_once(work)) > 0
+        assert len(demuxer.demux_video()) == 30
+
+
+def test_errors_stay_in_their_thread() -> None:
+    """Each thread's error quotes what FFmpeg said in that thread."""
+    good = make_image(FRAMES[0][0], codec="png")
+
+    def work(number: int) -> str:
+        if number % 2:
+            return sm.decode_packets(sm.demux_image(good)).pix_fmt
+        with pytest.raises(sm.DemuxError) as raised:
+            sm.demux_video(b"no media, only text " * 30, name=f"source {number}")
+        return raised.value.source or ""
+
+    for _ in range(5):
+        results = at_once(work)
+        assert results == [f"source {k}" if k % 2 == 0 else "rgb24" for k in range(THREADS)]
+
+
+def test_other_threads_run_while_one_decodes() -> None:
+    """A thread that counts in Python keeps on counting, because FFmpeg works without the GIL."""
+    planes = index_planes(8, 1280, 720)
+    track = VideoTrack(frames=planes, codec="ffv1", gop_size=8)
+    packets = sm.demux_video(make_media([track]))
+
+    def count_while_decoding() -> int:
+        done = threading.Event()
+
+        def decode() -> None:
+            sm.decode_packets(packets)
+            done.set()
+
+        thread = threading.Thread(target=decode)
+        thread.start()
+        ticks = 0
+        while not done.is_set():
+            ticks += 1
+        thread.join()
+        return ticks
+
+    # Millions, where this thread gets a core. For a second or so the system may keep both threads on one
+    # (seen with hashlib in the other as well); if the GIL were held, no attempt would get there.
+    assert any(count_while_decoding() > 2000 for _ in range(40))
+
+
+def test_the_benchmark_runs() -> None:
+    checkout = Path(__file__).resolve().parent.parent
+    script = checkout / "samples" / "benchmarks" / "decode_threads.py"
+    if not script.exists():
+        pytest.skip("the samples are not here")
+    command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.05", "--json", "-"]
+    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=env)
+    assert run.returncode == 0, run.stderr
+    assert '"ratio"' in run.stdout

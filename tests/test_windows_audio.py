@@ -1,0 +1,293 @@
+"""Windows of sound hold exactly their samples, wherever the file is sought."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from audio_oracle import clip, expected, linear, samples_of, sound
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spdl_media as sm
+from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_audio, make_media
+
+PCM = "alaw f32le f64le mulaw s16le s24le s32le u8".split()
+QUIET_AAC = (("aac_pns", "0"),)  # without it, the decoder makes noise of its own
+
+# codec, format, sample rate, encoder options, muxer options
+EXACT: list[tuple[Any, ...]] = [
+    *((f"pcm_{kind}", "wav", 44100) for kind in PCM),
+    *((codec, format, rate) for codec, format in [
+        ("flac", "flac"), ("flac", "mp4"), ("flac", "matroska"), ("flac", "ogg"),
+        ("libmp3lame", "mp3"), ("libmp3lame", "mp4"), ("libmp3lame", "matroska"),
+        ("libmp3lame", "mpegts"), ("libmp3lame", "avi"), ("vorbis", "ogg"), ("vorbis", "webm"),
+        ("alac", "mp4"), ("wavpack", "wv"), ("tta", "tta"),
+        ("pcm_s16le", "matroska"), ("pcm_s16le", "avi"), ("pcm_s16be", "mov"), ("pcm_s16be", "aiff"),
+    ] for rate in (48000, 44100)),
+    *(("aac", format, rate, QUIET_AAC) for format in ("mp4", "adts", "mpegts", "matroska", "mov")
+      for rate in (48000, 44100)),
+    *(("libopus", format, 48000) for format in ("ogg", "webm", "mp4", "mpegts")),
+    ("libopus", "webm", 48000, (("frame_duration", "2.5"),)),
+    ("libopus", "webm", 48000, (("frame_duration", "60"), ("application", "voip"))),
+    ("libmp3lame", "mp3", 44100, (("global_quality", "236"), ("flags", "+qscale"))),
+    ("libmp3lame", "mp3", 44100, (), (("write_xing", "0"),)),
+    ("adpcm_ms", "wav", 44100), ("adpcm_ima_wav", "wav", 48000), ("adpcm_ima_qt", "aiff", 44100),
+    ("adpcm_ima_qt", "mov", 44100),
+]  # fmt: skip
+
+
+def _make(codec: str, format: str, rate: int, options: Any = (), muxing: Any = ()) -> bytes:
+    seconds = 8 if codec == "libopus" else 4  # longer than the lead-in
+    return clip(codec, format, rate, seconds, options, muxing)
+
+
+def _name(case: tuple[Any, ...]) -> str:
+    return "-".join(str(part) for part in case if part != ())
+
+
+def _decode(data: Any, window: Any) -> sm.AudioFrames:
+    return sm.decode_packets(sm.demux_audio(data, timestamp=window), filter_desc=None)
+
+
+def _check(data: bytes, start: Fraction, length: Fraction, rate: int) -> None:
+    packets = sm.demux_audio(data, timestamp=(start, start + length))
+    frames = sm.decode_packets(packets, filter_desc=None)
+    wanted = expected(linear(data), packets.window, rate)
+    assert len(frames) == wanted.shape[1]
+    if len(frames):
+        assert frames.first_sample == packets.window.samples(rate)[0]
+        assert frames.timestamps[0] == frames.first_sample / rate
+        np.testing.assert_array_equal(samples_of(frames), wanted)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=_name)
+def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.Generator) -> None:
+    data, rate = _make(*case), case[2]
+    end = Fraction(linear(data).shape[1], rate)
+    sample = Fraction(1, rate)
+    windows = [
+        (Fraction(0), end),
+        (Fraction(0), sample),
+        (Fraction(3, 10), Fraction(1, 2)),  # before half a second: read from the start
+        (end - sample, sample),
+        (end - Fraction(1, 3), Fraction(1)),
+        (end, Fraction(1)),
+        (end + 1, Fraction(1)),
+    ]
+    for _ in range(8):
+        start = Fraction(int(rng.integers(0, end * 10000)), 10000)
+        length = rng.choice([sample / 2, sample, Fraction(1, 100), Fraction(1, 4), Fraction(2)])
+        windows.append((start, length))
+    for start, length in windows:
+        _check(data, start, length, rate)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("flac", "mp4", 44100), ("libopus", "webm", 48000), ("libmp3lame", "mp3", 44100)],
+    ids=_name,
+)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_window(case: tuple[Any, ...], data: st.DataObject) -> None:
+    rate, file = case[2], _make(*case)
+    start = data.draw(st.fractions(-1, 9, max_denominator=10**6))
+    length = data.draw(st.fractions(Fraction(1, 2 * rate), 1, max_denominator=10**6))
+    _check(file, start, length, rate)
+
+
+@pytest.mark.parametrize("codec", ["ac3", "eac3", "mp2"])
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts", "raw"])
+@pytest.mark.parametrize("rate", [48000, 44100])
+def test_counts_are_exact_where_decoders_add_dither(codec: str, format: str, rate: int) -> None:
+    data = clip(codec, codec if format == "raw" else format, rate)
+    for start in (0, 0.2, 0.7, 1.234, 3.9):
+        packets = sm.demux_audio(data, timestamp=(start, start + 0.25))
+        frames = sm.decode_packets(packets, filter_desc=None)
+        wanted = expected(linear(data), packets.window, rate)
+        assert samples_of(frames).shape == wanted.shape
+        assert frames.first_sample == packets.window.samples(rate)[0]
+        # Shifted by one sample, the noise in the sound differs by far more.
+        scale = 32768 if wanted.dtype.kind == "i" else 1
+        difference = np.abs(samples_of(frames).astype(float) - wanted).mean() / scale
+        assert difference < 0.04
+        if codec == "mp2":  # the dither of its last bit
+            assert np.abs(samples_of(frames).astype(int) - wanted.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("case", [("libopus", "ogg", 48000), ("aac", "mp4", 44100, QUIET_AAC)])
+def test_windows_that_touch_share_no_sample_and_lose_none(case: tuple[Any, ...]) -> None:
+    data = _make(*case)
+    edges = [None, 0.1, "0.3000001", 1, 1.00001, 1.9999, 3.3, None]
+    parts = [_decode(data, (a, b)) for a, b in pairwise(edges)]
+    assert [part.first_sample for part in parts[1:]] == list(
+        np.cumsum([len(part) for part in parts[:-1]])
+    )
+    np.testing.assert_array_equal(
+        np.concatenate([samples_of(part) for part in parts], axis=1), linear(data)
+    )
+
+
+@pytest.mark.parametrize("case", [*EXACT[9:38:3], ("libopus", "webm", 48000)], ids=_name)
+def test_one_demuxer_gives_the_same_again(case: tuple[Any, ...]) -> None:
+    # Matroska and Ogg state the samples to skip at the start once, right after opening.
+    data, rate = _make(*case), case[2]
+    with sm.Demuxer(data) as demuxer:
+        for window in [None, (2, 2.5), (0, 0.1), None, (1, 1.1)]:
+            packets = demuxer.demux_audio(window)
+            frames = sm.decode_packets(packets, filter_desc=None)
+            np.testing.assert_array_equal(
+                samples_of(frames), expected(linear(data), packets.window, rate)
+            )
+
+
+def _delayed(format: str, codec: str, *, audio: int, video: int, rate: int = 48000) -> bytes:
+    """A file whose sound starts after ``audio`` samples, its pictures after ``video`` frames of 30 fps."""
+    pictures = index_frames(60, 16, 16)
+    pts = list(range(video, video + 60))
+    return make_media(
+        [
+            VideoTrack(frames=pictures, codec="libx264", frame_rate=30, pts=pts),
+            AudioTrack(samples=sound(3 * rate, rate), sample_rate=rate, codec=codec, start=audio),
+        ],
+        format=format,
+        options={"avoid_negative_ts": "disabled"} if format != "mpegts" else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "codec"),
+    [("mp4", "flac"), ("matroska", "flac"), ("mpegts", "libmp3lame"), ("mov", "pcm_s16le"),
+     ("matroska", "libopus"), ("mp4", "libopus")],
+)  # fmt: skip
+@pytest.mark.parametrize(("audio", "video"), [(24000, 0), (16001, 0), (0, 20), (4800, 20)])
+def test_one_zero_for_sound_and_pictures(format: str, codec: str, audio: int, video: int) -> None:
+    rate = 48000
+    data = _delayed(format, codec, audio=audio, video=video)
+    whole = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
+    np.testing.assert_array_equal(samples_of(whole), linear(data))
+    # Priming of the encoder may come before what was asked for; milliseconds are rounded.
+    late = audio - min(audio, video * rate // 30)
+    assert abs(whole.first_sample - late) <= (1200 if codec in ("libmp3lame", "libopus") else 48)
+    for start, end in [(0, 0.1), (0, 0.52), (0.4, 0.8), (1.2, 1.3), (2, 2.0001), (3, None)]:
+        packets = sm.demux_audio(data, timestamp=(start, end))
+        frames = sm.decode_packets(packets, filter_desc=None)
+        wanted = expected(linear(data), packets.window, rate, whole.first_sample)
+        np.testing.assert_array_equal(samples_of(frames), wanted.reshape(samples_of(frames).shape))
+        if len(frames):
+            first = max(packets.window.samples(rate)[0], whole.first_sample)
+            assert frames.first_sample == first
+
+
+@pytest.mark.parametrize("rate", [44100, 48000, 22050])
+def test_a_start_between_two_samples_does_not_waver(rate: int) -> None:
+    # Zero is a picture at 1/3 s, the sound stands at fractions of a sample from it.
+    data = make_media(
+        [
+            VideoTrack(
+                frames=index_frames(30, 16, 16),
+                codec="libx264",
+                time_base=Fraction(1, 90000),
+                pts=[1 + 3000 * k for k in range(30)],
+            ),
+            AudioTrack(samples=sound(3 * rate, rate), sample_rate=rate, codec="flac", start=1000),
+        ],
+        format="mp4",
+        options={"avoid_negative_ts": "disabled"},
+    )
+    whole = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
+    for start in (0.7, 1.1, 1.7001, 2.3):
+        packets = sm.demux_audio(data, timestamp=(start, start + 0.1))
+        frames = sm.decode_packets(packets, filter_desc=None)
+        wanted = expected(linear(data), packets.window, rate, whole.first_sample)
+        np.testing.assert_array_equal(samples_of(frames), wanted)
+
+
+@pytest.mark.parametrize("byte_rate", [0, 1000, 96000, 192001, 10**6])
+def test_a_wav_header_that_states_a_wrong_rate_of_bytes(byte_rate: int) -> None:
+    data = bytearray(clip("pcm_s16le", "wav"))
+    struct.pack_into("<I", data, data.index(b"fmt ") + 8 + 8, byte_rate)
+    for window in [(1, 1.1), (3.2, 3.3), (3.9, 5)]:
+        packets = sm.demux_audio(bytes(data), timestamp=window)
+        wanted = expected(linear(clip("pcm_s16le", "wav")), packets.window, 48000)
+        frames = sm.decode_packets(packets, filter_desc=None)
+        np.testing.assert_array_equal(samples_of(frames), wanted)
+
+
+def test_real_sounds(media_dir: Path, rng: np.random.Generator) -> None:
+    for path in sorted((media_dir / "audio").iterdir()):
+        data = path.read_bytes()
+        whole = sm.decode_packets(sm.demux_audio(path), filter_desc=None)
+        np.testing.assert_array_equal(samples_of(whole), linear(data), err_msg=path.name)
+        duration = len(whole) / whole.sample_rate
+        for _ in range(6):
+            start = round(float(rng.uniform(0, duration)), 4)
+            _check(data, Fraction(str(start)), Fraction(1, 5), whole.sample_rate)
+
+
+@pytest.mark.parametrize(
+    ("codec", "format"),
+    [("libmp3lame", "matroska"), ("flac", "mp4"), ("pcm_s16le", "wav"), ("pcm_f32le", "wav"),
+     ("pcm_s16be", "mov"), ("pcm_s24be", "aiff"), ("aac", "adts"), ("vorbis", "ogg")],
+)  # fmt: skip
+def test_long_files_are_not_read_from_their_start(codec: str, format: str) -> None:
+    data = clip(codec, format, 44100, 20)
+    part = sm.demux_audio(data, timestamp=(18, 18.1))
+    assert part.nbytes < sm.demux_audio(data).nbytes / 3
+
+
+def test_num_frames_counts_samples_of_the_window() -> None:
+    data = clip("flac", "flac")
+    packets = sm.demux_audio(data, timestamp=(1, 2))
+    frames = sm.decode_packets(packets, filter_desc=None, num_frames=1234)
+    assert (len(frames), frames.first_sample) == (1234, 48000)
+    np.testing.assert_array_equal(samples_of(frames), linear(data)[:, 48000 : 48000 + 1234])
+
+
+@pytest.mark.parametrize("num_frames", [0, -1])
+def test_num_frames_must_be_positive(num_frames: int) -> None:
+    packets = sm.demux_audio(clip("flac", "flac"))
+    with pytest.raises(ValueError, match=f"num_frames must be at least 1, not {num_frames}"):
+        sm.decode_packets(packets, num_frames=num_frames)
+
+
+def test_the_window_is_cut_before_the_filter() -> None:
+    data = clip("pcm_s16le", "wav")
+    frames = sm.decode_packets(
+        sm.demux_audio(data, timestamp=(1, 1.5)), "volume=0.5,aformat=sample_fmts=s16"
+    )
+    assert (len(frames), frames.first_sample) == (24000, 48000)
+    alone = make_audio(np.ascontiguousarray(linear(data)[:, 48000:72000].T), 48000)
+    np.testing.assert_array_equal(
+        samples_of(frames),
+        samples_of(sm.decode_packets(sm.demux_audio(alone), "volume=0.5,aformat=sample_fmts=s16")),
+    )
+
+
+@pytest.mark.parametrize("window", [(0, 1), (1, 1.5), (0.123, 2.5)])
+def test_resampling_keeps_length_and_place(window: tuple[float, float]) -> None:
+    data = clip("pcm_s16le", "wav")
+    desc = sm.get_audio_filter_desc(sample_rate=16000, num_channels=1, sample_fmt="s16")
+    frames = sm.decode_packets(sm.demux_audio(data, timestamp=window), desc)
+    assert (frames.sample_rate, frames.num_channels, frames.sample_fmt) == (16000, 1, "s16")
+    assert len(frames) == pytest.approx((window[1] - window[0]) * 16000, abs=1)
+    assert frames.first_sample == pytest.approx(window[0] * 16000, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(lambda: clip("pcm_s16le", "wav"), "wav"), (lambda: clip("aac", "mp4"), "mp4")],
+)
+def test_an_empty_window_gives_empty_frames(make: Callable[[], bytes], kind: str) -> None:
+    frames = _decode(make(), (100, 101))
+    assert len(frames) == 0
+    assert frames.timestamps == ()
+    with pytest.raises(ValueError, match=r"no sample in the window \[100, 101\)"):
+        _ = frames.sample_rate

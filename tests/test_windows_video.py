@@ -1,0 +1,317 @@
+"""Windows of video hold exactly the frames whose times lie in them, in every container."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spdl_media as sm
+from spdl_media.testing import (
+    VideoTrack,
+    frame_index,
+    index_planes,
+    index_samples,
+    make_media,
+    make_video,
+)
+from spdl_media.testing.tracks import AudioTrack
+
+NUM_FRAMES = 30
+# Seconds of frames that do not come evenly: a pause, a burst, thirds of a millisecond.
+UNEVEN = [0, 40, 80, 81, 83, 120, 500, 533, 566, 600, 601, 602, 900, 1400, 1401, 1433, 1999, 2000]
+
+
+def indices(frames: sm.VideoFrames) -> list[int]:
+    return [frame_index(frame.planes[0]) for frame in frames]
+
+
+@cache
+def planes() -> list[tuple[np.ndarray, ...]]:
+    return index_planes(NUM_FRAMES, 64, 48)
+
+
+@cache
+def clip(kind: str) -> bytes:
+    """``container/codec/B frames/open or closed``: 30 frames, 10 a second, a key frame each 8."""
+    format, codec, b_frames, gop = kind.split("/")
+    return make_video(
+        planes(),
+        codec=codec,
+        format=format,
+        gop_size=8,
+        max_b_frames=int(b_frames),
+        open_gop=gop == "open",
+    )
+
+
+@cache
+def uneven(format: str) -> bytes:
+    track = VideoTrack(
+        frames=planes()[: len(UNEVEN)],
+        codec="libx265",
+        max_b_frames=2,
+        gop_size=5,
+        pts=UNEVEN,
+        time_base=Fraction(1, 1000),
+    )
+    return make_media([track], format=format)
+
+
+CLIPS = [
+    *(
+        f"{format}/libx265/{b_frames}/{gop}"
+        for format in ("mp4", "mov", "matroska", "mpegts", "nut")
+        for b_frames, gop in ((0, "closed"), (2, "closed"), (2, "open"))
+    ),
+    "mp4/libx264/3/open",
+    "matroska/libx264/3/open",
+    "mpegts/libx264/3/open",
+    "avi/libx264/3/closed",
+    "avi/libx264/3/open",
+    "avi/ffv1/0/closed",
+    "flv/libx264/2/closed",
+    "mp4/mpeg4/2/closed",
+    "mpegts/mpeg4/2/closed",
+    "mpegts/mpeg2video/2/closed",
+    "webm/libvpx-vp9/0/closed",
+    "matroska/ffv1/0/closed",
+]
+
+SIDES = st.one_of(
+    st.none(),
+    st.integers(-3, 40).map(lambda k: 0.1 * k),  # 0.1 * 3 is not 0.3, and must not lose frame 3
+    st.integers(-3, 40).map(lambda k: k / 10),
+    st.integers(-3, 40).map(lambda k: Fraction(k, 10)),
+    st.integers(-3, 40).map(lambda k: f"{k / 10}"),
+    st.integers(-3, 40).map(lambda k: Decimal(k) / 10),
+    st.floats(-0.5, 4),
+    st.fractions(-1, 4),
+)
+
+
+def as_fraction(side: object) -> Fraction | None:
+    return None if side is None else Fraction(str(side))
+
+
+def expected(start: object, end: object, times: list[Fraction]) -> list[int]:
+    first, stop = as_fraction(start), as_fraction(end)
+    return [
+        index
+        for index, time in enumerate(times)
+        if (first is None or time >= first) and (stop is None or time < stop)
+    ]
+
+
+def holds_time(start: object, end: object) -> bool:
+    first, stop = as_fraction(start), as_fraction(end)
+    return first is None or stop is None or first < stop
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@settings(max_examples=12)
+@given(start=SIDES, end=SIDES)
+def test_a_window_holds_its_frames_and_no_others(kind: str, start: object, end: object) -> None:
+    if not holds_time(start, end):
+        return
+    packets = sm.demux_video(clip(kind), timestamp=(start, end))
+    frames = sm.decode_packets(packets, filter_desc=None)
+    times = [Fraction(k, 10) for k in range(NUM_FRAMES)]
+    assert indices(frames) == expected(start, end, times)
+    assert frames.timestamps == tuple(float(times[k]) for k in indices(frames))
+    assert packets.get_timestamps() == frames.timestamps
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
+@settings(max_examples=25)
+@given(
+    start=st.one_of(st.sampled_from(UNEVEN), st.integers(-100, 2100)),
+    length=st.integers(1, 700),
+)
+def test_windows_of_uneven_frames(format: str, start: int, length: int) -> None:
+    window = Fraction(start, 1000), Fraction(start + length, 1000)
+    frames = sm.decode_packets(sm.demux_video(uneven(format), timestamp=window), filter_desc=None)
+    assert indices(frames) == expected(*window, [Fraction(k, 1000) for k in UNEVEN])
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
+def test_adjacent_windows_lose_and_double_nothing(format: str) -> None:
+    data = clip(f"{format}/libx265/2/open")
+    with sm.Demuxer(data) as demuxer:
+        for step in (0.07, 0.1, 1 / 3, 0.8):
+            got: list[int] = []
+            for k in range(math.ceil(3 / step)):
+                window = (k * Fraction(str(step)), (k + 1) * Fraction(str(step)))
+                packets = demuxer.demux_video(window)
+                got += indices(sm.decode_packets(packets, filter_desc=None))
+            assert got == list(range(NUM_FRAMES)), step
+
+
+@pytest.mark.parametrize("kind", ["mp4/libx265/2/open", "mpegts/libx264/3/open"])
+@pytest.mark.parametrize(
+    ("window", "want"),
+    [
+        ((None, None), 30),
+        ((-math.inf, math.inf), 30),
+        ((None, 1), 10),
+        ((2, math.inf), 10),
+        (("inf", "nan"), None),
+        ((-5, -1), 0),
+        ((-5, 0.1), 1),
+        ((2.95, 9), 0),
+        ((1000, 2000), 0),
+        ((1000, None), 0),
+        ((1.01, 1.02), 0),
+    ],
+)
+def test_ends_and_outsides(kind: str, window: tuple[object, object], want: int | None) -> None:
+    if want is None:
+        with pytest.raises(ValueError, match="not a number of seconds"):
+            sm.demux_video(clip(kind), timestamp=window)  # type: ignore[arg-type]
+        return
+    packets = sm.demux_video(clip(kind), timestamp=window)  # type: ignore[arg-type]
+    frames = sm.decode_packets(packets)
+    assert len(frames) == want
+    assert packets.get_timestamps() == frames.timestamps
+
+
+def test_start_before_end_is_asked_for() -> None:
+    for window in ((1, 1), (2, 1), (math.inf, None)):
+        with pytest.raises(ValueError, match="start must be less than end"):
+            sm.demux_video(clip("mp4/libx265/0/closed"), timestamp=window)
+
+
+@pytest.mark.parametrize("format", ["mp4", "mov", "matroska", "mpegts", "avi", "nut"])
+def test_many_windows_of_one_demuxer_equal_fresh_ones(format: str) -> None:
+    data = clip(f"{format}/libx264/2/open")
+    chance = random.Random(7)  # noqa: S311
+    windows = [None, (None, 0.5)]
+    for _ in range(30):
+        start = chance.uniform(-0.3, 3.2)
+        windows.append((start, start + chance.choice((0.05, 0.3, 1.5))))
+    chance.shuffle(windows)
+    with sm.Demuxer(data) as demuxer:
+        for window in windows:
+            shared = demuxer.demux_video(window)
+            fresh = sm.demux_video(data, timestamp=window)
+            assert shared.get_timestamps(raw=True) == fresh.get_timestamps(raw=True), window
+            assert indices(sm.decode_packets(shared, None)) == indices(
+                sm.decode_packets(fresh, None)
+            )
+
+
+def test_raw_timestamps_show_the_lead_in() -> None:
+    packets = sm.demux_video(clip("mp4/libx265/2/closed"), timestamp=(1.25, 1.45))
+    assert packets.get_timestamps() == (1.3, 1.4)
+    raw = packets.get_timestamps(raw=True)
+    assert raw[0] == 0.8, "the key frame before the window"
+    assert set(raw) > set(packets.get_timestamps())
+    assert list(raw) == sorted(raw)
+    assert len(raw) == len(packets) < 10, "the rest of the file is not kept"
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts", "nut"])
+def test_second_zero_is_the_start_of_the_container(format: str) -> None:
+    track = VideoTrack(
+        frames=planes(),
+        codec="libx265",
+        max_b_frames=2,
+        gop_size=8,
+        pts=[50 + k for k in range(NUM_FRAMES)],
+    )
+    data = make_media([track], format=format)
+    frames = sm.decode_packets(sm.demux_video(data, timestamp=(1, 1.3)), None)
+    assert indices(frames) == [10, 11, 12]
+    assert frames.timestamps == (1.0, 1.1, 1.2)
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
+def test_streams_share_one_zero(format: str) -> None:
+    sound = AudioTrack(samples=index_samples(48000 * 4), codec="aac")
+    late = VideoTrack(
+        frames=planes(), codec="libx265", gop_size=8, pts=[13 + k for k in range(NUM_FRAMES)]
+    )
+    if format == "mpegts":
+        sound = AudioTrack(samples=index_samples(48000 * 4), codec="mp2")
+    data = make_media([sound, late], format=format)
+    whole = sm.decode_packets(sm.demux_video(data), None)
+    assert indices(whole) == list(range(NUM_FRAMES))
+    # AAC in Matroska begins before the sound: its 1024 samples of priming count as the start.
+    assert whole.timestamps[0] == pytest.approx(1.3, abs=0.025)
+    first = Fraction(str(whole.timestamps[0]))
+    early = sm.decode_packets(sm.demux_video(data, timestamp=(0, first)), None)
+    assert len(early) == 0
+    frames = sm.decode_packets(sm.demux_video(data, timestamp=(first, first + 1)), None)
+    assert indices(frames) == list(range(10))
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
+def test_two_pictures_with_different_starts(format: str) -> None:
+    early = VideoTrack(frames=planes(), codec="libx265", max_b_frames=2, gop_size=8)
+    late = VideoTrack(
+        frames=planes()[:20],
+        codec="libx265",
+        gop_size=8,
+        pts=[20 + k for k in range(20)],
+    )
+    data = make_media([early, late], format=format)
+    with sm.Demuxer(data) as demuxer:
+        for window in ((2.1, 2.4), (0.5, 0.6), (2.9, None)):
+            for index, offset, count in ((0, 0, 30), (1, 20, 20)):
+                packets = demuxer.demux_video(window, stream_index=index)
+                times = [Fraction(k + offset, 10) for k in range(count)]
+                got = indices(sm.decode_packets(packets, None))
+                assert got == expected(*window, times), (window, index)
+
+
+def test_frames_hidden_by_an_edit_list_stay_hidden() -> None:
+    """Cut an MP4 by its edit list alone: the frames before the cut are decoded, never shown."""
+    data = bytearray(clip("mp4/libx265/0/closed"))
+    elst = data.index(b"elst") + 4
+    # version and flags, one entry: duration (movie ticks of 1 ms), media time, rate
+    scale = int.from_bytes(data[(mdhd := data.index(b"mdhd") + 16) : mdhd + 4], "big")
+    data[elst + 8 : elst + 12] = (2500).to_bytes(4, "big")
+    data[elst + 12 : elst + 16] = (scale // 2).to_bytes(4, "big")
+    packets = sm.demux_video(bytes(data))
+    frames = sm.decode_packets(packets, None)
+    assert indices(frames) == list(range(5, NUM_FRAMES))
+    assert packets.get_timestamps() == frames.timestamps
+    assert frames.timestamps[0] == 0.0
+    cut = sm.decode_packets(sm.demux_video(bytes(data), timestamp=(0.2, 0.5)), None)
+    assert indices(cut) == [7, 8, 9]
+    assert indices(sm.decode_packets(packets, None, num_frames=2)) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "name", ["nasa_13013.mp4", "vfr_320x240.mp4", "mpeg4_320x240.ts", "av1_video.mkv"]
+)
+def test_windows_of_real_media(media_dir: Path, name: str) -> None:
+    data = (media_dir / "video" / name).read_bytes()
+    whole = sm.decode_packets(sm.demux_video(data), None)
+    times = whole.timestamps
+    with sm.Demuxer(io.BytesIO(data)) as demuxer:
+        for first, last in ((0, 3), (len(times) // 2, len(times) // 2 + 5), (-3, -1)):
+            packets = demuxer.demux_video((times[first], times[last]))
+            frames = sm.decode_packets(packets, None)
+            want = whole[first:last]
+            assert frames.timestamps == want.timestamps
+            for a, b in zip(frames, want, strict=True):
+                assert all(np.array_equal(x, y) for x, y in zip(a.planes, b.planes, strict=True))
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_raw_streams_count_frames(b_frames: int) -> None:
+    """An elementary stream has no timestamps; frames stand at the rate that its headers state."""
+    data = make_video(planes(), codec="libx264", format="h264", max_b_frames=b_frames, gop_size=8)
+    frames = sm.decode_packets(sm.demux_video(data, timestamp=(1, 1.5)), None)
+    assert indices(frames) == [10, 11, 12, 13, 14]
+    assert frames.timestamps == (1.0, 1.1, 1.2, 1.3, 1.4)
