@@ -11,7 +11,8 @@ The way of the data, which is also the order of the modules::
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
-``decode``        :func:`decode_packets`, :class:`VideoDecoder`, :class:`AudioDecoder`
+``decode``        :func:`decode_packets`
+``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``frames``        decoded planes with their facts
 ``errors``        the tree of errors
 
@@ -24,7 +25,8 @@ from spdl_media._backends._pyav import set_log_level
 from spdl_media.bitstream import apply_bsf
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
-from spdl_media.decode import AudioDecoder, VideoDecoder, decode_packets
+from spdl_media.decode import decode_packets
+from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.errors import (
     DecodeError,

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from types import TracebackType
 from typing import Self, SupportsIndex, overload
 
-import av
-
-from spdl_media._backends._pyav import AvPacket
+from spdl_media._demuxing.container import Container, Kind, as_audio, as_video
+from spdl_media._demuxing.pictures import first_picture, read_image
+from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
+from spdl_media._demuxing.window import read_audio, read_video
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.completeness import check_complete
 from spdl_media.config import DemuxConfig
 from spdl_media.config import demux_config as _demux_config
-from spdl_media.container import Container, Kind
-from spdl_media.errors import DemuxError
-from spdl_media.inputs import Input, Source, open_input
+from spdl_media.inputs import Source, open_input
 from spdl_media.one_thread import OneThread
-from spdl_media.orientation import exif_orientation
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
     PacketFacts,
     VideoPackets,
-    make_packet,
 )
-from spdl_media.stills import HEAD_SIZE, STILL_FORMATS, container_still, still_codec
-from spdl_media.streaming import read_chunks
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.window import read_audio, read_video
 
 __all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")
 
@@ -211,7 +203,7 @@ class Demuxer:
             DemuxError: There is none.
         """
         with self._guard:
-            return read_video_codec(_video(self._opened().stream("video", None)))
+            return read_video_codec(as_video(self._opened().stream("video", None)))
 
     @property
     def audio_codec(self) -> AudioCodec:
@@ -221,7 +213,7 @@ class Demuxer:
             DemuxError: There is none.
         """
         with self._guard:
-            return read_audio_codec(_audio(self._opened().stream("audio", None)))
+            return read_audio_codec(as_audio(self._opened().stream("audio", None)))
 
     def demux_video(
         self,
@@ -233,7 +225,7 @@ class Demuxer:
         window = parse_window(timestamp)
         with self._guard:
             container = self._opened()
-            stream = _video(container.stream("video", stream_index))
+            stream = as_video(container.stream("video", stream_index))
             # Reading may open the source again, and the stream is gone then: take its facts first.
             index, codec = stream.index, read_video_codec(stream)
             packets = read_video(container, index, codec.time_base, window)
@@ -254,7 +246,7 @@ class Demuxer:
         window = parse_window(timestamp)
         with self._guard:
             container = self._opened()
-            stream = _audio(container.stream("audio", stream_index))
+            stream = as_audio(container.stream("audio", stream_index))
             index, codec = stream.index, read_audio_codec(stream)
             packets = read_audio(container, index, codec, window)
             incomplete = container.missing_end(packets)
@@ -265,7 +257,7 @@ class Demuxer:
         """Read the packet of the first picture of the best video stream."""
         with self._guard:
             container = self._opened()
-            return _first_picture(container)
+            return first_picture(container)
 
     @overload
     def streaming_demux(
@@ -310,7 +302,7 @@ class Demuxer:
             DemuxError: There is no such stream.
             RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
         """
-        _check_limits(duration, num_packets)
+        check_limits(duration, num_packets)
         single = indices is None or hasattr(indices, "__index__")
         chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
@@ -342,7 +334,7 @@ class Demuxer:
         with self._guard:
             container = self._opened()
             container.rewind()
-            makers = {index: _ChunkMaker(container, index) for index in indices}
+            makers = {index: ChunkMaker(container, index) for index in indices}
             chunks = read_chunks(container, indices, duration=duration, num_packets=num_packets)
             turn = container.turn
         while True:
@@ -372,125 +364,3 @@ def _stream_index(index: object) -> int:
     if isinstance(index, bool | str) or not isinstance(index, SupportsIndex):
         raise TypeError(f"a stream index must be an int, not {index!r}")
     return operator.index(index)
-
-
-def _check_limits(duration: float | Fraction | Decimal | None, num_packets: int | None) -> None:
-    if (duration is None) == (num_packets is None):
-        raise ValueError(
-            "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
-            f"duration={duration!r}, num_packets={num_packets!r}"
-        )
-    if num_packets is not None:
-        if isinstance(num_packets, bool) or not isinstance(num_packets, int):
-            raise TypeError(f"num_packets must be an int, not {num_packets!r}")
-        if num_packets < 1:
-            raise ValueError(f"num_packets must be at least 1, not {num_packets}")
-    elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
-        raise TypeError(f"duration must be a number of seconds, not {duration!r}")
-    elif not 0 < duration < float("inf"):
-        raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
-
-
-class _ChunkMaker:
-    """Makes packets of ours from the chunks of one stream."""
-
-    def __init__(self, container: Container, index: int) -> None:
-        stream = container.av.streams[index]
-        self._container = container
-        self._index = index
-        self._codec = (
-            read_audio_codec(stream)
-            if isinstance(stream, av.AudioStream)
-            else read_video_codec(_video(stream))
-        )
-        self.continues = False
-
-    def __call__(self, packets: list[AvPacket]) -> AudioPackets | VideoPackets:
-        container = self._container
-        facts = PacketFacts(
-            container.name,
-            container.zero,
-            continues=self.continues,
-            incomplete=container.missing_end(packets),
-        )
-        self.continues = True
-        if isinstance(self._codec, AudioCodec):
-            return AudioPackets(packets, self._codec, facts)
-        orientation = container.orientation(self._index, packets)
-        return VideoPackets(packets, self._codec, replace(facts, orientation=orientation))
-
-
-def _video(stream: av.stream.Stream) -> av.VideoStream:
-    assert isinstance(stream, av.VideoStream), "Container.stream compared its type"
-    return stream
-
-
-def _audio(stream: av.stream.Stream) -> av.AudioStream:
-    assert isinstance(stream, av.AudioStream), "Container.stream compared its type"
-    return stream
-
-
-def _still_decoder(input: Input, config: DemuxConfig) -> str | None:
-    """The decoder that takes the whole file as one packet; None: a container has to be opened."""
-    if config.format is not None:
-        return STILL_FORMATS.get(config.format)
-    return still_codec(input.head(HEAD_SIZE))
-
-
-def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
-    """Read one picture from an opened input."""
-    decoder = _still_decoder(input, config)
-    if decoder is not None:
-        return _demux_still(input, decoder)
-    kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
-    if kind is not None and not input.seekable:
-        # It is read twice, by FFmpeg and for what FFmpeg does not tell.
-        with open_input(input.read_all(), name=input.name) as whole:
-            return read_image(whole, config)
-    container = Container(input, config)
-    try:
-        decoder = container.named_still()
-        packets = _first_picture(container) if decoder is None else None
-    finally:
-        container.close()
-    if packets is None:
-        return _demux_still(input, decoder or "")
-    if kind is None:
-        return packets
-    data = input.read_all()
-    return packets.with_facts(
-        orientation=exif_orientation(data), incomplete=check_complete(kind, data)
-    )
-
-
-def is_still(input: Input, config: DemuxConfig) -> bool:
-    """Whether the source is one picture, coded as one packet or in a container of stills."""
-    if _still_decoder(input, config) is not None:
-        return True
-    head = input.head(HEAD_SIZE)
-    return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
-
-
-def _demux_still(input: Input, decoder: str) -> ImagePackets:
-    data = input.read_all()
-    if not len(data):
-        raise DemuxError("is empty (0 bytes)", source=input.name)
-    codec = VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)
-    facts = PacketFacts(
-        input.name,
-        orientation=exif_orientation(data),
-        incomplete=check_complete(decoder, data),
-    )
-    return ImagePackets([make_packet(data, codec.time_base)], codec, facts)
-
-
-def _first_picture(container: Container) -> ImagePackets:
-    stream = _video(container.stream("video", None))
-    index, codec = stream.index, read_video_codec(stream)
-    container.rewind()
-    for packet in container.packets([index]):
-        if packet.is_keyframe:
-            orientation = container.orientation(index, [packet])
-            facts = PacketFacts(container.name, container.zero, orientation=orientation)
-            return ImagePackets([packet], codec, facts)
-    raise container.error("the video stream has no key frame, so there is no first picture")

@@ -28,7 +28,8 @@ import re
 from fractions import Fraction
 from typing import Any, Protocol
 
-from spdl_media.filter_stages import (
+from spdl_media._filters.graph_syntax import quote_value
+from spdl_media._filters.stages import (
     PLANAR,
     Rate,
     ScaleAlgo,
@@ -45,7 +46,6 @@ from spdl_media.filter_stages import (
     to_format,
     trim,
 )
-from spdl_media.graph_syntax import quote_value
 from spdl_media.orientation import swaps_sides
 from spdl_media.timing import Timestamp
 

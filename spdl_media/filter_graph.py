@@ -11,9 +11,7 @@ from typing import Any
 
 import av
 
-from spdl_media.errors import FilterError
-from spdl_media.frames import AudioFrames, FrameFacts, Frames, VideoFrames, facts_of
-from spdl_media.graph_ends import (
+from spdl_media._filters.ends import (
     Port,
     fits,
     frames_of,
@@ -22,7 +20,7 @@ from spdl_media.graph_ends import (
     push_frame,
     wrapped,
 )
-from spdl_media.graph_wiring import (
+from spdl_media._filters.wiring import (
     SINKS,
     SOURCES,
     AvFrame,
@@ -35,6 +33,8 @@ from spdl_media.graph_wiring import (
     translated,
     wire,
 )
+from spdl_media.errors import FilterError
+from spdl_media.frames import AudioFrames, FrameFacts, Frames, VideoFrames, facts_of
 from spdl_media.one_thread import OneThread
 
 __all__ = ("FilterGraph",)

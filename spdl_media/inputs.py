@@ -1,7 +1,7 @@
 """Where media come from: one kind of input out of paths, URLs, memory and file objects.
 
 Local paths are opened by FFmpeg itself, without the GIL. Everything else is read by it through
-:mod:`spdl_media.readers`, and may not open anything further: a playlist among the bytes of a data
+:mod:`spdl_media._inputs.readers`, and may not open anything further: a playlist among the bytes of a data
 set reaches neither the disk nor the network.
 """
 
@@ -23,13 +23,13 @@ import av.container
 import numpy as np
 
 from spdl_media._backends import _pyav
+from spdl_media._inputs.endings import missing_end
+from spdl_media._inputs.formats import check_format, index_is_last, may_be_mp4
+from spdl_media._inputs.memory import memory_of
+from spdl_media._inputs.readers import FileReader, Readable, ViewReader
+from spdl_media._inputs.remote import ReadAhead, open_url
 from spdl_media.config import DemuxConfig
-from spdl_media.endings import missing_end
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.formats import check_format, index_is_last, may_be_mp4
-from spdl_media.memory import memory_of
-from spdl_media.readers import FileReader, Readable, ViewReader
-from spdl_media.remote import ReadAhead, open_url
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

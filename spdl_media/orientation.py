@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from spdl_media._still_parts import (
+from spdl_media._stills.parts import (
     JPEG_APP1,
     JPEG_END,
     JPEG_SCAN,

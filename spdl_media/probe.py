@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors
+from spdl_media._demuxing.container import Container
+from spdl_media._demuxing.pictures import is_still, read_image
 from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
 from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.config import DemuxConfig, decode_config
 from spdl_media.config import demux_config as _demux_config
-from spdl_media.container import Container
-from spdl_media.demux import is_still, read_image
 from spdl_media.errors import DecodeError
 from spdl_media.inputs import Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides

@@ -52,8 +52,15 @@ class Window:
         rate)`` and the first one past it ``ceil(end * rate)``; windows that touch share no sample
         and lose none.
         """
-        first = 0 if self.start is None else max(0, math.ceil(self.start * sample_rate))
-        return first, None if self.end is None else max(0, math.ceil(self.end * sample_rate))
+        first = 0 if self.start is None else _first_sample(self.start, sample_rate)
+        return first, None if self.end is None else _first_sample(self.end, sample_rate)
+
+
+def _first_sample(start: Fraction, sample_rate: int) -> int:
+    """The first sample at or after a time, which may be a float that stands for the sample's own."""
+    first = max(0, math.ceil(start * sample_rate))
+    before = Fraction(first - 1, sample_rate)
+    return first - 1 if first > 0 and float(before) == float(start) else first
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:

@@ -25,7 +25,7 @@ from damage import (
 )
 
 import spdl_media as sm
-from spdl_media.endings import missing_end, mp3_frame_size
+from spdl_media._inputs.endings import missing_end, mp3_frame_size
 from spdl_media.packets import av_packets
 from spdl_media.testing import make_audio, make_video
 

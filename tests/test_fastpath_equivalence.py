@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media import FilterError, get_video_filter_desc
+from spdl_media import get_video_filter_desc
+from spdl_media._filters.plain_chain import plain_chain
+from spdl_media._filters.stages import ScaleAlgo
 from spdl_media.filter_graph import FrameFilter
-from spdl_media.filter_stages import ScaleAlgo
-from spdl_media.plain_chain import plain_chain
 
 SOURCES = (
     "yuvj420p yuvj422p yuvj440p yuvj411p yuvj444p yuv444p yuva444p yuv444p10le gray gray10le gray16be "
@@ -89,12 +89,7 @@ def test_scaling_without_a_graph(
         scale_width=to[0], scale_height=to[1], scale_algo=algo, scale_mode=mode, pix_fmt=target
     )
     assert desc is not None
-    chain = plain_chain(desc)
-    assert chain is not None
-    if not chain.accepts(frame):  # so thin that nothing of a side is left, which FFmpeg refuses
-        with pytest.raises(FilterError, match="cannot be set up"):
-            through_graph(desc, frame)
-        return
+    assert plain_chain(desc) is not None
     assert_same(desc, frame)
 
 
@@ -160,7 +155,7 @@ def test_video_formats_take_a_graph(pix_fmt: str) -> None:
 
 def test_what_the_graph_refuses_is_not_accepted() -> None:
     too_big = plain_chain("scale=8:8:flags=area,format=gbrp,crop=9:9")
-    too_thin = plain_chain(get_video_filter_desc(scale_width=8, scale_height=8) or "")
+    too_thin = plain_chain("scale=8:8:force_original_aspect_ratio=decrease:flags=area,format=gbrp")
     assert too_big is not None
     assert too_thin is not None
     assert not too_big.accepts(av.VideoFrame(16, 16, "rgb24"))

@@ -74,11 +74,14 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             {"scale_width": 224, "scale_height": 112, "scale_mode": None},
             f"scale=224:112:{FLAGS},format=gbrp,format=rgb24",
         ),
-        ({"scale_width": 224, "pix_fmt": "yuv420p"}, f"scale=224:-1:{FLAGS},format=yuv420p"),
+        (
+            {"scale_width": 224, "pix_fmt": "yuv420p"},
+            f"scale=224:'max(1,round(224*ih/iw))':{FLAGS},format=yuv420p",
+        ),
         (
             {"scale_width": 8, "scale_height": 6, "pix_fmt": "rgba"},
             (
-                f"scale=8:6:force_original_aspect_ratio=decrease:{FLAGS},format=gbrap,"
+                f"scale='max(1,min(8,round(6*iw/ih)))':'max(1,min(6,round(8*ih/iw)))':{FLAGS},format=gbrap,"
                 "pad=8:6:(8-iw)/2:(6-ih)/2:color=black,format=rgba"
             ),
         ),
@@ -352,3 +355,29 @@ def test_abuffer_desc() -> None:
     assert get_abuffer_desc(Packets(Sound()), sample_fmt="s16") == f"abuffer={text.format('s16')}"
     with pytest.raises(ValueError, match="say it as sample_fmt="):
         get_abuffer_desc(Sound(sample_fmt=None))
+
+
+def gray_frame(width: int, height: int) -> av.VideoFrame:
+    return av.VideoFrame.from_ndarray(np.full((height, width, 3), 128, np.uint8), format="rgb24")
+
+
+@pytest.mark.parametrize("size", [(2000, 3), (3, 2000), (2000, 1), (1, 2000), (1, 1)])
+@pytest.mark.parametrize("pix_fmt", ["rgb24", "yuv420p", "gray"])
+def test_thin_pictures_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -> None:
+    """FFmpeg's own fitting rounds the thin side to 0, and refuses the picture."""
+    frame = gray_frame(*size)
+    desc = get_video_filter_desc(scale_width=224, scale_height=224, pix_fmt=pix_fmt)
+    assert desc is not None
+    (result,) = run(desc, frame)
+    assert (result.width, result.height) == (224, 224)
+    assert result.to_ndarray().any()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [("scale_width", (8, 1)), ("scale_height", (5333, 8))]
+)
+def test_one_side_of_a_thin_picture(given: str, wanted: tuple[int, int]) -> None:
+    desc = get_video_filter_desc(**{given: 8})  # type: ignore[arg-type]  # the name is the parameter
+    assert desc is not None
+    (result,) = run(desc, gray_frame(2000, 3))
+    assert (result.width, result.height) == wanted

@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdl_media import FilterError
+from spdl_media._filters.graph_syntax import (
+    Graph,
+    Node,
+    parse_graph,
+    quote,
+    quote_option,
+    quote_value,
+)
 from spdl_media.filter_graph import FrameFilter
-from spdl_media.graph_syntax import Graph, Node, parse_graph, quote, quote_option, quote_value
 
 # Everything but NUL, which ends C's strings, and lone surrogates, which no encoding has.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

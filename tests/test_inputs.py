@@ -21,9 +21,9 @@ import av
 import numpy as np
 import pytest
 
+from spdl_media._inputs.formats import check_format, index_is_last
 from spdl_media.config import DemuxConfig, demux_config
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.formats import check_format, index_is_last
 from spdl_media.inputs import Input, open_input
 
 DEFAULT = demux_config()

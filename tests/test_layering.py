@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
-# Read from left to right, top to bottom; a folder is one module. A new module is one word here.
+# Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
+# file, other folders are one module.
 ORDER = [
     ["errors", "config", "timing", "layouts", "color_tags", "one_thread"],
     ["_backends"],
-    ["_still_parts", "orientation", "completeness", "stills"],
-    ["memory", "readers", "remote", "formats", "endings", "inputs"],
-    ["codec", "packets", "sample_clock"],
-    ["container", "window", "streaming", "demux", "probe"],
+    ["_stills.parts", "orientation", "_stills.completeness", "_stills.stills"],
+    ["_inputs.memory", "_inputs.readers", "_inputs.remote", "_inputs.formats", "_inputs.endings"],
+    ["inputs"],
+    ["codec", "packets"],
+    ["_demuxing.sample_clock", "_demuxing.container", "_demuxing.window", "_demuxing.streaming"],
+    ["_demuxing.pictures", "demux", "probe"],
     ["bitstream"],
-    ["graph_syntax", "filter_stages", "filter_desc"],
+    ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
     ["frames"],
-    ["plain_chain", "graph_wiring", "graph_ends", "filter_graph"],
-    ["sei", "picture_decoding", "sample_decoding", "decode_path", "decode"],
+    ["_filters.plain_chain", "_filters.wiring", "_filters.ends", "filter_graph"],
+    ["_decoding.sei", "_decoding.pictures", "_decoding.samples", "_decoding.path"],
+    ["_decoding.defaults", "decode", "decoders"],
     ["storage"],
     ["buffer"],
     ["convert"],
@@ -35,6 +39,7 @@ ORDER = [
     ["dataloader"],
     ["cli", "__main__"],
 ]
+HELPERS = {"_stills", "_inputs", "_demuxing", "_filters", "_decoding"}
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
@@ -42,9 +47,9 @@ BESIDE = {"testing", "pipeline"}
 JOINS_PIPELINE = {"dataloader", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
-PURE = {*ORDER[0], *ORDER[2], "filter_desc", "filter_stages", "graph_syntax", "endings", "memory", "readers", "remote"}
+PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "av": {*FLAT[: FLAT.index("decode") + 1], "encode", "mux", "cuda", "testing"} - PURE,
+    "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
     "asyncio": {"pipeline", "dataloader", "load"},
     # Through the table in _backends alone, which imports them by name.
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
@@ -53,11 +58,16 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 def _module_of(path: Path) -> str:
     """The word that stands for a file in the table."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _word(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _word(parts: Sequence[str]) -> str:
+    is_helper = parts[0] in HELPERS and len(parts) > 1 and parts[1] != "__init__"
+    return ".".join(parts[:2]) if is_helper else parts[0]
 
 
 def _modules() -> list[str]:
-    return sorted({_module_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"})
+    return sorted({_module_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__", *HELPERS})
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -80,7 +90,7 @@ def _files(module: str) -> list[Path]:
 def _own_imports(module: str) -> set[str]:
     """Modules of the package that a module imports."""
     names = {name for path in _files(module) for name in _imports(path)}
-    own = {name.split(".")[1] for name in names if name.startswith("spdl_media.")}
+    own = {_word(name.split(".")[1:]) for name in names if name.startswith("spdl_media.")}
     assert "spdl_media" not in names, f"{module} imports the package as a whole"
     return own - {module}
 

@@ -32,17 +32,10 @@ MODULES = _module_names()
 # Modules whose names are for other modules (or for tests) and are not re-exported, and such
 # names of modules that are.
 NOT_REEXPORTED = {
-    "completeness",
     "config.OnCorrupt",
-    "endings",
-    "formats",
     "inputs.Input",
     "inputs.open_input",
-    "memory",
     "orientation",
-    "readers",
-    "remote",
-    "stills",
     "testing",
     "timing.Seconds",
     "timing.parse_window",

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from http_server import HTTPFiles, serve
 
+from spdl_media._inputs.remote import ReadAhead
 from spdl_media.config import demux_config
 from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
 from spdl_media.inputs import open_input
-from spdl_media.remote import ReadAhead
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff_chunk, webp_form
 
-from spdl_media._still_parts import MAX_PARTS
-from spdl_media.completeness import check_complete
-from spdl_media.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
+from spdl_media._stills.completeness import check_complete
+from spdl_media._stills.parts import MAX_PARTS
+from spdl_media._stills.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
 from spdl_media.testing import make_image
 
 RGB = np.random.default_rng(5).integers(0, 256, (24, 33, 3), dtype=np.uint8)

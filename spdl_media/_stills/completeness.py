@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from spdl_media._still_parts import (
+from spdl_media._stills.parts import (
     JPEG_END,
     MAX_PARTS,
     Bytes,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -25,8 +25,8 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from spdl_media._filters.graph_syntax import Node, parse_graph
 from spdl_media.errors import FilterError
-from spdl_media.graph_syntax import Node, parse_graph
 
 Size: TypeAlias = tuple[int, int]
 
@@ -55,29 +55,37 @@ _GBR, _FULL_RANGE, _OPAQUE = 0, 2, 255
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Scale to a size, and convert. ``fit`` is how the aspect ratio is kept: decrease, increase, disable."""
+    """Scale to a size, and convert.
+
+    ``fit`` is how the aspect ratio is kept: decrease, increase, disable. ``least`` is what a side is at
+    least; 0 is FFmpeg's own way, which then fails.
+    """
 
     width: int | None
     height: int | None
     fit: str
     flags: int
     pix_fmt: str
+    least: int = 0
 
     def size(self, width: int, height: int) -> Size | None:
         if self.width is None or self.height is None:
             return width, height
         if self.width < 0 or self.height < 0:
             return (
-                _rescale(self.height, width, height) if self.width < 0 else self.width,
-                _rescale(self.width, height, width) if self.height < 0 else self.height,
+                self._keep(self.height, width, height) if self.width < 0 else self.width,
+                self._keep(self.width, height, width) if self.height < 0 else self.height,
             )
         if self.fit == "disable":
             return self.width, self.height
         choose = min if self.fit == "decrease" else max
         return (
-            choose(self.width, _rescale(self.height, width, height)),
-            choose(self.height, _rescale(self.width, height, width)),
+            choose(self.width, self._keep(self.height, width, height)),
+            choose(self.height, self._keep(self.width, height, width)),
         )
+
+    def _keep(self, value: int, times: int, by: int) -> int:
+        return max(self.least, _rescale(value, times, by))
 
     def run(self, frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFrame:
         width, height = self.size(frame.width, frame.height) or (0, 0)
@@ -237,7 +245,22 @@ def _steps(nodes: list[Node]) -> Iterator[_Step | None]:
         position += 1
 
 
+# What the builders write to keep the aspect ratio of thin pictures as well.
+_FITTED = re.compile(
+    r"max\(1,min\((\d+),round\((\d+)\*iw/ih\)\)\):max\(1,min\(\2,round\(\1\*ih/iw\)\)\)(?=:|$)"
+)
+_KEPT_WIDTH = re.compile(r"max\(1,round\((\d+)\*iw/ih\)\):\1(?=:|$)")
+_KEPT_HEIGHT = re.compile(r"(\d+):max\(1,round\(\1\*ih/iw\)\)(?=:|$)")
+
+
 def _read_scale(args: str, pix_fmt: str) -> _Scale | None:
+    literal = _FITTED.sub(r"\1:\2:force_original_aspect_ratio=decrease", args)
+    literal = _KEPT_HEIGHT.sub(r"\1:-1", _KEPT_WIDTH.sub(r"-1:\1", literal))
+    scale = _read_literal_scale(literal, pix_fmt)
+    return scale if scale is None or literal == args else replace(scale, least=1)
+
+
+def _read_literal_scale(args: str, pix_fmt: str) -> _Scale | None:
     sizes, options = _split(args)
     flags = _read_flags(options.pop("flags", ""))
     fit = options.pop("force_original_aspect_ratio", "disable")

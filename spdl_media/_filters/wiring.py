@@ -16,8 +16,8 @@ from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
 from spdl_media._backends._pyav import as_fraction, ffmpeg_errors
+from spdl_media._filters.graph_syntax import Graph, Node, parse_graph, quote_option
 from spdl_media.errors import FilterError
-from spdl_media.graph_syntax import Graph, Node, parse_graph, quote_option
 
 Kind: TypeAlias = Literal["video", "audio"]
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame

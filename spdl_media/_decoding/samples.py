@@ -9,12 +9,12 @@ import av
 import numpy as np
 
 from spdl_media._backends._pyav import AvPacket, as_fraction, describe, ffmpeg_log
+from spdl_media._demuxing.sample_clock import frame_position
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import AudioChunk
 from spdl_media.packets import PacketFacts
-from spdl_media.sample_clock import frame_position
 from spdl_media.timing import ticks_to_seconds
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from spdl_media._still_parts import Bytes, byte_view, png_chunks
+from spdl_media._stills.parts import Bytes, byte_view, png_chunks
 
 __all__ = ("ERR_DETECT", "HEAD_SIZE", "STILL_FORMATS", "container_still", "still_codec")
 

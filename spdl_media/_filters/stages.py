@@ -88,19 +88,35 @@ def scale(
     """Scale, to planar RGB where that is the way to the final format, and give it the exact size."""
     if width is None and height is None:
         return []
-    size = [
-        -1 if side is None else positive(name, side)
-        for name, side in (("scale_width", width), ("scale_height", height))
-    ]
+    for name, side in (("scale_width", width), ("scale_height", height)):
+        if side is not None:
+            positive(name, side)
     flags = f"flags={algo}+{ACCURATE}"
     to_planar = [f"format={planar}"] if planar else []
-    if -1 in size or mode is None:
-        return [f"scale={size[0]}:{size[1]}:{flags}", *to_planar]
-    fit = "decrease" if mode == "pad" else "increase"
-    scale = f"scale={size[0]}:{size[1]}:force_original_aspect_ratio={fit}:{flags}"
+    if width is None or height is None or mode is None:
+        return [f"scale={_sides(width, height)}:{flags}", *to_planar]
     if mode == "crop":
-        return [scale, *to_planar, *crop(*size, exact=planar is None)]
-    return [scale, *to_planar, *_border(size[0], size[1], pad_color, exact=planar is None)]
+        size = f"{width}:{height}:force_original_aspect_ratio=increase"
+        return [f"scale={size}:{flags}", *to_planar, *crop(width, height, exact=planar is None)]
+    border = _border(width, height, pad_color, exact=planar is None)
+    return [f"scale={_fitted(width, height)}:{flags}", *to_planar, *border]
+
+
+# FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
+# picture to 0, and then refuse it: a line 2000 pixels long and 3 high would not go into 224x224.
+
+
+def _sides(width: int | None, height: int | None) -> str:
+    """The size; a side that is not given keeps the aspect ratio, and has one pixel at least."""
+    if width is None:
+        return f"'max(1,round({height}*iw/ih))':{height}"
+    return f"{width}:'max(1,round({width}*ih/iw))'" if height is None else f"{width}:{height}"
+
+
+def _fitted(width: int, height: int) -> str:
+    """The largest size of the picture's aspect ratio that fits, one pixel at least on each side."""
+    across = f"max(1,min({width},round({height}*iw/ih)))"
+    return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
 
 
 def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:

@@ -11,9 +11,9 @@ from fractions import Fraction
 from itertools import chain
 
 from spdl_media._backends._pyav import AvPacket
+from spdl_media._demuxing.container import Container
+from spdl_media._demuxing.sample_clock import tells_sample
 from spdl_media.codec import AudioCodec
-from spdl_media.container import Container
-from spdl_media.sample_clock import tells_sample
 from spdl_media.timing import Window
 
 # MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all

@@ -12,6 +12,7 @@ import numpy as np
 from av.filter.context import FilterContext
 
 from spdl_media._backends._pyav import as_fraction
+from spdl_media._filters.wiring import SINKS, SOURCES, AvFrame, Kind, Wiring
 from spdl_media.errors import FilterError
 from spdl_media.frames import (
     AudioChunk,
@@ -22,7 +23,6 @@ from spdl_media.frames import (
     VideoFrames,
     av_frames,
 )
-from spdl_media.graph_wiring import SINKS, SOURCES, AvFrame, Kind, Wiring
 
 
 class Port:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
 import av
 
 from spdl_media._backends._pyav import AvPacket, as_fraction
-from spdl_media.container import Container
+from spdl_media._demuxing.container import Container, as_video
+from spdl_media.codec import AudioCodec, read_audio_codec, read_video_codec
+from spdl_media.packets import AudioPackets, PacketFacts, VideoPackets
 
 Chunk = dict[int, list[AvPacket]]
 
 # How far, in seconds, the streams of a file may run apart in it. A stream whose next packet is not found
 # within this is taken to have none, so that a chunk stays bounded when a stream ends early or pauses.
 _MAX_INTERLEAVE = Fraction(10)
+
+
+def check_limits(duration: float | Fraction | Decimal | None, num_packets: int | None) -> None:
+    """Refuse limits of a chunk that are not exactly one positive number."""
+    if (duration is None) == (num_packets is None):
+        raise ValueError(
+            "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
+            f"duration={duration!r}, num_packets={num_packets!r}"
+        )
+    if num_packets is not None:
+        if isinstance(num_packets, bool) or not isinstance(num_packets, int):
+            raise TypeError(f"num_packets must be an int, not {num_packets!r}")
+        if num_packets < 1:
+            raise ValueError(f"num_packets must be at least 1, not {num_packets}")
+    elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
+        raise TypeError(f"duration must be a number of seconds, not {duration!r}")
+    elif not 0 < duration < float("inf"):
+        raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
 
 
 def read_chunks(
@@ -142,3 +163,32 @@ def _by_time(packets: Iterator[AvPacket], clock: _Clock, duration: Fraction) -> 
     for packet in packets:
         yield from cutter.add(packet)
     yield from cutter.rest()
+
+
+class ChunkMaker:
+    """Makes packets of ours from the chunks of one stream."""
+
+    def __init__(self, container: Container, index: int) -> None:
+        stream = container.av.streams[index]
+        self._container = container
+        self._index = index
+        self._codec = (
+            read_audio_codec(stream)
+            if isinstance(stream, av.AudioStream)
+            else read_video_codec(as_video(stream))
+        )
+        self.continues = False
+
+    def __call__(self, packets: list[AvPacket]) -> AudioPackets | VideoPackets:
+        container = self._container
+        facts = PacketFacts(
+            container.name,
+            container.zero,
+            continues=self.continues,
+            incomplete=container.missing_end(packets),
+        )
+        self.continues = True
+        if isinstance(self._codec, AudioCodec):
+            return AudioPackets(packets, self._codec, facts)
+        orientation = container.orientation(self._index, packets)
+        return VideoPackets(packets, self._codec, replace(facts, orientation=orientation))

@@ -9,15 +9,15 @@ from fractions import Fraction
 import av
 
 from spdl_media._backends._pyav import AvPacket, as_fraction
+from spdl_media._decoding.pictures import PictureDecoder
+from spdl_media._decoding.samples import SampleDecoder, whole_frame
+from spdl_media._filters.plain_chain import plain_chain
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketFacts
-from spdl_media.picture_decoding import PictureDecoder
-from spdl_media.plain_chain import plain_chain
-from spdl_media.sample_decoding import SampleDecoder, whole_frame
 
 
 class PicturePath:

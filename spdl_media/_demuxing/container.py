@@ -15,13 +15,13 @@ from av.container import InputContainer
 from av.stream import Discard, Disposition
 
 from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
-from spdl_media.completeness import check_complete
+from spdl_media._inputs.endings import mp3_frame_size
+from spdl_media._stills.completeness import check_complete
+from spdl_media._stills.stills import HEAD_SIZE, container_still, still_codec
 from spdl_media.config import DemuxConfig
-from spdl_media.endings import mp3_frame_size
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
 from spdl_media.orientation import matrix_orientation
-from spdl_media.stills import HEAD_SIZE, container_still, still_codec
 
 Stream: TypeAlias = av.VideoStream | av.AudioStream
 Kind: TypeAlias = Literal["video", "audio"]
@@ -306,6 +306,18 @@ class Container:
 
     def _states_matrix(self) -> bool:
         return any(name in self._av.format.name for name in ("mp4", "matroska"))
+
+
+def as_video(stream: av.stream.Stream) -> av.VideoStream:
+    """The stream, for the type checker, as what :meth:`Container.stream` has found it to be."""
+    assert isinstance(stream, av.VideoStream), "Container.stream compared its type"
+    return stream
+
+
+def as_audio(stream: av.stream.Stream) -> av.AudioStream:
+    """The stream, for the type checker, as what :meth:`Container.stream` has found it to be."""
+    assert isinstance(stream, av.AudioStream), "Container.stream compared its type"
+    return stream
 
 
 def _muxed_matrix(stream: av.VideoStream) -> tuple[int, ...] | None:

@@ -6,8 +6,8 @@ import io
 from typing import Any
 
 from spdl_media import _backends
+from spdl_media._inputs.memory import flat
 from spdl_media.errors import MissingDependencyError, SourceError
-from spdl_media.memory import flat
 
 __all__ = ("ReadAhead", "open_url")
 

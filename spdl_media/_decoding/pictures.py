@@ -8,13 +8,13 @@ from fractions import Fraction
 import av
 
 from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log, says_checksum_failed
+from spdl_media._decoding.sei import states_orientation
+from spdl_media._demuxing.container import frame_matrix
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
-from spdl_media.container import frame_matrix
 from spdl_media.errors import DecodeError
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketFacts
-from spdl_media.sei import states_orientation
 from spdl_media.timing import ticks_to_seconds
 
 

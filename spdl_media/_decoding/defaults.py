@@ -1,0 +1,54 @@
+"""What :func:`decode_packets` and the streaming decoders share: the default filter, and checks."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from spdl_media.codec import Codec
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import DecodeError
+from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
+from spdl_media.packets import PacketFacts, Packets, facts_of
+
+
+class Default(Enum):
+    """Stands for an argument that was not given, where ``None`` means something else."""
+
+    FILTER = "the default filter"
+
+    def __repr__(self) -> str:
+        return f"<{self.value}>"
+
+
+DEFAULT_FILTER: Final = Default.FILTER
+
+
+def picture_filter(filter_desc: str | Default | None) -> str | None:
+    return get_video_filter_desc() if isinstance(filter_desc, Default) else filter_desc
+
+
+def sample_filter(filter_desc: str | Default | None) -> str | None:
+    return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
+
+
+def check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
+    return DecodeError(
+        f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
+        "decodes what is there, as far as the decoder can",
+        source=facts.source,
+    )
+
+
+def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    facts = facts_of(packets)
+    if facts.incomplete is None or config.on_corrupt != "raise":
+        return None
+    return cut_short(facts, packets.codec)

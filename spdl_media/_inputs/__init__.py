@@ -1,0 +1,1 @@
+"""What :mod:`spdl_media.inputs` is made of: memory, readers for FFmpeg, URLs, sizes that files state."""
