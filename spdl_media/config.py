@@ -129,3 +129,7 @@ def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, st
             raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
         strings[key] = str(int(value) if isinstance(value, bool) else value)
     return MappingProxyType(strings)
+
+
+DEFAULT_DECODE_CONFIG = DecodeConfig()
+"""What ``decode_config()`` gives, made once: it is asked for with every picture."""

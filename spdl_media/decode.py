@@ -17,8 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath, without_damage_check
-from spdl_media.config import DecodeConfig
-from spdl_media.config import decode_config as _decode_config
+from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.frames import (
     AudioChunk,
@@ -101,7 +100,7 @@ def decode_packets(
     See:
         FFmpeg's filters: https://ffmpeg.org/ffmpeg-filters.html
     """
-    config = decode_config or _decode_config()
+    config = decode_config or DEFAULT_DECODE_CONFIG
     if num_frames is not None:
         check_positive("num_frames", num_frames)
     try:
@@ -124,7 +123,7 @@ def _decode_image(
 ) -> ImageFrames:
     facts = facts_of(packets)
     # There is one picture, or an error: what is dropped or kept without a frame would lose its reason.
-    strict = replace(config, on_corrupt="raise")
+    strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
         if facts.incomplete:
             raise cut_short(facts, packets.codec)
@@ -156,7 +155,8 @@ def _picture(
             f"the {packets.codec.name} data holds no picture that can be decoded",
             source=packets.source,
         )
-    return ImageFrames((frame,), replace(path.facts(), is_corrupt=is_corrupt))
+    facts = path.facts()
+    return ImageFrames((frame,), replace(facts, is_corrupt=True) if is_corrupt else facts)
 
 
 def _decode_video(

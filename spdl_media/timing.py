@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 
@@ -131,3 +131,22 @@ def _builtin(value: float | Decimal) -> float | int | Decimal:
 def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
     """Place a timestamp of FFmpeg on the container's clock."""
     return pts * time_base - zero
+
+
+class _Ratio(Protocol):
+    """A Fraction, or PyAV's own rational."""
+
+    @property
+    def numerator(self) -> int: ...
+    @property
+    def denominator(self) -> int: ...
+
+
+def nearest_sample(pts: int, time_base: _Ratio, zero: Fraction, sample_rate: int) -> int:
+    """The sample that a timestamp of FFmpeg means, on the container's clock.
+
+    In whole numbers: fractions take as long as a small audio frame takes to filter.
+    """
+    ticks = pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
+    divisor = time_base.denominator * zero.denominator
+    return (2 * ticks * sample_rate + divisor) // (2 * divisor)

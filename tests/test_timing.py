@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media.timing import Window, parse_window, ticks_to_seconds
+from spdl_media.timing import Window, nearest_sample, parse_window, ticks_to_seconds
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=100_000)
 decimals = st.decimals(min_value=-1000, max_value=1000, places=6)
@@ -191,6 +191,22 @@ def test_ticks_stand_where_the_time_base_says(
     seconds = ticks_to_seconds(pts, time_base, zero)
     assert (seconds + zero) / time_base == pts
     assert ticks_to_seconds(pts + 1, time_base, zero) - seconds == time_base
+
+
+@given(st.integers(-(10**9), 10**9), time_bases, fractions, rates)
+def test_the_nearest_sample_is_at_most_half_a_sample_away(
+    pts: int, time_base: Fraction, zero: Fraction, rate: int
+) -> None:
+    sample = nearest_sample(pts, time_base, zero, rate)
+    assert abs(ticks_to_seconds(pts, time_base, zero) - Fraction(sample, rate)) * rate <= Fraction(
+        1, 2
+    )
+
+
+@given(st.integers(0, 10**8), rates)
+def test_a_sample_whose_time_is_given_as_a_float_is_inside(sample: int, rate: int) -> None:
+    assert parse_window((sample / rate, None)).samples(rate)[0] == sample
+    assert parse_window((None, (sample + 1) / rate)).samples(rate)[1] == sample + 1
 
 
 def test_str_is_for_messages() -> None:

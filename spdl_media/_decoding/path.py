@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import av
 
-from spdl_media._backends._pyav import AvPacket, as_fraction
+from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder, whole_frame
 from spdl_media._filters.plain_chain import plain_chain
@@ -18,6 +18,7 @@ from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketFacts
+from spdl_media.timing import nearest_sample
 
 
 class PicturePath:
@@ -124,9 +125,13 @@ class SamplePath:
 
     def _placed(self, frames: list[av.AudioFrame]) -> Iterator[tuple[int, AudioChunk]]:
         for frame in frames:
-            time_base = as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
-            time = (frame.pts or 0) * time_base - self.decoder.facts.zero
-            yield round(time * frame.sample_rate), AudioChunk(frame, 0, frame.samples)
+            position = nearest_sample(
+                frame.pts or 0,
+                frame.time_base or Fraction(1, frame.sample_rate),
+                self.decoder.facts.zero,
+                frame.sample_rate,
+            )
+            yield position, AudioChunk(frame, 0, frame.samples)
 
     def facts(self) -> FrameFacts:
         """What is to be said of the samples that came out since the last call."""

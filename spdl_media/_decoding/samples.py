@@ -15,7 +15,7 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import AudioChunk
 from spdl_media.packets import PacketFacts
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import Window, ticks_to_seconds
 
 
 class SampleDecoder:
@@ -37,7 +37,9 @@ class SampleDecoder:
         self._context = make_decoder(codec, config, facts.source)
         self._packet_index = -1
         self._position: int | None = None
-        self._expected_pts = Fraction(0)
+        self._expected_pts = 0
+        self._window_key: tuple[Window, int] | None = None
+        self._window_samples: tuple[int, int | None] = (0, None)
 
     def close(self) -> None:
         """Stop the decoder; needed only where it has threads of its own."""
@@ -56,7 +58,7 @@ class SampleDecoder:
             position = self._locate(frame)
             if frame.pts in self.discarded or not self._accepts(frame):
                 continue
-            first, stop = self.facts.window.samples(frame.sample_rate)
+            first, stop = self._window(frame.sample_rate)
             if not self.facts.window:
                 first = position
             self.finished = stop is not None and position + frame.samples >= stop
@@ -99,11 +101,13 @@ class SampleDecoder:
 
     def _locate(self, frame: av.AudioFrame) -> int:
         """Position of the frame's first sample on the container's clock."""
-        ticks_per_sample = 1 / (self._codec.time_base * frame.sample_rate)
-        duration: Fraction = frame.samples * ticks_per_sample
-        pts = self._expected_pts if frame.pts is None else frame.pts
+        # In whole numbers, pts and durations times this: fractions would take longer than small frames take
+        # to decode, and hold the GIL meanwhile.
+        scale = self._codec.time_base.numerator * frame.sample_rate
+        duration = frame.samples * self._codec.time_base.denominator
+        pts = self._expected_pts if frame.pts is None else frame.pts * scale
         position = self._position
-        if position is None or pts - self._expected_pts > max(Fraction(2), duration / 2):
+        if position is None or 2 * (pts - self._expected_pts) > max(4 * scale, duration):
             stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.facts.zero)
             if position is not None and stated > position:
                 self._check_gap(position, stated, frame)
@@ -111,6 +115,13 @@ class SampleDecoder:
         self._position = position + frame.samples
         self._expected_pts = pts + duration
         return position
+
+    def _window(self, sample_rate: int) -> tuple[int, int | None]:
+        """First sample of the window, and the one after its last."""
+        key = (self.facts.window, sample_rate)
+        if key != self._window_key:
+            self._window_key, self._window_samples = key, key[0].samples(sample_rate)
+        return self._window_samples
 
     def _check_gap(self, position: int, stated: int, frame: av.AudioFrame) -> None:
         """Take a gap for damage where there can be none: in FLAC's own files, and in Ogg.
