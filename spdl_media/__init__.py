@@ -14,6 +14,10 @@ The way of the data, which is also the order of the modules::
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``frames``        decoded planes with their facts
+``load``          :func:`load_image_batch` and others: all of it in one call
+``async_load``    the same as awaitables
+``collate``       :func:`collate`: items of several fields into buffers
+``crops``         :func:`random_resized_crop`
 ``errors``        the tree of errors
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
@@ -22,19 +26,33 @@ FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 from __future__ import annotations
 
 from spdl_media._backends._pyav import set_log_level
+from spdl_media.arrays import to_jax, to_numba, to_numpy, to_torch
+from spdl_media.async_load import (
+    async_load_audio,
+    async_load_clip,
+    async_load_image,
+    async_load_image_batch,
+    async_load_video,
+)
 from spdl_media.bitstream import apply_bsf
+from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.collate import collate
 from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
+from spdl_media.convert import convert_array, convert_frames
+from spdl_media.crops import random_resized_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.errors import (
+    ConvertError,
     DecodeError,
     DemuxError,
     FilterError,
     MediaError,
     MissingDependencyError,
     SourceError,
+    StorageTooSmallError,
 )
 from spdl_media.filter_desc import (
     get_abuffer_desc,
@@ -46,8 +64,17 @@ from spdl_media.filter_desc import (
 from spdl_media.filter_graph import FilterGraph
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames
 from spdl_media.inputs import Source
+from spdl_media.load import (
+    Clip,
+    load_audio,
+    load_clip,
+    load_image,
+    load_image_batch,
+    load_video,
+)
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
+from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 
 __all__ = (
@@ -56,12 +83,17 @@ __all__ = (
     "AudioFrames",
     "AudioPackets",
     "AudioStreamInfo",
+    "CPUBuffer",
+    "CPUStorage",
+    "Clip",
     "Codec",
+    "ConvertError",
     "DecodeConfig",
     "DecodeError",
     "DemuxConfig",
     "DemuxError",
     "Demuxer",
+    "Failure",
     "FilterError",
     "FilterGraph",
     "Frames",
@@ -74,6 +106,9 @@ __all__ = (
     "Packets",
     "Source",
     "SourceError",
+    "StorageInUseWarning",
+    "StoragePool",
+    "StorageTooSmallError",
     "Timestamp",
     "VideoCodec",
     "VideoDecoder",
@@ -82,6 +117,15 @@ __all__ = (
     "VideoStreamInfo",
     "Window",
     "apply_bsf",
+    "async_load_audio",
+    "async_load_clip",
+    "async_load_image",
+    "async_load_image_batch",
+    "async_load_video",
+    "collate",
+    "convert_array",
+    "convert_frames",
+    "cpu_storage",
     "decode_config",
     "decode_packets",
     "demux_audio",
@@ -93,6 +137,16 @@ __all__ = (
     "get_buffer_desc",
     "get_filter_desc",
     "get_video_filter_desc",
+    "load_audio",
+    "load_clip",
+    "load_image",
+    "load_image_batch",
+    "load_video",
     "probe",
+    "random_resized_crop",
     "set_log_level",
+    "to_jax",
+    "to_numba",
+    "to_numpy",
+    "to_torch",
 )

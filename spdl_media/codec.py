@@ -7,6 +7,7 @@ process, and serve any number of decoders at once.
 from __future__ import annotations
 
 import io
+import platform
 import struct
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -192,6 +193,12 @@ _ERR_DETECT = {
 }
 
 
+# Where FFmpeg has both in SSE2, this transform takes 6% to 11% off a JPEG's decoding, and is nearer to the
+# exact transform: 0.0125 levels off, FFmpeg's default 0.0138, neither more than 1. Elsewhere it is slower.
+# Video keeps the default: there, the decoder is that of the stream.
+_STILL_IDCT = {"mjpeg": "xvid"} if platform.machine().lower() in ("x86_64", "amd64") else {}
+
+
 def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContext:
     """Make a decoder that behaves as the one of the stream that ``codec`` was read from.
 
@@ -210,6 +217,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     options = {"pkt_timebase": _rational(codec.time_base)}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
+    if name in _STILL_IDCT and isinstance(codec, VideoCodec) and codec.frame_rate is None:
+        options["idct"] = _STILL_IDCT[name]
     if isinstance(codec, VideoCodec):
         _set_video(context, codec)
     else:

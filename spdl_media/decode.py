@@ -17,6 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath, without_damage_check
+from spdl_media._decoding.reuse import is_reusable, keep_decoder, take_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.frames import (
@@ -145,9 +146,12 @@ def _picture(
     *,
     is_corrupt: bool = False,
 ) -> ImageFrames:
-    path = PicturePath(packets.codec, facts_of(packets), filter_desc, config)
+    coded = av_packets(packets)
+    reusable = is_reusable(packets.codec, coded, config)
+    context = take_decoder() if reusable else None
+    path = PicturePath(packets.codec, facts_of(packets), filter_desc, config, context)
     try:
-        frame = next(path.push((*av_packets(packets), None)), None)
+        frame = next(path.push((*coded, None)), None)
     finally:
         path.close()
     if frame is None:
@@ -155,6 +159,8 @@ def _picture(
             f"the {packets.codec.name} data holds no picture that can be decoded",
             source=packets.source,
         )
+    if reusable:
+        keep_decoder(path.decoder.context)
     facts = path.facts()
     return ImageFrames((frame,), replace(facts, is_corrupt=True) if is_corrupt else facts)
 

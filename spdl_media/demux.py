@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Self, SupportsIndex, overload
 from spdl_media._demuxing.container import Container, Kind, as_audio, as_video
 from spdl_media._demuxing.pictures import first_picture, read_image
 from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
-from spdl_media._demuxing.window import read_audio, read_video
+from spdl_media._demuxing.window import read_audio, read_clip, read_video
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.config import DemuxConfig
 from spdl_media.config import demux_config as _demux_config
@@ -235,6 +236,39 @@ class Demuxer:
                 container.name, container.zero, window, orientation, incomplete=incomplete
             )
             return VideoPackets(packets, codec, facts)
+
+    def demux_clip(
+        self, timestamp: Timestamp | Window | None = None
+    ) -> tuple[VideoPackets, AudioPackets]:
+        """Read the packets of the best video and the best audio stream for one window, in one pass.
+
+        The file is sought once and read once, in its own order. What the packets decode to is what those
+        of :meth:`demux_video` and :meth:`demux_audio` do.
+
+        Raises:
+            DemuxError: One of the two is missing.
+            ValueError: The window holds no time.
+        """
+        window = parse_window(timestamp)
+        with self._guard:
+            container = self._opened()
+            pictures = as_video(container.stream("video", None))
+            sound = as_audio(container.stream("audio", None))
+            # Reading may open the source again, and the streams are gone then: take their facts first.
+            indices = pictures.index, sound.index
+            codecs = read_video_codec(pictures), read_audio_codec(sound)
+            packets = read_clip(container, indices, codecs, window)
+            orientation = container.orientation(indices[0], packets[0])
+            facts = [
+                PacketFacts(
+                    container.name, container.zero, window, incomplete=container.missing_end(run)
+                )
+                for run in packets
+            ]
+            return (
+                VideoPackets(packets[0], codecs[0], replace(facts[0], orientation=orientation)),
+                AudioPackets(packets[1], codecs[1], facts[1]),
+            )
 
     def demux_audio(
         self,

@@ -5,6 +5,8 @@
     ├── DemuxError (ValueError)         opened, but not media, no such stream, broken container
     ├── DecodeError (ValueError)        damaged or unsupported data
     ├── FilterError (ValueError)        the filter description cannot be used
+    ├── ConvertError (ValueError)       frames that cannot form one array
+    │   └── StorageTooSmallError        the array does not fit into the storage
     └── MissingDependencyError (ImportError)   an optional package is not installed
 
 Each is also the builtin in parentheses, so code that knows nothing of this package catches it as
@@ -20,12 +22,14 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = (
+    "ConvertError",
     "DecodeError",
     "DemuxError",
     "FilterError",
     "MediaError",
     "MissingDependencyError",
     "SourceError",
+    "StorageTooSmallError",
 )
 
 
@@ -62,6 +66,11 @@ def _rebuild(cls: type[MediaError], args: tuple[Any, ...], state: dict[str, Any]
     for name, value in state.items():
         setattr(error, name, value)
     return error
+
+
+def with_message(error: MediaError, message: str) -> MediaError:
+    """An error of the same kind and with the same fields that says something else."""
+    return _rebuild(type(error), (message,), error._state())
 
 
 class SourceError(MediaError, OSError):
@@ -123,6 +132,14 @@ class FilterError(MediaError, ValueError):
     ) -> None:
         super().__init__(message, source=source)
         self.filter_desc = filter_desc
+
+
+class ConvertError(MediaError, ValueError):
+    """The frames cannot form one array: they differ, there are none, or their format has no array."""
+
+
+class StorageTooSmallError(ConvertError):
+    """The array takes more bytes than the storage has. The message says both sizes."""
 
 
 class MissingDependencyError(MediaError, ImportError):

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from spdl_media._filters.graph_syntax import quote_value
 from spdl_media._filters.stages import (
-    PLANAR,
+    Quality,
     Rate,
     ScaleAlgo,
     ScaleMode,
@@ -38,6 +38,7 @@ from spdl_media._filters.stages import (
     count,
     crop,
     format_name,
+    formats_on_the_way,
     own_filters,
     positive,
     rate_and_window,
@@ -104,6 +105,7 @@ def get_video_filter_desc(
     scale_height: int | None = None,
     scale_algo: ScaleAlgo = "bicubic",
     scale_mode: ScaleMode | None = "pad",
+    quality: Quality = "accurate",
     crop_width: int | None = None,
     crop_height: int | None = None,
     pix_fmt: str | None = "rgb24",
@@ -124,6 +126,9 @@ def get_video_filter_desc(
         scale_mode: With both sides given, ``"pad"`` fits the whole picture inside and puts a border
             around it, ``"crop"`` covers the whole size and cuts off what lies over it, ``None`` stretches.
             The result has exactly the size that was asked for.
+        quality: ``"fast"`` scales with FFmpeg's less exact arithmetic, and RGB is made of a picture that was
+            scaled with half of its chroma: 1.2 to 1.6 levels off on photographs, more at sharp edges between
+            colours.
         crop_width: Width of a piece from the middle, after scaling. Not above the picture's.
         crop_height: Height of a piece from the middle.
         pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps what the filters give.
@@ -141,16 +146,16 @@ def get_video_filter_desc(
         ValueError: A size, rate or count that is not positive, or an unknown name.
         TypeError: An argument of the wrong type.
     """
-    check_names(scale_algo, scale_mode, pix_fmt, pad_color, pad_mode)
+    check_names(scale_algo, scale_mode, pix_fmt, pad_color, pad_mode, quality)
     scaled = scale_width is not None or scale_height is not None
-    planar = PLANAR.get(pix_fmt or "") if scaled else None
+    formats = formats_on_the_way(pix_fmt, quality) if scaled else ()
     filters = [
         *rate_and_window(frame_rate, timestamp),
-        *scale(scale_width, scale_height, scale_algo, scale_mode, planar, pad_color),
-        *crop(crop_width, crop_height, exact=planar is None),
+        *scale(scale_width, scale_height, scale_algo, scale_mode, formats, pad_color, quality),
+        *crop(crop_width, crop_height, exact=not formats),
         *count(num_frames, pad_mode),
         *own_filters(filter_desc),
-        *to_format(pix_fmt, converted=scaled and (planar is not None or filter_desc is None)),
+        *to_format(pix_fmt, converted=scaled and (bool(formats) or filter_desc is None)),
     ]
     return ",".join(filters) or None
 
@@ -206,6 +211,7 @@ def get_filter_desc(
     scale_height: int | None = None,
     scale_algo: ScaleAlgo = "bicubic",
     scale_mode: ScaleMode | None = "pad",
+    quality: Quality = "accurate",
     crop_width: int | None = None,
     crop_height: int | None = None,
     pix_fmt: str | None = "rgb24",
@@ -233,6 +239,7 @@ def get_filter_desc(
         "scale_height": scale_height is not None,
         "scale_algo": scale_algo != "bicubic",
         "scale_mode": scale_mode != "pad",
+        "quality": quality != "accurate",
         "crop_width": crop_width is not None,
         "crop_height": crop_height is not None,
         "pix_fmt": pix_fmt != "rgb24",
@@ -260,6 +267,7 @@ def get_filter_desc(
         scale_height=scale_height,
         scale_algo=scale_algo,
         scale_mode=scale_mode,
+        quality=quality,
         crop_width=crop_width,
         crop_height=crop_height,
         pix_fmt=pix_fmt,

@@ -14,16 +14,15 @@ from typing import Any, NoReturn, TypeAlias, overload
 
 import av
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._backends._pyav import as_fraction
 from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.layouts import SAMPLE_DTYPES
 from spdl_media.orientation import is_mirrored, rotation
+from spdl_media.planes import Array, picture_planes, read_only
 from spdl_media.timing import Window, ticks_to_seconds
 
 __all__ = ("AudioFrames", "Frames", "ImageFrames", "VideoFrames")
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +293,7 @@ class ImageFrames(_Pictures):
 
         The views keep the memory alive, also when the frames are gone.
         """
-        frame = self._frames[0]
-        return tuple(_plane_view(frame, index) for index in range(len(frame.planes)))
+        return picture_planes(self._frames[0])
 
     def __repr__(self) -> str:
         return f"<ImageFrames: {self._describe()}>"
@@ -318,14 +316,14 @@ class AudioChunk:
 
         Planar formats give one array ``(samples,)`` a channel, packed ones one ``(samples, channels)``.
         """
-        dtype = _SAMPLE_DTYPES[self.frame.format.packed.name]
+        dtype = SAMPLE_DTYPES[self.frame.format.packed.name]
         channels = self.frame.layout.nb_channels
         if self.frame.format.is_planar:
             return tuple(
-                _read_only(plane, dtype, self.frame.samples)[self.start : self.stop]
+                read_only(plane, dtype, self.frame.samples)[self.start : self.stop]
                 for plane in self.frame.planes
             )
-        samples = _read_only(self.frame.planes[0], dtype, self.frame.samples * channels)
+        samples = read_only(self.frame.planes[0], dtype, self.frame.samples * channels)
         return (samples.reshape(-1, channels)[self.start : self.stop],)
 
 
@@ -470,9 +468,6 @@ def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
     return frames._frames
 
 
-_SAMPLE_DTYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
-
-
 def _time_base(frame: av.VideoFrame | av.AudioFrame) -> Fraction:
     return as_fraction(frame.time_base) or Fraction(1)
 
@@ -481,44 +476,3 @@ def _seconds(frame: av.VideoFrame, zero: Fraction) -> Fraction | float:
     if frame.pts is None:
         return float("nan")
     return ticks_to_seconds(frame.pts, _time_base(frame), zero)
-
-
-def _plane_view(frame: av.VideoFrame, index: int) -> Array:
-    plane, format = frame.planes[index], frame.format
-    rows = _read_only(plane, "u1", plane.buffer_size).reshape(plane.height, -1)
-    if plane.line_size < 0:  # the picture runs upwards in memory
-        rows = rows[::-1]
-    components = [part for part in format.components if part.plane == index]
-    if not components:  # the palette of pal8: 256 colours in native-endian ARGB
-        return rows.view("u4")
-    size = _component_size(max(part.bits for part in components))
-    whole = size in (1, 2, 4) and len({part.width for part in components}) == 1
-    samples = _samples_per_pixel(format, len(components), size)
-    if not whole or samples is None:
-        return rows[:, : -(-plane.width * format.padded_bits_per_pixel // 8)]
-    dtype = np.dtype(f"{'>' if format.is_big_endian else '<'}{_kind(format.name)}{size}")
-    view = rows[:, : plane.width * samples * size].view(dtype)
-    return view if samples == 1 else view.reshape(plane.height, plane.width, samples)
-
-
-def _component_size(bits: int) -> int:
-    return 4 if bits > 16 else 2 if bits > 8 else 1
-
-
-def _kind(pix_fmt: str) -> str:
-    return "f" if "f32" in pix_fmt or "f16" in pix_fmt else "u"
-
-
-def _samples_per_pixel(format: av.VideoFormat, components: int, size: int) -> int | None:
-    """Values of one pixel in a plane, padding such as the 0 of rgb0 included; None: not whole values."""
-    planes = 1 + max(part.plane for part in format.components)
-    if planes > 1:
-        return components
-    samples, rest = divmod(format.padded_bits_per_pixel, 8 * size)
-    return samples if rest == 0 and samples >= components else None
-
-
-def _read_only(plane: Any, dtype: str, count: int) -> Array:
-    view = np.frombuffer(plane, dtype=dtype, count=count)
-    view.flags.writeable = False
-    return view

@@ -93,6 +93,23 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
     )
 
 
+def clip_window(start: Seconds, duration: Seconds) -> Window:
+    """The window that begins at a time and lasts so long.
+
+    Raises:
+        TypeError: Not numbers.
+        ValueError: ``start`` is not finite, or ``duration`` is not positive and finite.
+    """
+    begin = parse_window((start, None)).start
+    length = parse_window((None, duration)).end
+    if begin is None or length is None or length <= 0:
+        raise ValueError(
+            f"a clip begins at a finite time and lasts more than 0 s, not start={start!r}, "
+            f"duration={duration!r}"
+        )
+    return Window(begin, begin + length)
+
+
 def _ends_first(start: Fraction | float | None, end: Fraction | float | None) -> bool:
     return isinstance(start, Fraction) and isinstance(end, Fraction) and start >= end
 

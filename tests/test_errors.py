@@ -13,12 +13,14 @@ import pytest
 
 from spdl_media import errors
 from spdl_media.errors import (
+    ConvertError,
     DecodeError,
     DemuxError,
     FilterError,
     MediaError,
     MissingDependencyError,
     SourceError,
+    StorageTooSmallError,
 )
 
 # One of each class, with every field set to something that is not its default.
@@ -28,6 +30,8 @@ SAMPLES = {
     DemuxError: DemuxError("no stream 7; there are 0 to 2", source="bytes of length 9"),
     DecodeError: DecodeError("damaged", source="a.mp4", pts_seconds=1.5, packet_index=7),
     FilterError: FilterError("no filter 'skale'", source="a.mp4", filter_desc="skale=2:2"),
+    ConvertError: ConvertError("they differ", source="a.mp4"),
+    StorageTooSmallError: StorageTooSmallError("144 bytes, but 143", source="a.mp4"),
     MissingDependencyError: MissingDependencyError("pip install x", source="s3://a", name="x"),
 }
 BUILTINS = {
@@ -35,6 +39,8 @@ BUILTINS = {
     DemuxError: ValueError,
     DecodeError: ValueError,
     FilterError: ValueError,
+    ConvertError: ValueError,
+    StorageTooSmallError: ConvertError,
     MissingDependencyError: ImportError,
 }
 FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from spdl_media import get_video_filter_desc
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media._filters.stages import ScaleAlgo
+from spdl_media.crops import crop_filters
+from spdl_media.errors import FilterError
 from spdl_media.filter_graph import FrameFilter
 
 SOURCES = (
@@ -91,6 +94,95 @@ def test_scaling_without_a_graph(
     assert desc is not None
     assert plain_chain(desc) is not None
     assert_same(desc, frame)
+
+
+QUICK = ["yuvj420p", "yuvj422p", "yuvj440p", "yuvj444p", "rgb24", "gbrp", "rgba"]
+
+
+@given(
+    source=st.sampled_from(QUICK),
+    size=st.tuples(SIDES, SIDES),
+    to=st.tuples(SIDES, SIDES),
+    algo=st.sampled_from(get_args(ScaleAlgo)),
+    mode=st.sampled_from(["pad", "crop", None]),
+    target=st.sampled_from(["rgb24", "bgr24"]),
+    matrix=st.sampled_from([1, 2, 5, 6, 7, 9]),
+    seed=st.integers(0, 99),
+)
+def test_the_fast_quality_without_a_graph(
+    source: str,
+    size: tuple[int, int],
+    to: tuple[int, int],
+    algo: Any,
+    mode: Any,
+    target: str,
+    matrix: int,
+    seed: int,
+) -> None:
+    frame = noise(source, *size, seed)
+    frame.time_base = Fraction(1, 10)
+    if not frame.format.is_rgb:
+        frame.colorspace, frame.color_range = matrix, 2
+    desc = get_video_filter_desc(
+        scale_width=to[0],
+        scale_height=to[1],
+        scale_algo=algo,
+        scale_mode=mode,
+        pix_fmt=target,
+        quality="fast",
+    )
+    assert desc is not None
+    assert_same(desc, frame)
+
+
+def test_the_fast_quality_takes_a_graph_where_ranges_are_agreed_on() -> None:
+    chain = plain_chain(get_video_filter_desc(scale_width=8, scale_height=8, quality="fast") or "")
+    assert chain is not None
+    for source in ("gray", "ya8", "yuvj420p"):
+        frame = noise(source, 16, 16)
+        frame.color_range = 1
+        assert not chain.accepts(frame)
+
+
+@given(
+    source=st.sampled_from(
+        [name for name in SOURCES if not re.search(r"le|be|pal8|mono|411|ya", name)]
+    ),
+    edges=st.tuples(*[st.integers(0, 40)] * 4).map(
+        lambda e: (sorted([e[0], e[1] + 1]), sorted([e[2], e[3] + 1]))
+    ),
+    flip=st.booleans(),
+    quality=st.sampled_from(["accurate", "fast"]),
+    seed=st.integers(0, 99),
+)
+def test_cuts_without_a_graph(
+    source: str, edges: tuple[list[int], list[int]], flip: bool, quality: Any, seed: int
+) -> None:
+    (left, right), (top, bottom) = edges
+    box = (left, top, max(right - left, 1), max(bottom - top, 1))
+    frame = noise(source, 41, 41, seed)
+    frame.time_base = Fraction(1, 10)
+    if source.startswith("yuvj"):
+        frame.color_range = 2
+    scale = get_video_filter_desc(scale_width=20, scale_height=17, quality=quality) or ""
+    desc = ",".join([*crop_filters(box, flip=flip), scale])
+    chain = plain_chain(desc)
+    assert chain is not None
+    if quality == "fast" and source in ("gray", "yuv444p", "yuva444p"):
+        assert not chain.accepts(frame)
+    elif source != "yuva444p":
+        assert_same(desc, frame)
+
+
+def test_a_cut_that_does_not_fit_is_refused_either_way() -> None:
+    frame = noise("yuvj420p", 16, 16)
+    frame.time_base = Fraction(1, 10)
+    desc = ",".join([*crop_filters((1, 1, 16, 15), flip=False), "scale=8:8:flags=area,format=gbrp"])
+    chain = plain_chain(desc)
+    assert chain is not None
+    assert not chain.accepts(frame)
+    with pytest.raises(FilterError):
+        through_graph(desc, frame)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -177,4 +269,12 @@ def test_stills_of_real_files(media_dir: Any) -> None:
         with av.open(str(path)) as container:
             frame = next(container.decode(video=0))
         assert chain.accepts(frame)
+        assert_same(desc, frame)
+
+
+def test_scalers_are_kept_for_some_sizes_only() -> None:
+    desc = get_video_filter_desc(scale_width=16, scale_height=16, scale_mode=None) or ""
+    for width in [*range(20, 60, 2), 20, 58, 20]:
+        frame = noise("yuvj420p", width, 24, width)
+        frame.time_base = Fraction(1, 25)
         assert_same(desc, frame)

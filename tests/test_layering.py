@@ -15,7 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 ORDER = [
     ["errors", "config", "timing", "layouts", "color_tags", "one_thread"],
     ["_backends"],
-    ["_stills.parts", "orientation", "_stills.completeness", "_stills.stills"],
+    [
+        "_stills.parts",
+        "orientation",
+        "_stills.completeness",
+        "_stills.stills",
+        "_stills.jpeg_header",
+    ],
     ["_inputs.memory", "_inputs.readers", "_inputs.remote", "_inputs.formats", "_inputs.endings"],
     ["inputs"],
     ["codec", "packets"],
@@ -23,9 +29,15 @@ ORDER = [
     ["_demuxing.pictures", "demux", "probe"],
     ["bitstream"],
     ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
-    ["frames"],
+    ["planes", "frames"],
     ["_filters.plain_chain", "_filters.wiring", "_filters.ends", "filter_graph"],
-    ["_decoding.sei", "_decoding.pictures", "_decoding.samples", "_decoding.path"],
+    [
+        "_decoding.sei",
+        "_decoding.pictures",
+        "_decoding.samples",
+        "_decoding.path",
+        "_decoding.reuse",
+    ],
     ["_decoding.defaults", "decode", "decoders"],
     ["storage"],
     ["buffer"],
@@ -33,13 +45,15 @@ ORDER = [
     ["transfer"],
     ["arrays"],
     ["cuda", "array_formats"],
-    ["load"],
+    ["crops", "collate"],
+    ["_loading.options", "_loading.pictures", "_loading.batch"],
+    ["load", "async_load"],
     ["encode", "mux"],
     ["source"],
     ["dataloader"],
     ["cli", "__main__"],
 ]
-HELPERS = {"_stills", "_inputs", "_demuxing", "_filters", "_decoding"}
+HELPERS = {"_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_loading"}
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
@@ -50,7 +64,7 @@ JOINS_PIPELINE = {"dataloader", "cli"}
 PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
-    "asyncio": {"pipeline", "dataloader", "load"},
+    "asyncio": {"pipeline", "dataloader", "async_load"},
     # Through the table in _backends alone, which imports them by name.
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }

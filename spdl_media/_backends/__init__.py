@@ -7,17 +7,28 @@ knows how each is installed. PyAV, which brings FFmpeg, has a border of its own 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import MappingProxyType, ModuleType
 
 from spdl_media.errors import MissingDependencyError
 
 INSTALL = MappingProxyType(
     {
+        "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
         "fsspec": ("fsspec", 'pip install "spdl_media[fsspec]"'),
+        "jax": ("jax", "pip install jax"),
         "torch": ("torch", 'pip install "spdl_media[torch]"'),
     }
 )
 """What an optional package is called when imported, and the line that installs it."""
+
+
+def is_available(package: str) -> bool:
+    """Whether an optional package is installed, without importing it."""
+    try:
+        return importlib.util.find_spec(INSTALL[package][0]) is not None
+    except (ImportError, ValueError):  # an import hook forbids it; a stand-in without a spec
+        return False
 
 
 def require(package: str, purpose: str) -> ModuleType:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import av
+from av.codec.context import CodecContext
 
 from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.pictures import PictureDecoder
@@ -30,11 +31,13 @@ class PicturePath:
         facts: PacketFacts,
         filter_desc: str | None,
         config: DecodeConfig,
+        context: CodecContext | None = None,
     ) -> None:
+        """``context``: a decoder that is open already; without one, one is made."""
         self._codec = codec
         self._desc = filter_desc
         self._config = config
-        self.decoder = PictureDecoder(codec, facts, config)
+        self.decoder = PictureDecoder(codec, facts, config, context)
         self._filter: FrameFilter | None = None
         self._plain = None if filter_desc is None else plain_chain(filter_desc)
         self._upright = False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import av
+from av.codec.context import CodecContext
 
 from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media._decoding.sei import states_orientation
@@ -26,7 +27,14 @@ class PictureDecoder:
     what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
     """
 
-    def __init__(self, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig) -> None:
+    def __init__(
+        self,
+        codec: VideoCodec,
+        facts: PacketFacts,
+        config: DecodeConfig,
+        context: CodecContext | None = None,
+    ) -> None:
+        """``context``: a decoder that is open already; without one, one is made."""
         self._codec = codec
         self._config = config
         self.facts = facts
@@ -36,7 +44,7 @@ class PictureDecoder:
         self.num_skipped = 0
         self.num_dropped = 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._context = make_decoder(codec, config, facts.source)
+        self._context = make_decoder(codec, config, facts.source) if context is None else context
         self._packet_index = -1
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
@@ -44,6 +52,11 @@ class PictureDecoder:
         self._step = self._frame_step()
         self._started = False
         self._states_orientation = False
+
+    @property
+    def context(self) -> CodecContext:
+        """FFmpeg's decoder."""
+        return self._context
 
     def close(self) -> None:
         """Stop the decoder; needed only where it has threads of its own."""

@@ -23,6 +23,7 @@ ScaleAlgo: TypeAlias = Literal[
     "spline",
 ]
 ScaleMode: TypeAlias = Literal["pad", "crop"]
+Quality: TypeAlias = Literal["accurate", "fast"]
 Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
@@ -50,12 +51,15 @@ def check_names(
     pix_fmt: str | None,
     pad_color: str,
     pad_mode: str | None,
+    quality: str,
 ) -> None:
     """Refuse what FFmpeg would refuse later, in words that say what is allowed."""
     if scale_algo not in get_args(ScaleAlgo):
         raise ValueError(f"scale_algo must be one of {get_args(ScaleAlgo)}, not {scale_algo!r}")
     if scale_mode not in (*get_args(ScaleMode), None):
         raise ValueError(f"scale_mode must be 'pad', 'crop' or None, not {scale_mode!r}")
+    if quality not in get_args(Quality):
+        raise ValueError(f"quality must be one of {get_args(Quality)}, not {quality!r}")
     if pix_fmt is not None:
         format_name("pix_fmt", pix_fmt, "rgb24")
     _color("pad_color", pad_color)
@@ -82,24 +86,29 @@ def scale(
     height: int | None,
     algo: str,
     mode: str | None,
-    planar: str | None,
+    formats: tuple[str, ...],
     pad_color: str,
+    quality: str,
 ) -> list[str]:
-    """Scale, to planar RGB where that is the way to the final format, and give it the exact size."""
+    """Scale, by way of these formats if any, and give it the exact size.
+
+    The last of the formats has no chroma planes of another size, so that borders are exact.
+    """
     if width is None and height is None:
         return []
     for name, side in (("scale_width", width), ("scale_height", height)):
         if side is not None:
             positive(name, side)
-    flags = f"flags={algo}+{ACCURATE}"
-    to_planar = [f"format={planar}"] if planar else []
+    flags = f"flags={algo}+{ACCURATE}" if quality == "accurate" else f"flags={algo}"
+    converted = [f"format={name}" for name in formats]
+    exact = not formats
     if width is None or height is None or mode is None:
-        return [f"scale={_sides(width, height)}:{flags}", *to_planar]
+        return [f"scale={_sides(width, height)}:{flags}", *converted]
     if mode == "crop":
         size = f"{width}:{height}:force_original_aspect_ratio=increase"
-        return [f"scale={size}:{flags}", *to_planar, *crop(width, height, exact=planar is None)]
-    border = _border(width, height, pad_color, exact=planar is None)
-    return [f"scale={_fitted(width, height)}:{flags}", *to_planar, *border]
+        return [f"scale={size}:{flags}", *converted, *crop(width, height, exact=exact)]
+    border = _border(width, height, pad_color, exact=exact)
+    return [f"scale={_fitted(width, height)}:{flags}", *converted, *border]
 
 
 # FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
@@ -153,6 +162,15 @@ def count(num_frames: int | None, pad_mode: str | None) -> list[str]:
     count = positive("num_frames", num_frames)
     added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
     return [f"tpad=stop=-1:{added}", f"trim=end_frame={count}"]
+
+
+def formats_on_the_way(pix_fmt: str | None, quality: str) -> tuple[str, ...]:
+    """Formats through which scaling leads to packed RGB; none for other formats."""
+    planar = PLANAR.get(pix_fmt or "")
+    if planar is None or pix_fmt is None:
+        return ()
+    # Without alpha and more than 8 bits, which it would lose.
+    return ("yuv420p", pix_fmt) if quality == "fast" and planar == "gbrp" else (planar,)
 
 
 def own_filters(filter_desc: str | None) -> list[str]:

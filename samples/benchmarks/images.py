@@ -1,0 +1,504 @@
+"""JPEGs to batches: this library beside others, in one run.
+
+Every way gets the same bytes in memory and gives the same thing: a batch (B, size, size, 3) uint8 in RGB,
+each picture stretched to the square with a bicubic kernel. One round measures all ways one after the other,
+at each number of threads; the next round goes backwards, so that a machine that grows slower or faster
+meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest.
+
+    python samples/benchmarks/images.py --images DIR [--json FILE] [--chart FILE.png]
+
+Ways whose library is not installed are left out and named. ``--peers none`` measures this library alone.
+
+    error     mean absolute difference, in levels of 255, from swscale's bicubic with ACCURATE_RND,
+              FULL_CHR_H_INT and FULL_CHR_H_INP, over all pictures. Kernels that do not smooth when they
+              shrink (OpenCV's) or have another shape (Pillow's) differ by that.
+    x SPDL    images a second over SPDL's, in the same round
+    2 / 1     images a second of two threads over those of one
+    GIL       the share of its speed that a thread counting in pure Python loses beside one thread that
+              loads. "nothing" is that share beside C code without the GIL: the floor of the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
+
+import spdl_media as sm
+
+Load = Callable[[Sequence[bytes]], Any]
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+ACCURATE = (
+    Interpolation.BICUBIC
+    | Interpolation.ACCURATE_RND
+    | Interpolation.FULL_CHR_H_INT
+    | Interpolation.FULL_CHR_H_INP
+)
+NOTHING = "nothing (C code)"
+BASE = "SPDL"
+
+
+@dataclass
+class Way:
+    """One way to load a batch, and what was measured of it."""
+
+    load: Load
+    rates: dict[int, list[float]] = field(default_factory=dict)
+    gil: list[float] = field(default_factory=list)
+    error: float | None = None
+
+
+# The ways. Each maker imports what it needs, and takes the side of the pictures.
+
+
+def ours(quality: str, size: int) -> Load:
+    """This library in one call."""
+
+    def load(batch: Sequence[bytes]) -> Any:
+        return sm.load_image_batch(batch, width=size, height=size, scale_mode=None, quality=quality)
+
+    return load
+
+
+def ours_in_steps(quality: str, size: int) -> Load:
+    """This library, function by function."""
+    desc = sm.get_video_filter_desc(
+        scale_width=size, scale_height=size, scale_mode=None, quality=quality
+    )
+
+    def load(batch: Sequence[bytes]) -> Any:
+        return sm.convert_frames([sm.decode_packets(sm.demux_image(x), desc) for x in batch])
+
+    return load
+
+
+def spdl(size: int) -> Load:
+    """SPDL, function by function, as its documentation shows."""
+    import spdl.io
+
+    desc = spdl.io.get_video_filter_desc(
+        scale_width=size, scale_height=size, scale_algo="bicubic", scale_mode=None
+    )
+
+    def load(batch: Sequence[bytes]) -> Any:
+        frames = [spdl.io.decode_packets(spdl.io.demux_image(x), filter_desc=desc) for x in batch]
+        return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+    return load
+
+
+def opencv(size: int) -> Load:
+    """OpenCV, whose bicubic kernel does not grow with the reduction."""
+    import cv2
+
+    cv2.setNumThreads(1)
+
+    def one(data: bytes) -> Array:
+        picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        small = cv2.resize(picture, (size, size), interpolation=cv2.INTER_CUBIC)
+        return cv2.cvtColor(small, cv2.COLOR_BGR2RGB)
+
+    return lambda batch: np.stack([one(data) for data in batch])
+
+
+def pillow(size: int) -> Load:
+    """Pillow."""
+    from PIL import Image
+
+    def one(data: bytes) -> Array:
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC))
+
+    return lambda batch: np.stack([one(data) for data in batch])
+
+
+def pillow_draft(size: int) -> Load:
+    """Pillow, which lets libjpeg shrink while it decodes, to twice the side at least."""
+    from PIL import Image
+
+    def one(data: bytes) -> Array:
+        picture = Image.open(io.BytesIO(data))
+        picture.draft("RGB", (2 * size, 2 * size))
+        small = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+        return np.asarray(small)
+
+    return lambda batch: np.stack([one(data) for data in batch])
+
+
+def simplejpeg(size: int) -> Load:
+    """libjpeg-turbo decodes, Pillow scales."""
+    from PIL import Image
+    from simplejpeg import decode_jpeg
+
+    def one(data: bytes) -> Array:
+        picture = Image.fromarray(decode_jpeg(data))
+        return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC))
+
+    return lambda batch: np.stack([one(data) for data in batch])
+
+
+def simplejpeg_downscale(size: int) -> Load:
+    """libjpeg-turbo shrinks while it decodes, to 1.25 times the side at least; swscale does the rest."""
+    from simplejpeg import decode_jpeg
+
+    local = threading.local()
+    least = size * 5 // 4
+
+    def one(data: bytes, target: Array) -> None:
+        if not hasattr(local, "steps"):
+            local.steps = VideoReformatter(), VideoReformatter()
+        picture = decode_jpeg(data, min_width=least, min_height=least)
+        frame = av.VideoFrame.from_numpy_buffer(picture, format="rgb24")
+        planar = local.steps[0].reformat(
+            frame, size, size, "gbrp", interpolation=int(ACCURATE), threads=1
+        )
+        packed = local.steps[1].reformat(planar, format="rgb24", interpolation=4, threads=1)
+        plane = np.frombuffer(packed.planes[0], np.uint8).reshape(size, -1)
+        target[...] = plane[:, : 3 * size].reshape(size, size, 3)
+
+    def load(batch: Sequence[bytes]) -> Array:
+        result = np.empty((len(batch), size, size, 3), np.uint8)
+        for data, target in zip(batch, result, strict=True):
+            one(data, target)
+        return result
+
+    return load
+
+
+def torchvision(size: int) -> Load:
+    """torchvision, smoothed bicubic."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms.v2.functional import resize
+
+    torch.set_num_threads(1)
+
+    def one(data: bytes) -> Any:
+        coded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        picture = decode_jpeg(coded, mode=ImageReadMode.RGB)
+        return resize(picture, [size, size], interpolation=3, antialias=True)
+
+    return lambda batch: torch.stack([one(data) for data in batch]).permute(0, 2, 3, 1)
+
+
+def torchcodec(size: int) -> Load:
+    """Decoded by torchcodec, scaled by torchvision, smoothed bicubic."""
+    import torch
+    from torchcodec.decoders import decode_image
+    from torchvision.transforms.v2.functional import resize
+
+    torch.set_num_threads(1)
+
+    def one(data: bytes) -> Any:
+        picture = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return resize(picture, [size, size], interpolation=3, antialias=True)
+
+    return lambda batch: torch.stack([one(data) for data in batch]).permute(0, 2, 3, 1)
+
+
+OURS: dict[str, Callable[[int], Load]] = {
+    "spdl_media": lambda size: ours("accurate", size),
+    "spdl_media, fast": lambda size: ours("fast", size),
+    "spdl_media, in steps": lambda size: ours_in_steps("accurate", size),
+}
+PEERS: dict[str, Callable[[int], Load]] = {
+    BASE: spdl,
+    "OpenCV": opencv,
+    "Pillow": pillow,
+    "Pillow, draft": pillow_draft,
+    "simplejpeg + Pillow": simplejpeg,
+    "simplejpeg, downscale": simplejpeg_downscale,
+    "torchvision": torchvision,
+    "torchcodec": torchcodec,
+}
+
+
+def make_ways(peers: Sequence[str], size: int) -> dict[str, Way]:
+    """The ways that can be had here; those that cannot are named on stderr."""
+    ways = {}
+    for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
+        try:
+            ways[name] = Way(make(size))
+        except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
+            reason = str(error).strip().partition("\n")[0]
+            print(f"{name} is left out: {reason}", file=sys.stderr)
+    return ways
+
+
+# What is measured.
+
+
+def reference(data: bytes, size: int) -> Array:
+    """The picture as FFmpeg's own decoder and the most exact way of its scaler have it."""
+    with av.open(io.BytesIO(data)) as container:
+        frame = next(container.decode(video=0))
+    scaled = VideoReformatter().reformat(
+        frame, size, size, "rgb24", interpolation=int(ACCURATE), threads=1
+    )
+    return scaled.to_ndarray()
+
+
+def mean_error(load: Load, images: Sequence[bytes], wanted: Sequence[Array]) -> float:
+    """Mean absolute difference in levels."""
+    errors = [
+        np.abs(np.asarray(load([data]))[0].astype(np.int16) - right).mean()
+        for data, right in zip(images, wanted, strict=True)
+    ]
+    return float(np.mean(errors))
+
+
+def images_a_second(
+    load: Load, batches: Sequence[Sequence[bytes]], threads: int, seconds: float
+) -> float:
+    """Of all threads together; each loads whole batches until the time is over."""
+    rates = [0.0] * threads
+    start = threading.Barrier(threads)
+
+    def work(index: int) -> None:
+        start.wait()
+        begin = now = time.perf_counter()
+        count, turn = 0, index
+        while now - begin < seconds:
+            batch = batches[turn % len(batches)]
+            load(batch)
+            count, turn, now = count + len(batch), turn + 1, time.perf_counter()
+        rates[index] = count / (now - begin)
+
+    run_all([threading.Thread(target=work, args=(index,)) for index in range(threads)])
+    return sum(rates)
+
+
+def run_all(threads: Sequence[threading.Thread]) -> None:
+    """Start them, and wait for all."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def counts_a_second(load: Load | None, batch: Sequence[bytes], seconds: float) -> float:
+    """How fast this thread counts while another one loads."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while load is not None and not stop.is_set():
+            load(batch)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    count, begin, now = 0, time.perf_counter(), 0.0
+    while now < seconds:
+        for _ in range(1000):
+            count += 1
+        now = time.perf_counter() - begin
+    stop.set()
+    thread.join()
+    return count / now
+
+
+def hash_something(batch: Sequence[bytes]) -> None:
+    """C code that takes as long as loading and holds no GIL."""
+    hashlib.sha256(BLOCK * len(batch)).digest()
+
+
+BLOCK = bytes(1 << 20)
+
+
+def measure(
+    ways: dict[str, Way],
+    batches: Sequence[Sequence[bytes]],
+    threads: Sequence[int],
+    rounds: int,
+    seconds: float,
+) -> None:
+    """Run the rounds, forwards and backwards in turn."""
+    for way in ways.values():
+        way.load(batches[0])
+    order = list(ways.values())
+    for number in range(rounds):
+        for way in order if number % 2 == 0 else order[::-1]:
+            for count in threads if number % 2 == 0 else threads[::-1]:
+                rate = images_a_second(way.load, batches, count, seconds)
+                way.rates.setdefault(count, []).append(rate)
+        for way in order if number % 2 == 0 else order[::-1]:
+            alone = counts_a_second(None, batches[0], seconds / 4)
+            beside = counts_a_second(way.load, batches[0][:8], seconds / 2)
+            way.gil.append(1 - beside / alone)
+
+
+# What is written.
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def over(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Ratios of figures of the same round."""
+    return spread([one / other for one, other in zip(first, second, strict=True)])
+
+
+def summary(ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
+    """What was measured, by way."""
+    base = ways.get(BASE)
+    results = {}
+    for name, way in ways.items():
+        row: dict[str, Any] = {
+            "images_per_second": {str(n): spread(rates) for n, rates in way.rates.items()},
+            "mean_error": way.error,
+            "gil_loss": spread(way.gil),
+        }
+        if base is not None:
+            row["ratio_to_spdl"] = {
+                str(n): over(rates, base.rates[n]) for n, rates in way.rates.items()
+            }
+        if {1, 2} <= set(way.rates):
+            row["two_over_one"] = over(way.rates[2], way.rates[1])
+        results[name] = row
+    return results
+
+
+def table(results: dict[str, dict[str, Any]], threads: Sequence[int]) -> str:
+    """The results as lines of text."""
+    head = [
+        f"{f'images/s, {count} thr.':>17}  {'lowest-highest':15}{'x SPDL':>8}" for count in threads
+    ]
+    lines = ["".join([f"{'way':24}{'error':>7}", *head, f"{'2 / 1':>7}{'GIL':>6}"])]
+    for name, row in results.items():
+        error = "-" if row["mean_error"] is None else f"{row['mean_error']:.2f}"
+        cells = [f"{name:24}{error:>7}"]
+        for count in threads:
+            rate = row["images_per_second"][str(count)]
+            ratio = row.get("ratio_to_spdl", {}).get(str(count), {}).get("median")
+            places = f"{rate['lowest']:.0f}-{rate['highest']:.0f}"
+            cells.append(f"{rate['median']:>17.0f}  {places:15}")
+            cells.append(f"{'-' if ratio is None else format(ratio, '.2f'):>8}")
+        two = row.get("two_over_one")
+        cells.append(f"{'-' if two is None else format(two['median'], '.2f'):>7}")
+        cells.append(f"{row['gil_loss']['median']:>6.0%}")
+        lines.append("".join(cells))
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, dict[str, Any]], threads: Sequence[int], path: str) -> None:
+    """Bars of images a second."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no chart: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+        return
+    names = [name for name in results if name != NOTHING][::-1]
+    figure = Figure(figsize=(8, 1 + 0.5 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    height = 0.8 / len(threads)
+    for place, count in enumerate(threads):
+        rates = [results[name]["images_per_second"][str(count)] for name in names]
+        medians = [rate["median"] for rate in rates]
+        spans = [
+            [rate["median"] - rate["lowest"] for rate in rates],
+            [rate["highest"] - rate["median"] for rate in rates],
+        ]
+        positions = [index + 0.4 - (place + 0.5) * height for index in range(len(names))]
+        label = f"{count} thread{'s' * (count > 1)}"
+        axes.barh(positions, medians, height, xerr=spans, label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("images a second (median; lines: lowest to highest)")
+    axes.legend()
+    figure.savefig(path)
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Versions of what is installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Measure, print the table, and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
+    parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one way in a round")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
+    options = parser.parse_args()
+    paths = sorted(p for p in options.images.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
+        parser.error(f"there is no .jpg or .jpeg file in {options.images}")
+    images = [path.read_bytes() for path in paths]
+    ways = make_ways(chosen_peers(parser, options.peers), options.size)
+    wanted = [reference(data, options.size) for data in images]
+    for way in ways.values():
+        way.error = mean_error(way.load, images, wanted)
+    ways[NOTHING] = Way(hash_something)
+    batches = [images[k : k + options.batch] for k in range(0, len(images), options.batch)]
+    measure(ways, batches, options.threads, options.rounds, options.seconds)
+    results = summary(ways)
+    print(table(results, options.threads))
+    if options.chart:
+        draw(results, options.threads, options.chart)
+    write_json(options, len(images), results)
+
+
+def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
+    """The names of the peers that were asked for."""
+    if text in ("all", "none"):
+        return list(PEERS) if text == "all" else []
+    names = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in names if name not in PEERS]:
+        parser.error(f"--peers: {unknown[0]!r} is none of {'; '.join(PEERS)}")
+    return names
+
+
+def write_json(options: argparse.Namespace, count: int, results: dict[str, Any]) -> None:
+    """Write settings, versions and results, if they are wanted."""
+    packages = installed(
+        *"av numpy spdl-io opencv-python-headless pillow simplejpeg torch torchvision torchcodec".split()
+    )
+    document = {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), **packages},
+        "settings": {
+            "images": count,
+            "size": options.size,
+            "batch": options.batch,
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+        },
+        "results": results,
+    }
+    text = json.dumps(document, indent=1)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""Frames into one array: the one copy on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, TypeAlias, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media.buffer import CPUBuffer
+from spdl_media.errors import ConvertError
+from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames, facts_of
+from spdl_media.layouts import SAMPLE_DTYPES, PixelLayout, pixel_layout
+from spdl_media.planes import picture_planes
+from spdl_media.storage import ALIGNMENT, Storage, lease_memory
+
+__all__ = ("convert_array", "convert_frames")
+
+Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
+
+# As a tuple, because isinstance with A | B makes the union anew at each call.
+_KINDS = (AudioFrames, VideoFrames, ImageFrames)
+
+
+@overload
+def convert_frames(
+    frames: Frames | Sequence[Frames],
+    storage: Storage | None = ...,
+    *,
+    layout: Literal["planes"],
+    pad: bool = ...,
+) -> tuple[CPUBuffer, ...]: ...
+@overload
+def convert_frames(
+    frames: Frames | Sequence[Frames],
+    storage: Storage | None = ...,
+    *,
+    layout: Literal["NCHW", "NHWC"] | None = ...,
+    pad: bool = ...,
+) -> CPUBuffer: ...
+def convert_frames(
+    frames: Frames | Sequence[Frames],
+    storage: Storage | None = None,
+    *,
+    layout: Layout | None = None,
+    pad: bool = False,
+) -> CPUBuffer | tuple[CPUBuffer, ...]:
+    """Copy decoded frames into one contiguous array, each plane once.
+
+    Args:
+        frames: ``ImageFrames``, ``VideoFrames``, ``AudioFrames``, or a sequence of one of these kinds.
+            Not consumed. All must have one size (number of frames or samples, too) and format.
+        storage: Memory to fill; fresh memory without one.
+        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, whatever the format's own order.
+            ``"planes"`` for one array a plane, which every format has.
+        pad: Fill shorter audio with silence at its end, to the longest of the sequence.
+
+    Returns:
+        A buffer, a copy, with the shape and dtype that the table of :mod:`spdl_media.layouts` gives: an
+        ``rgb24`` image is ``(H, W, 3)`` uint8, values 0 to 255; ``VideoFrames`` have N in front; audio is
+        ``(C, N)`` for planar and ``(N, C)`` for packed formats; a sequence puts B in front. With
+        ``layout="planes"``, a tuple of such buffers, one a plane, over one piece of memory.
+
+    Raises:
+        ConvertError: Frames differ (both are named), there are none (the window is named), they have no
+            pixels, or their format makes no array (a remedy is named).
+        StorageTooSmallError: The storage has too few bytes (both sizes are named).
+        TypeError: ``frames`` are no frames.
+        ValueError: ``layout`` is none of the above or given for audio, or ``pad`` for pictures.
+
+    Thread safety: safe.
+    """
+    if layout not in (None, "NCHW", "NHWC", "planes"):
+        raise ValueError(f"layout must be 'NCHW', 'NHWC', 'planes' or None, not {layout!r}")
+    items, single = _items(frames)
+    if isinstance(items[0], AudioFrames):
+        if layout is not None:
+            raise ValueError(
+                f"layout={layout!r} is for pictures; audio is (C, N) in planar and (N, C) in packed formats, "
+                "which get_audio_filter_desc(sample_fmt=) chooses"
+            )
+        return _convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
+    if pad:
+        raise ValueError("pad= is for audio; frames of different sizes are scaled by a filter")
+    return _convert_pictures(
+        cast("list[VideoFrames | ImageFrames]", items), storage, layout, single=single
+    )
+
+
+def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
+    """The frames as a list of one kind, and whether they were given without one."""
+    if isinstance(frames, _KINDS):
+        return [frames], True
+    try:
+        items = list(frames)
+    except TypeError:
+        raise TypeError(_not_frames(f"not {type(frames).__name__}")) from None
+    if not items:
+        raise ConvertError("there are no frames to convert: the sequence is empty")
+    kind = type(items[0])
+    for position, item in enumerate(items):
+        if not isinstance(item, _KINDS):
+            raise TypeError(_not_frames(f"but item {position} is {type(item).__name__}"))
+        if type(item) is not kind:
+            raise ConvertError(
+                f"item 0 is {kind.__name__}, but item {position} is {type(item).__name__}; one array holds "
+                "one kind"
+            )
+    return items, False
+
+
+def _not_frames(found: str) -> str:
+    return (
+        f"convert_frames takes ImageFrames, VideoFrames, AudioFrames or a sequence of one of them, {found}. "
+        "decode_packets makes frames"
+    )
+
+
+def _convert_pictures(
+    items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
+) -> CPUBuffer | tuple[CPUBuffer, ...]:
+    _check_counts(items)
+    _check_formats(items)
+    first = items[0]
+    front: Shape = () if single else (len(items),)
+    if isinstance(first, VideoFrames):
+        front = (*front, len(first))
+    if layout == "planes":
+        return _convert_planes(items, storage, front)
+    plan = _plan(first, layout)
+    array = _new_array((*front, *plan.shape), plan.dtype, storage)
+    _copy_planes(items, plan.targets(array.reshape(-1, *plan.shape)))
+    return CPUBuffer(array)
+
+
+def _check_counts(items: Pictures) -> None:
+    first = items[0]
+    if not isinstance(first, VideoFrames):
+        return
+    for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
+        if not len(item):
+            raise ConvertError(
+                f"there is no frame in the window {facts_of(item).window}", source=item.source
+            )
+        if len(item) != len(first):
+            raise ConvertError(
+                f"item 0 ({first.source}) has {len(first)} frames, but item {position} ({item.source}) has "
+                f"{len(item)}. decode_packets(num_frames=) and tpad in the filter make them equal"
+            )
+
+
+def _check_formats(items: Pictures) -> None:
+    expected = None
+    for position, item in enumerate(items):
+        for index, frame in enumerate(av_frames(item)):
+            found = frame.width, frame.height, frame.format.name
+            expected = expected or found
+            if found != expected:
+                raise ConvertError(
+                    f"{_where(items, 0, 0)} is {_in_words(expected)}, but "
+                    f"{_where(items, position, index)} is {_in_words(found)}. One array holds one size and "
+                    "format: give decode_packets a filter that scales and converts"
+                )
+    width, height, pix_fmt = expected or (0, 0, "")
+    if not (width and height):
+        raise ConvertError(
+            f"a frame of {width}x{height} {pix_fmt} has no pixels", source=items[0].source
+        )
+
+
+def _where(items: Pictures, position: int, index: int) -> str:
+    frame = f"frame {index} of " if isinstance(items[position], VideoFrames) else ""
+    return f"{frame}item {position} ({items[position].source})"
+
+
+def _in_words(format: tuple[int, int, str]) -> str:
+    return f"{format[0]}x{format[1]} {format[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where the planes of a frame go in its part of the array."""
+
+    shape: Shape
+    dtype: str
+    layout: PixelLayout
+    transposed: bool
+    planes: tuple[Shape, ...]
+
+    def targets(self, frames: Array) -> list[Array]:
+        """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
+        if self.layout.kind == "tiled":
+            return self._tiles(frames.reshape(len(frames), -1))
+        last = np.moveaxis(frames, 1, -1) if self._channels_first else frames
+        if self.layout.kind == "packed":
+            # A plane of one component has no axis for it.
+            return [last[..., 0] if self.layout.channels == 1 else last]
+        return [last[..., self.layout.order.index(plane)] for plane in range(self.layout.channels)]
+
+    @property
+    def _channels_first(self) -> bool:
+        return (self.layout.kind == "planar") != self.transposed
+
+    def _tiles(self, frames: Array) -> list[Array]:
+        start, tiles = 0, []
+        for shape in self.planes:
+            stop = start + prod(shape)
+            tiles.append(frames[:, start:stop].reshape(-1, *shape))
+            start = stop
+        return tiles
+
+
+def _plan(frames: VideoFrames | ImageFrames, layout: Layout | None) -> _Plan:
+    width, height, pix_fmt = frames.width, frames.height, frames.pix_fmt
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        raise ConvertError(
+            f"pixel format {pix_fmt!r} makes no array. Convert it with a filter, such as "
+            "get_video_filter_desc(pix_fmt='rgb24'), or take layout='planes'",
+            source=frames.source,
+        )
+    if layout is None and not own.tiles(width):
+        raise ConvertError(
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Take "
+            "layout='planes', or scale to an even width",
+            source=frames.source,
+        )
+    if layout is not None and own.kind == "tiled":
+        raise ConvertError(
+            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Convert it "
+            "with a filter, or take layout='planes'",
+            source=frames.source,
+        )
+    shape = own.shape(width, height)
+    transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
+    if transposed:
+        shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
+    planes = tuple(plane.shape for plane in picture_planes(av_frames(frames)[0]))
+    return _Plan(shape, own.dtype, own, transposed, planes)
+
+
+def _copy_planes(items: Pictures, targets: Sequence[Array]) -> None:
+    """Copy the planes of all frames; NumPy lets go of the GIL for each."""
+    for position, frame in enumerate(_all_frames(items)):
+        for target, plane in zip(targets, picture_planes(frame), strict=True):
+            target[position] = plane
+
+
+def _all_frames(items: Pictures) -> Iterator[Any]:
+    return (frame for item in items for frame in av_frames(item))
+
+
+def _convert_planes(
+    items: Pictures, storage: Storage | None, front: Shape
+) -> tuple[CPUBuffer, ...]:
+    views = picture_planes(av_frames(items[0])[0])
+    sizes = [prod(front) * view.nbytes for view in views]
+    # Each plane starts as aligned as the memory does.
+    steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    memory = lease_memory(sum(steps[:-1]) + sizes[-1], storage)
+    arrays, start = [], 0
+    for view, size, step in zip(views, sizes, steps, strict=True):
+        part = memory[start : start + size].view(view.dtype.newbyteorder("="))
+        arrays.append(part.reshape(*front, *view.shape))
+        start += step
+    _copy_planes(
+        items, [array.reshape(-1, *view.shape) for array, view in zip(arrays, views, strict=True)]
+    )
+    return tuple(CPUBuffer(array) for array in arrays)
+
+
+def _convert_audio(
+    items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
+) -> CPUBuffer:
+    _check_audio(items, pad=pad)
+    first = items[0]
+    planar = first.sample_fmt.endswith("p")
+    dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
+    length = max(map(len, items))
+    one = (first.num_channels, length) if planar else (length, first.num_channels)
+    array = _new_array(one if single else (len(items), *one), dtype, storage)
+    for part, item in zip(array.reshape(len(items), *one), items, strict=True):
+        # Samples along the first axis, whichever way the array has them.
+        _copy_samples(part.T if planar else part, item)
+    return CPUBuffer(array)
+
+
+def _copy_samples(target: Array, frames: AudioFrames) -> None:
+    start = 0
+    for chunk in frames.chunks:
+        stop = start + len(chunk)
+        planes = chunk.planes
+        if planes[0].ndim == 2:
+            target[start:stop] = planes[0]
+        else:
+            for channel, samples in enumerate(planes):
+                target[start:stop, channel] = samples
+        start = stop
+    # Silence is half of the range in unsigned samples, and 0 in all others.
+    target[start:] = 128 if target.dtype == np.uint8 else 0
+
+
+def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
+    expected = None
+    for position, item in enumerate(items):
+        if not len(item):
+            raise ConvertError(
+                f"there is no sample in the window {facts_of(item).window}", source=item.source
+            )
+        # A stream may change in its middle.
+        for chunk in item.chunks:
+            frame = chunk.frame
+            found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
+            expected = expected or found
+            if found != expected:
+                raise ConvertError(
+                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
+                    f"({item.source}) is {_sound(found)}. One array holds one format: "
+                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
+                )
+    lengths = [len(item) for item in items]
+    if len(set(lengths)) > 1 and not pad:
+        raise ConvertError(
+            f"the items have different lengths: {_some(lengths)} samples. pad=True fills with silence to the "
+            "longest; timestamp= and num_frames= cut"
+        )
+
+
+def _sound(format: tuple[int, str, int]) -> str:
+    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
+
+
+def _some(lengths: list[int]) -> str:
+    """At most eight of them, and the span of the rest."""
+    shown = ", ".join(map(str, lengths[:8]))
+    if len(lengths) <= 8:
+        return shown
+    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
+
+
+def convert_array(
+    values: npt.ArrayLike, storage: Storage | None = None, *, dtype: npt.DTypeLike | None = None
+) -> CPUBuffer:
+    """Copy labels, or an array of any kind of numbers, into a buffer.
+
+    Args:
+        values: Numbers, nested sequences of them, or an array.
+        storage: Memory to fill; fresh memory without one.
+        dtype: Type of the result; ``None``: the values' own, which for Python's numbers is int64, float64 or
+            bool. Values are never cut: not floats to integers, nor integers to a range that lacks them.
+
+    Returns:
+        A buffer, a copy, of the values' shape and type.
+
+    Raises:
+        TypeError: The values are no numbers, or are of different lengths, or ``dtype`` would cut them.
+        StorageTooSmallError: The storage has too few bytes.
+
+    Thread safety: safe.
+    """
+    try:
+        source = np.asarray(values)
+    except ValueError as error:  # ragged
+        raise TypeError(f"the values do not make one array: {error}") from error
+    wanted = source.dtype if dtype is None else np.dtype(dtype)
+    for found in (source.dtype, wanted):
+        if found.kind not in "biufc":
+            raise TypeError(f"convert_array takes numbers, not {found} of {type(values).__name__}")
+    _check_not_cut(source, wanted)
+    array = _new_array(source.shape, wanted.newbyteorder("=").str, storage)
+    array[...] = source
+    return CPUBuffer(array)
+
+
+def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
+    if not source.size or np.can_cast(source.dtype, wanted, "safe"):
+        return
+    if source.dtype.kind in "iu" and wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        fits = source.min() >= limits.min and source.max() <= limits.max
+        reason = f"it holds {limits.min} to {limits.max}, and the values are others"
+    else:
+        fits = np.can_cast(source.dtype, wanted, "same_kind")
+        reason = "round the values yourself, or leave dtype out"
+    if not fits:
+        raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")
+
+
+def _new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)

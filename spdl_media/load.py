@@ -1,0 +1,419 @@
+"""From a source to an array in one call: demux, decode, convert, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
+from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
+from spdl_media._loading.batch import (
+    ArrayLayout,
+    Known,
+    OnError,
+    check_array_layout,
+    check_on_error,
+    decode_each,
+    to_batch,
+)
+from spdl_media._loading.options import PictureOptions, SoundOptions
+from spdl_media._loading.pictures import CropPlan, decode_picture
+from spdl_media.buffer import CPUBuffer
+from spdl_media.config import DecodeConfig, DemuxConfig
+from spdl_media.convert import convert_frames
+from spdl_media.crops import Box
+from spdl_media.decode import decode_packets
+from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.errors import ConvertError
+from spdl_media.inputs import Source
+from spdl_media.storage import Storage
+from spdl_media.timing import Seconds, Timestamp, Window, clip_window
+
+__all__ = ("Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video")
+
+
+def load_image(
+    src: Source,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    pix_fmt: str | None = "rgb24",
+    scale_mode: ScaleMode | None = "pad",
+    scale_algo: ScaleAlgo = "bicubic",
+    quality: Quality = "accurate",
+    filter_desc: str | Default | None = DEFAULT_FILTER,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    storage: Storage | None = None,
+    layout: ArrayLayout | None = None,
+    name: str | None = None,
+) -> CPUBuffer:
+    """Load one picture, upright.
+
+    Args:
+        src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
+            tensor, or a binary file-like object.
+        width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
+        height: Height of the result.
+        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives.
+        scale_mode: With both sides given, ``"pad"`` fits the whole picture inside a black border,
+            ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
+        scale_algo: Name of FFmpeg's scaling algorithm.
+        quality: ``"fast"`` is less exact; see :func:`~spdl_media.get_video_filter_desc`.
+        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none, and then
+            the picture is not turned either.
+        demux_config: How to open the source.
+        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
+        storage: Memory to fill; fresh memory without one.
+        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
+        name: What to call the source in messages.
+
+    Returns:
+        A buffer in host memory, a copy: ``(height, width, 3)`` uint8, values 0 to 255, for ``rgb24``; the
+        table of :mod:`spdl_media.layouts` has the other formats.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no picture.
+        DecodeError: It is damaged.
+        ConvertError: Its format makes no array, or the storage is too small.
+        ValueError: An option that cannot be, or ``filter_desc`` beside options that it replaces.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    check_array_layout(layout)
+    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality)
+    desc = options.desc(filter_desc)
+    packets = demux_image(src, demux_config=demux_config, name=name)
+    frames = decode_packets(packets, desc, decode_config)
+    return convert_frames(frames, storage, layout=layout)
+
+
+def load_image_batch(
+    srcs: Iterable[Source],
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    pix_fmt: str | None = "rgb24",
+    scale_mode: ScaleMode | None = "pad",
+    scale_algo: ScaleAlgo = "bicubic",
+    quality: Quality = "accurate",
+    crops: Sequence[Box | None] | None = None,
+    flips: Sequence[bool] | None = None,
+    filter_desc: str | Default | None = DEFAULT_FILTER,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    storage: Storage | None = None,
+    layout: ArrayLayout | None = None,
+    on_error: OnError = "raise",
+) -> CPUBuffer:
+    """Load pictures into one array, one after the other in the calling thread.
+
+    To use several threads, load several batches at the same time; nothing here holds the GIL for long.
+
+    Args:
+        srcs: The pictures, each as for :func:`load_image`.
+        width: As in :func:`load_image`, as are the arguments that are not listed here.
+        height: See ``width``. Without both, all pictures must have one size.
+        pix_fmt: As in :func:`load_image`.
+        scale_mode: As in :func:`load_image`.
+        scale_algo: As in :func:`load_image`.
+        quality: As in :func:`load_image`.
+        crops: For each picture a box ``(x, y, width, height)`` in pixels of the upright picture, or
+            ``None`` for all of it, to cut out before anything else. :func:`~spdl_media.random_resized_crop`
+            makes such boxes.
+        flips: For each picture whether to exchange left and right, after it is cut.
+        filter_desc: As in :func:`load_image`; crops and flips come before it.
+        demux_config: As in :func:`load_image`.
+        decode_config: As in :func:`load_image`.
+        storage: As in :func:`load_image`.
+        layout: As in :func:`load_image`.
+        on_error: What becomes of a picture that cannot be opened, read or decoded, or whose crop does not lie
+            inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
+            the batch has fewer rows; or ``"fill"`` its row with zeros.
+
+    Returns:
+        A buffer in host memory, a copy: ``(B, height, width, 3)`` uint8 for ``rgb24``. ``buffer.failures``
+        has what could not be loaded and why, ``buffer.indices`` the position among ``srcs`` of each row,
+        ``buffer.valid`` a mask of the rows that are pictures.
+
+    Raises:
+        SourceError: An input cannot be opened or read, with ``on_error="raise"``.
+        DemuxError: An input is no picture, likewise.
+        DecodeError: An input is damaged, likewise.
+        ConvertError: There are no inputs, none could be loaded, they differ in size, a crop lies outside its
+            picture, or the storage is too small.
+        ValueError: An option that cannot be, or not one crop or flip for each input.
+        TypeError: An input that is no source.
+
+    Thread safety: safe.
+    """
+    decode_and_convert = image_batch_steps(
+        srcs,
+        PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        filter_desc,
+        CropPlan(crops, flips),
+        demux_config,
+        decode_config,
+        storage,
+        layout,
+        on_error,
+    )
+    return decode_and_convert(lambda: False)
+
+
+def image_batch_steps(
+    srcs: Iterable[Source],
+    options: PictureOptions,
+    filter_desc: str | Default | None,
+    cuts: CropPlan,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    storage: Storage | None,
+    layout: ArrayLayout | None,
+    on_error: OnError,
+) -> Callable[[Callable[[], bool]], CPUBuffer]:
+    """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
+    check_on_error(on_error)
+    check_array_layout(layout)
+    desc = options.desc(filter_desc)
+    if isinstance(srcs, str | bytes | bytearray | memoryview):
+        raise TypeError(
+            f"load_image_batch takes a sequence of sources, not one of {type(srcs).__name__}; load_image "
+            "takes one"
+        )
+    inputs = list(srcs)
+    if not inputs:
+        raise ConvertError("there are no inputs to load: the sequence is empty")
+    cuts.check(len(inputs))
+    decode = partial(
+        decode_picture, desc=desc, cuts=cuts, demux_config=demux_config, decode_config=decode_config
+    )
+
+    def run(stopped: Callable[[], bool]) -> CPUBuffer:
+        outcome = decode_each(inputs, decode, on_error=on_error, stopped=stopped)
+        known = _known(options)
+        return to_batch(
+            outcome, len(inputs), known, storage=storage, layout=layout, fill=on_error == "fill"
+        )
+
+    return run
+
+
+def _known(options: PictureOptions) -> Known | None:
+    if options.width is None or options.height is None or options.pix_fmt is None:
+        return None
+    return Known(options.width, options.height, options.pix_fmt)
+
+
+def load_video(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    pix_fmt: str | None = "rgb24",
+    scale_mode: ScaleMode | None = "pad",
+    scale_algo: ScaleAlgo = "bicubic",
+    quality: Quality = "accurate",
+    frame_rate: Rate | None = None,
+    num_frames: int | None = None,
+    stream_index: int | None = None,
+    filter_desc: str | Default | None = DEFAULT_FILTER,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    storage: Storage | None = None,
+    layout: ArrayLayout | None = None,
+    name: str | None = None,
+) -> CPUBuffer:
+    """Load the frames of a video, all or those of a window, upright.
+
+    Args:
+        src: As for :func:`load_image`.
+        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock; ``None`` leaves a
+            side open. Exactly the frames with ``start <= t < end`` are loaded.
+        width: As in :func:`load_image`, as are the arguments that are not listed here.
+        height: As in :func:`load_image`.
+        pix_fmt: As in :func:`load_image`.
+        scale_mode: As in :func:`load_image`.
+        scale_algo: As in :func:`load_image`.
+        quality: As in :func:`load_image`.
+        frame_rate: Frames in a second; frames are repeated or left out.
+        num_frames: At most so many frames, and no more are decoded than they need.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        filter_desc: As in :func:`load_image`.
+        demux_config: As in :func:`load_image`.
+        decode_config: As in :func:`load_image`.
+        storage: As in :func:`load_image`.
+        layout: As in :func:`load_image`.
+        name: As in :func:`load_image`.
+
+    Returns:
+        A buffer in host memory, a copy: ``(N, height, width, 3)`` uint8 for ``rgb24``.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media, or has no such stream.
+        DecodeError: It is damaged.
+        ConvertError: No frame lies in the window, the format makes no array, or the storage is too small.
+        ValueError: The window holds no time, or an option that cannot be.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    check_array_layout(layout)
+    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
+    desc = options.desc(filter_desc)
+    packets = demux_video(
+        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
+    )
+    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
+    return convert_frames(frames, storage, layout=layout)
+
+
+def load_audio(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    *,
+    sample_rate: int | None = None,
+    num_channels: int | None = None,
+    sample_fmt: str | None = "fltp",
+    num_frames: int | None = None,
+    stream_index: int | None = None,
+    filter_desc: str | Default | None = DEFAULT_FILTER,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    storage: Storage | None = None,
+    name: str | None = None,
+) -> CPUBuffer:
+    """Load sound, all or the samples of a window.
+
+    Args:
+        src: As for :func:`load_image`.
+        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Without another
+            ``sample_rate``, exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)`` are loaded.
+        sample_rate: Samples of one channel in a second.
+        num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
+        sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
+        num_frames: At most so many samples of each channel.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none.
+        demux_config: As in :func:`load_image`.
+        decode_config: As in :func:`load_image`.
+        storage: As in :func:`load_image`.
+        name: As in :func:`load_image`.
+
+    Returns:
+        A buffer in host memory, a copy: ``(channels, samples)`` float32 for ``fltp``, -1 to 1;
+        ``(samples, channels)`` for formats that are not planar.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media, or has no such stream.
+        DecodeError: It is damaged.
+        ConvertError: No sample lies in the window, or the storage is too small.
+        ValueError: The window holds no time, or an option that cannot be.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(filter_desc)
+    packets = demux_audio(
+        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
+    )
+    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
+    return convert_frames(frames, storage)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Frames and sound of one interval. Made by :func:`load_clip`.
+
+    Attributes:
+        video: ``(N, height, width, 3)`` uint8 for ``rgb24``.
+        audio: ``(channels, samples)`` float32 for ``fltp``.
+        timestamps: Seconds of each frame on the container's clock.
+        audio_timestamp: Seconds of the first sample on the same clock.
+        sample_rate: Samples of one channel in a second.
+    """
+
+    video: CPUBuffer
+    audio: CPUBuffer
+    timestamps: tuple[float, ...]
+    audio_timestamp: float
+    sample_rate: int
+
+
+def load_clip(
+    src: Source,
+    start: Seconds,
+    duration: Seconds,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    pix_fmt: str | None = "rgb24",
+    scale_mode: ScaleMode | None = "pad",
+    scale_algo: ScaleAlgo = "bicubic",
+    quality: Quality = "accurate",
+    frame_rate: Rate | None = None,
+    sample_rate: int | None = None,
+    num_channels: int | None = None,
+    sample_fmt: str | None = "fltp",
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    video_storage: Storage | None = None,
+    audio_storage: Storage | None = None,
+    layout: ArrayLayout | None = None,
+    name: str | None = None,
+) -> Clip:
+    """Load the frames and the sound of one interval, reading the source once.
+
+    Args:
+        src: As for :func:`load_image`.
+        start: Seconds on the container's clock.
+        duration: Seconds. The interval is half-open.
+        width: As in :func:`load_video`, as are all arguments for pictures.
+        height: As in :func:`load_video`.
+        pix_fmt: As in :func:`load_video`.
+        scale_mode: As in :func:`load_video`.
+        scale_algo: As in :func:`load_video`.
+        quality: As in :func:`load_video`.
+        frame_rate: As in :func:`load_video`.
+        sample_rate: As in :func:`load_audio`, as are all arguments for sound.
+        num_channels: As in :func:`load_audio`.
+        sample_fmt: As in :func:`load_audio`.
+        demux_config: How to open the source.
+        decode_config: How to decode both streams.
+        video_storage: Memory for the frames; fresh memory without one.
+        audio_storage: Memory for the sound, another one; fresh memory without one.
+        layout: As in :func:`load_video`.
+        name: What to call the source in messages.
+
+    Returns:
+        The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
+        sample, each what :func:`load_video` and :func:`load_audio` give.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media, or one of the streams is missing.
+        DecodeError: It is damaged.
+        ConvertError: No frame or no sample lies in the interval, or a storage is too small.
+        ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option that cannot be.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    check_array_layout(layout)
+    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
+    picture_desc = options.desc(DEFAULT_FILTER)
+    sound_desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(DEFAULT_FILTER)
+    window = clip_window(start, duration)
+    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
+        pictures, sound = demuxer.demux_clip(window)
+    frames = decode_packets(pictures, picture_desc, decode_config)
+    samples = decode_packets(sound, sound_desc, decode_config)
+    return Clip(
+        convert_frames(frames, video_storage, layout=layout),
+        convert_frames(samples, audio_storage),
+        frames.timestamps,
+        samples.timestamp,
+        samples.sample_rate,
+    )

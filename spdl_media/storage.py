@@ -1,0 +1,359 @@
+"""Host memory that is allocated once and used again, but never while something still looks at it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._backends import is_available, require
+from spdl_media.errors import StorageTooSmallError
+
+__all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+OnExhausted: TypeAlias = Literal["allocate", "wait", "raise"]
+
+# JAX shares memory only from 64 bytes on, and so do the widest vector loads.
+ALIGNMENT = 64
+
+
+class StorageInUseWarning(UserWarning):
+    """A storage was asked for while earlier buffers still used it, so fresh memory was taken."""
+
+
+class _Block:
+    """One piece of memory that starts on 64 bytes, and whether a :class:`CPUStorage` has lent it."""
+
+    __slots__ = ("in_use", "memory")
+
+    def __init__(self, size: int, pin_with: str | None = None) -> None:
+        # The array keeps what owns the memory alive, here and in the next two.
+        self.memory = _PINNED[pin_with](size) if pin_with else _pageable(size)
+        self.in_use = False
+
+
+def _pageable(size: int) -> Bytes:
+    owner = np.empty(size + ALIGNMENT, np.uint8)
+    start = -owner.ctypes.data % ALIGNMENT
+    return owner[start : start + size]
+
+
+# Page-locked memory starts on a page.
+def _pinned_by_torch(size: int) -> Bytes:
+    torch = require("torch", "pinned memory")
+    memory: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
+
+
+def _pinned_by_cupy(size: int) -> Bytes:
+    memory = require("cupy", "pinned memory without torch").cuda.alloc_pinned_memory(size)
+    return np.frombuffer(memory, np.uint8, size)
+
+
+_PINNED: dict[str, Callable[[int], Bytes]] = {"torch": _pinned_by_torch, "cupy": _pinned_by_cupy}
+
+
+def _what_pins() -> tuple[str | None, str]:
+    """The package that can page-lock memory here, or None and the reason."""
+    reasons = []
+    if is_available("torch"):
+        if require("torch", "pinned memory").cuda.is_available():
+            return "torch", ""
+        reasons.append("torch finds no CUDA device")
+    if is_available("cupy"):
+        try:
+            if require("cupy", "pinned memory").cuda.runtime.getDeviceCount():
+                return "cupy", ""
+            reasons.append("cupy finds no CUDA device")
+        except Exception as error:  # noqa: BLE001  # cupy's error types come from the module that failed
+            reasons.append(f"cupy finds no CUDA device ({error})")
+    return None, " and ".join(reasons) or "neither torch nor cupy is installed"
+
+
+_warned_pageable = False
+
+
+def _pin_or_warn(*, pin_memory: bool) -> str | None:
+    """The package that shall page-lock memory; None: the memory is pageable."""
+    global _warned_pageable  # noqa: PLW0603  # one warning a process, as PyTorch has it
+    if not pin_memory:
+        return None
+    package, reason = _what_pins()
+    if package is None and not _warned_pageable:
+        _warned_pageable = True
+        _warn(
+            f"memory cannot be pinned here: {reason}. Pageable memory is used; pin_memory=False asks for it "
+            "without this warning",
+            UserWarning,
+        )
+    return package
+
+
+def _warn(message: str, category: type[Warning]) -> None:
+    """Warn, in the name of the line outside of this package that led here."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+class _Lease:
+    """The right to use a block, which ends when the last array over it is gone.
+
+    NumPy lets arrays over views point at the object that gave the memory, and at nothing in between.
+    So this small object gives it, and lives as long as any array does.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_block")
+
+    def __init__(self, block: _Block, at_end: Callable[[_Block], object]) -> None:
+        self._block = block
+        self.__array_interface__ = block.memory.__array_interface__
+        # At exit nobody waits for the block, and what at_end needs may be gone.
+        weakref.finalize(self, at_end, block).atexit = False
+
+
+class CPUStorage:
+    """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self, size: int, *, pin_memory: bool = True) -> None:
+        self._size = _checked_size(size)
+        self._pin_with = _pin_or_warn(pin_memory=pin_memory)
+        self._block = _Block(self._size, self._pin_with)
+        self._lock = threading.Lock()
+        self._warned = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._size
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the memory is page-locked."""
+        return self._pin_with is not None
+
+    def acquire(self, nbytes: int) -> Bytes:
+        """Take the block, or a fresh one of the same kind while an earlier buffer uses it.
+
+        Returns:
+            The whole block, of ``nbytes`` or more. It is in use while this array or any view of it lives.
+
+        Raises:
+            StorageTooSmallError: ``nbytes`` is more than the storage has.
+        """
+        _check_fits(nbytes, self._size)
+        with self._lock:
+            busy, self._block.in_use = self._block.in_use, True
+            warn = busy and not self._warned
+            self._warned |= busy
+        if not busy:
+            return np.asarray(_Lease(self._block, _mark_free))
+        if warn:
+            _warn(
+                "an earlier buffer still uses this storage, so fresh memory was taken. A "
+                f"StoragePool({self._size}, count) keeps several blocks and allocates nothing",
+                StorageInUseWarning,
+            )
+        return _Block(self._size, self._pin_with).memory
+
+    def __repr__(self) -> str:
+        return f"<CPUStorage: {self._size} bytes{', pinned' if self.is_pinned else ''}>"
+
+
+def _mark_free(block: _Block) -> None:
+    block.in_use = False
+
+
+def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:  # noqa: FBT001, FBT002  # as SPDL has it
+    """Allocate host memory once, for :func:`~spdl_media.convert_frames` to fill again and again.
+
+    A block that an earlier buffer still uses is never overwritten: fresh memory of the same kind is taken
+    instead, with one :class:`StorageInUseWarning`.
+
+    Args:
+        size: Bytes.
+        pin_memory: Page-locked, so that a copy to a GPU runs in the background. Without CUDA: pageable
+            memory and one warning.
+
+    Raises:
+        ValueError: ``size`` is not positive.
+
+    Thread safety: safe.
+    """
+    return CPUStorage(size, pin_memory=pin_memory)
+
+
+class StoragePool:
+    """Blocks of host memory that are leased to buffers and come back when their last array is gone.
+
+    :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
+    garbage collector finds them.
+
+    Args:
+        size: Bytes of a block.
+        count: Number of blocks.
+        pin_memory: As in :func:`cpu_storage`.
+        on_exhausted: When all blocks are in use: ``"allocate"`` one more for good, with one warning,
+            ``"wait"`` for one (threads that each keep a buffer while they wait for another may wait for
+            ever), or ``"raise"`` a RuntimeError.
+        timeout: Seconds to wait at most with ``"wait"``; then a TimeoutError. ``None``: for ever.
+
+    Raises:
+        ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative, or ``on_exhausted`` is
+            none of the three.
+
+    Thread safety: safe.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        count: int = 4,
+        *,
+        pin_memory: bool = True,
+        on_exhausted: OnExhausted = "allocate",
+        timeout: float | None = None,
+    ) -> None:
+        if on_exhausted not in ("allocate", "wait", "raise"):
+            raise ValueError(
+                f"on_exhausted must be 'allocate', 'wait' or 'raise', not {on_exhausted!r}"
+            )
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout}")
+        self._count = _checked_count(count)
+        self._size = _checked_size(size)
+        self._pin_with = _pin_or_warn(pin_memory=pin_memory)
+        self._on_exhausted = on_exhausted
+        self._timeout = timeout
+        # Blocks come back from finalizers, which run at any moment in any thread, even inside of get() and
+        # put(): the one queue made for that.
+        self._free: SimpleQueue[_Block] = SimpleQueue()
+        for _ in range(count):
+            self._free.put(_Block(size, self._pin_with))
+        self._lock = threading.Lock()
+        self._warned = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self._size
+
+    @property
+    def count(self) -> int:
+        """Number of blocks, those added by ``on_exhausted="allocate"`` included."""
+        return self._count
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses at this moment."""
+        return self._free.qsize()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the memory is page-locked."""
+        return self._pin_with is not None
+
+    def acquire(self, nbytes: int) -> Bytes:
+        """Lease a block.
+
+        Returns:
+            The whole block, of ``nbytes`` or more. It comes back when this array and all views are gone.
+
+        Raises:
+            StorageTooSmallError: ``nbytes`` is more than a block has.
+            RuntimeError: All are in use, with ``on_exhausted="raise"``.
+            TimeoutError: All stayed in use for ``timeout`` seconds, with ``on_exhausted="wait"``.
+        """
+        _check_fits(nbytes, self._size)
+        try:
+            block = self._free.get_nowait()
+        except Empty:
+            return self._acquire_late()
+        return np.asarray(_Lease(block, self._free.put))
+
+    def _acquire_late(self) -> Bytes:
+        """What :meth:`acquire` does once all blocks are in use."""
+        if self._on_exhausted == "raise":
+            raise RuntimeError(
+                f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
+                "more blocks, or let it wait: on_exhausted='wait'"
+            )
+        if self._on_exhausted == "allocate":
+            return self._acquire_more()
+        try:
+            block = self._free.get(timeout=self._timeout)
+        except Empty:
+            raise TimeoutError(
+                f"all {self._count} blocks of the pool stayed in use for {self._timeout} s. Let go of "
+                "buffers earlier, or give the pool more blocks"
+            ) from None
+        return np.asarray(_Lease(block, self._free.put))
+
+    def _acquire_more(self) -> Bytes:
+        # Leased before the warning, which may be an error: then the block is free, and not lost.
+        memory = np.asarray(_Lease(_Block(self._size, self._pin_with), self._free.put))
+        with self._lock:
+            self._count += 1
+            count = self._count
+            warn, self._warned = not self._warned, True
+        if warn:
+            _warn(
+                f"all blocks of the pool were in use, so it now has {count}. StoragePool(..., "
+                f"count={count}) allocates them at the start",
+                StorageInUseWarning,
+            )
+        return memory
+
+    def __repr__(self) -> str:
+        pinned = ", pinned" if self.is_pinned else ""
+        return f"<StoragePool: {self.num_free} of {self._count} blocks of {self._size} bytes free{pinned}>"
+
+
+Storage: TypeAlias = CPUStorage | StoragePool
+
+
+def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
+    """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable."""
+    if storage is None:
+        return _pageable(nbytes)
+    if not isinstance(storage, CPUStorage | StoragePool):
+        raise TypeError(
+            f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "
+            f"cpu_storage({nbytes}) makes one"
+        )
+    return storage.acquire(nbytes)
+
+
+def _checked_size(size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"size must be an int, not {size!r}")
+    if size < 1:
+        raise ValueError(f"size must be at least 1 byte, not {size}")
+    return size
+
+
+def _checked_count(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, not {count!r}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, not {count}")
+    return count
+
+
+def _check_fits(nbytes: int, size: int) -> None:
+    if nbytes > size:
+        raise StorageTooSmallError(
+            f"the result takes {nbytes} bytes, but the storage has {size}. Make it at least as large"
+        )

@@ -1,0 +1,146 @@
+"""Buffers as arrays of NumPy, PyTorch, JAX and Numba: the same memory, for as long as anyone looks."""
+
+from __future__ import annotations
+
+import gc
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from plane_oracle import rgb, sound
+
+import spdl_media as sm
+
+CONVERT = {"torch": sm.to_torch, "jax": sm.to_jax, "numba": sm.to_numba, "numpy": sm.to_numpy}
+DTYPES = ["uint8", "int8", "int16", "uint16", "int32", "float16", "float32", "bool"]
+
+
+def library(name: str) -> ModuleType:
+    module: ModuleType = pytest.importorskip(name)
+    return module
+
+
+def place(array: Any) -> int:
+    """Where the memory of an array of any library begins."""
+    for name in ("data_ptr", "unsafe_buffer_pointer"):
+        if hasattr(array, name):
+            return int(getattr(array, name)())
+    return int(array.ctypes.data)
+
+
+@pytest.mark.parametrize("name", CONVERT)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("store", [False, True])
+def test_memory_is_shared(name: str, dtype: str, store: bool) -> None:
+    library(name)
+    values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
+    pool = sm.StoragePool(1000, 2, pin_memory=False) if store else None
+    buffer = sm.convert_array(values, pool)
+    array = CONVERT[name](buffer)
+    assert place(array) == buffer.__array_interface__["data"][0]
+    assert tuple(array.shape) == (2, 3, 4)
+    assert str(array.dtype).removeprefix("torch.") == dtype
+    assert np.array_equal(np.asarray(array), values)
+
+
+@pytest.mark.parametrize("name", CONVERT)
+def test_frames_reach_every_library(name: str) -> None:
+    library(name)
+    pictures = [rgb(8, 6, value) for value in range(3)]
+    batch = CONVERT[name](sm.convert_frames(pictures, layout="NCHW"))
+    assert tuple(batch.shape) == (3, 3, 6, 8)
+    assert [int(one) for one in batch[:, 0, 0, 0]] == [0, 1, 2]
+    samples = np.linspace(-1, 1, 200, dtype=np.float32).reshape(100, 2)
+    waveform = CONVERT[name](sm.convert_frames(sound(samples)))
+    assert np.array_equal(np.asarray(waveform), samples.T)
+
+
+@pytest.mark.parametrize("name", CONVERT)
+def test_the_array_keeps_the_memory(name: str) -> None:
+    library(name)
+    pool = sm.StoragePool(1000, 1, pin_memory=False, on_exhausted="raise")
+    array = CONVERT[name](sm.convert_frames(rgb(8, 6, 7), pool))
+    gc.collect()
+    assert pool.num_free == 0
+    assert (np.asarray(array) == 7).all()
+    del array
+    gc.collect()
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("name", ["torch", "numba", "numpy"])
+def test_arrays_are_writable(name: str) -> None:
+    library(name)
+    buffer = sm.convert_frames(rgb(8, 6))
+    array = CONVERT[name](buffer)
+    array[2, 3, 1] = 9
+    assert buffer.array[2, 3, 1] == 9
+
+
+def test_torch_takes_labels_and_deep_pictures() -> None:
+    torch = library("torch")
+    assert sm.to_torch(sm.convert_array([3, 1])).dtype == torch.int64
+    assert sm.to_torch(sm.convert_array([0.5])).dtype == torch.float64
+    assert sm.to_torch(sm.convert_array(np.ones(3, np.uint16))).dtype == torch.uint16
+    assert torch.as_tensor(np.asarray(sm.convert_array([3, 1]))).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_jax_does_not_cut_silently(dtype: str) -> None:
+    jax = library("jax")
+    buffer = sm.convert_array(np.arange(3).astype(dtype))
+    with pytest.raises(TypeError, match=f"JAX would cut {dtype} to .*jax_enable_x64.*dtype="):
+        sm.to_jax(buffer)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        array = sm.to_jax(buffer)
+        assert place(array) == place(buffer.array)
+        assert str(array.dtype) == dtype
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def test_jax_takes_the_buffer_itself() -> None:
+    jax = library("jax")
+    buffer = sm.convert_frames([rgb(8, 6, 7)] * 2)
+    array = jax.dlpack.from_dlpack(buffer)
+    assert place(array) == place(buffer.array)
+    assert int(array.sum()) == 7 * 2 * 8 * 6 * 3
+
+
+def test_torch_takes_the_buffer_itself() -> None:
+    torch = library("torch")
+    buffer = sm.convert_frames([rgb(8, 6, 7)] * 2)
+    assert torch.from_dlpack(buffer).data_ptr() == place(buffer.array)
+
+
+def test_numba_compiles_for_it() -> None:
+    numba = library("numba")
+
+    @numba.njit
+    def total(pixels: Any) -> int:
+        result = 0
+        for value in pixels.flat:
+            result += value
+        return result
+
+    buffer = sm.convert_frames([rgb(8, 6, 7)] * 2)
+    assert total(sm.to_numba(buffer)) == total(np.asarray(buffer)) == 7 * 2 * 8 * 6 * 3
+
+
+@pytest.mark.parametrize("name", CONVERT)
+@pytest.mark.parametrize("wrong", [rgb(8, 6), np.zeros(3), None])
+def test_what_is_no_buffer(name: str, wrong: Any) -> None:
+    library(name)
+    with pytest.raises(TypeError, match=f"to_{name} takes a CPUBuffer, not {type(wrong).__name__}"):
+        CONVERT[name](wrong)
+
+
+@pytest.mark.parametrize("name", CONVERT)
+def test_a_released_buffer_has_no_array(name: str) -> None:
+    library(name)
+    buffer = sm.convert_frames(rgb(8, 6))
+    buffer.release()
+    with pytest.raises(ValueError, match="this buffer was released"):
+        CONVERT[name](buffer)

@@ -1,0 +1,87 @@
+"""The benchmarks run: in a moment, on made media, without peers. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spdl_media.testing import make_image
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+IMAGES = CHECKOUT / "samples" / "benchmarks" / "images.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+OURS = ["spdl_media", "spdl_media, fast", "spdl_media, in steps"]
+SPREAD = {"median", "lowest", "highest"}
+
+
+def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, IMAGES, *map(str, args)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three smooth pictures of two sizes, and a file that is none."""
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for index, (width, height) in enumerate([(64, 48), (48, 64), (64, 48)]):
+        ramp = np.linspace(0, 200, height * width * 3).reshape(height, width, 3)
+        jpeg = make_image(ramp.astype(np.uint8), codec="mjpeg")
+        (pictures / f"{index}.jpg").write_bytes(jpeg)
+    (pictures / "notes.txt").write_text("no picture")
+    return pictures
+
+
+TINY = ("--peers", "none", "--rounds", "2", "--seconds", "0.02", "--batch", "2", "--size", "32")
+
+
+def test_images_writes_figures_of_every_way(folder: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = run("--images", folder, *TINY, "--json", result)
+    document = json.loads(result.read_text())
+    assert document["settings"]["images"] == 3
+    assert list(document["results"]) == [*OURS, "nothing (C code)"]
+    lines = done.stdout.splitlines()
+    assert [line[:24].strip() for line in lines[1:]] == list(document["results"])
+    for row in document["results"].values():
+        assert set(row["images_per_second"]) == {"1", "2"}
+        for spread in (*row["images_per_second"].values(), row["two_over_one"], row["gil_loss"]):
+            assert set(spread) == SPREAD
+            assert spread["lowest"] <= spread["median"] <= spread["highest"]
+        assert row["images_per_second"]["1"]["lowest"] > 0
+
+
+def test_images_measures_how_true_the_pictures_are(folder: Path) -> None:
+    done = run("--images", folder, *TINY, "--threads", "1", "--json", "-")
+    document = json.loads(done.stdout[done.stdout.index("\n{") :])
+    errors = {name: document["results"][name]["mean_error"] for name in OURS}
+    assert errors["spdl_media"] == errors["spdl_media, in steps"] <= 0.5
+    assert 0 < errors["spdl_media, fast"] < 4
+
+
+def test_images_draws_a_chart(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "chart.png"
+    run("--images", folder, *TINY, "--chart", chart)
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_says_what_is_wrong(tmp_path: Path) -> None:
+    assert "no .jpg" in run("--images", tmp_path, status=2).stderr
+    (tmp_path / "a.jpg").touch()
+    assert "none of SPDL" in run("--images", tmp_path, "--peers", "SDPL", status=2).stderr

@@ -1,0 +1,150 @@
+"""``collate``: the structure of the items, with buffers in place of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import index_frames, make_image
+
+PICTURES = index_frames(3, 20, 16)
+FRAMES = [sm.decode_packets(sm.demux_image(make_image(picture))) for picture in PICTURES]
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: Any
+    label: Any
+    name: Any = ""
+
+
+def values(buffer: sm.CPUBuffer) -> Any:
+    assert isinstance(buffer, sm.CPUBuffer)
+    return np.asarray(buffer)
+
+
+def test_tuples() -> None:
+    images, labels, names = sm.collate([(f, i, f"n{i}") for i, f in enumerate(FRAMES)])
+    np.testing.assert_array_equal(values(images), PICTURES)
+    assert values(labels).tolist() == [0, 1, 2]
+    assert labels.dtype == np.int64
+    assert names == ["n0", "n1", "n2"]
+
+
+def test_named_tuples_lists_and_plain_values() -> None:
+    pair = sm.collate([Pair(frame, 0.5) for frame in FRAMES])
+    assert isinstance(pair, Pair)
+    assert pair.label.dtype == np.float64
+    one, two = sm.collate([[1, 2], [3, 4]])
+    assert (values(one).tolist(), values(two).tolist()) == ([1, 3], [2, 4])
+    np.testing.assert_array_equal(values(sm.collate(FRAMES)), PICTURES)
+
+
+def test_dictionaries_and_what_is_nested() -> None:
+    items = [
+        {"x": (frame, {"deep": np.float32(i)}), "none": None} for i, frame in enumerate(FRAMES)
+    ]
+    batch = sm.collate(items)
+    assert list(batch) == ["x", "none"]
+    assert batch["none"] == [None, None, None]
+    deep = batch["x"][1]["deep"]
+    assert (values(deep).tolist(), deep.dtype) == ([0, 1, 2], np.float32)
+
+
+def test_dataclasses_frozen_ones_too() -> None:
+    items = [Sample(frame, i, "a") for i, frame in enumerate(FRAMES)]
+    batch = sm.collate(items)
+    assert isinstance(batch, Sample)
+    assert values(batch.label).tolist() == [0, 1, 2]
+    assert batch.name == ["a"] * 3
+    assert items[0].label == 0
+
+
+def test_arrays_keep_their_type() -> None:
+    arrays = [np.full((2, 3), i, np.int16) for i in range(3)]
+    batch = sm.collate(arrays)
+    assert (batch.shape, batch.dtype) == ((3, 2, 3), np.int16)
+    np.testing.assert_array_equal(values(batch), np.stack(arrays))
+    again = sm.collate([sm.convert_array(array) for array in arrays])
+    np.testing.assert_array_equal(values(again), np.stack(arrays))
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    assert values(sm.collate([torch.ones(2), torch.zeros(2)])).tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("numbers", [[True, False], [1, 2], [1.5, 2.0], [1j, 2]])
+def test_numbers(numbers: list[Any]) -> None:
+    batch = values(sm.collate(numbers))
+    assert batch.dtype == np.asarray(numbers).dtype
+    assert batch.tolist() == numbers
+
+
+def test_storage_by_field() -> None:
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    labels = sm.cpu_storage(24, pin_memory=False)
+    batch = sm.collate(
+        [(f, {"y": i}) for i, f in enumerate(FRAMES)], storage={0: pool, 1: {"y": labels}}
+    )
+    assert pool.num_free == 0
+    assert values(batch[1]["y"]).tolist() == [0, 1, 2]
+    del batch
+    assert pool.num_free == 1
+    buffer = sm.collate(FRAMES, storage=pool)
+    assert pool.num_free == 0
+    np.testing.assert_array_equal(values(buffer), PICTURES)
+
+
+@pytest.mark.parametrize(
+    ("items", "storage", "error", "match"),
+    [
+        ([], None, sm.ConvertError, "no items to collate"),
+        ([(1, 2), (1,)], None, sm.ConvertError, r"tuple of \[0, 1\], of item 1 tuple of \[0\]"),
+        (
+            [{"a": 1}, {"b": 1}],
+            None,
+            sm.ConvertError,
+            r"dict of \['a'\], of item 1 dict of \['b'\]",
+        ),
+        ([(1,), [1]], None, sm.ConvertError, "differ in structure"),
+        (
+            [{"a": 1}, {"a": "x"}],
+            None,
+            sm.ConvertError,
+            r"item\['a'\] of item 0 is int, of item 1 str",
+        ),
+        ([np.zeros(2), np.zeros(3)], None, sm.ConvertError, r"shape \(2,\).*of item 1 \(3,\)"),
+        ([np.zeros(2), np.zeros(2, int)], None, sm.ConvertError, "float64, of item 1.*int64"),
+        ([(1,)], {3: None}, ValueError, r"storage= names \[3\], but item has the fields \[0\]"),
+        ([(1,)], 5, TypeError, "storage= maps them to storages"),
+        ([(1,)], {0: 5}, TypeError, r"item\[0\] takes a CPUStorage or a StoragePool, not 5"),
+        ([2**70, 1], None, TypeError, "item: convert_array"),
+    ],
+)
+def test_items_that_do_not_go_together(
+    items: Any, storage: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        sm.collate(items, storage=storage)
+
+
+def test_storage_for_what_stays_a_list() -> None:
+    storage = sm.cpu_storage(8, pin_memory=False)
+    with pytest.raises(ValueError, match="item is str, which stays a list"):
+        sm.collate(["a"], storage=storage)
+
+
+def test_frames_of_two_sizes() -> None:
+    other = sm.decode_packets(sm.demux_image(make_image(PICTURES[0][:10])))
+    with pytest.raises(sm.ConvertError, match=r"20x16.*20x10"):
+        sm.collate([(FRAMES[0], 1), (other, 2)])

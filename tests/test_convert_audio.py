@@ -1,0 +1,233 @@
+"""Sound and labels into arrays: every sample format, lengths that differ, numbers that must not be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from plane_oracle import rgb, sound
+
+import spdl_media as sm
+from spdl_media.testing import index_samples, make_audio
+
+FORMATS = {
+    "u8": np.uint8,
+    "s16": np.int16,
+    "s32": np.int32,
+    "s64": np.int64,
+    "flt": np.float32,
+    "dbl": np.float64,
+}
+# PyAV makes no frames of 64-bit integers; the filter graph does.
+MADE = [name for name in FORMATS if name != "s64"]
+
+
+def ramp(count: int, channels: int, dtype: Any, start: int = 0) -> np.ndarray:
+    values = np.arange(count * channels).reshape(count, channels) + start
+    return (values % 251).astype(dtype)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("name", MADE)
+def test_every_sample_format(name: str, channels: int) -> None:
+    samples = ramp(50, channels, FORMATS[name])
+    packed = sm.convert_frames(sound(samples, name, cuts=[7, 30]))
+    planar = sm.convert_frames(sound(samples, f"{name}p", cuts=[7, 30]))
+    assert (packed.shape, planar.shape) == ((50, channels), (channels, 50))
+    for buffer, expected in ((packed, samples), (planar, samples.T)):
+        assert buffer.dtype == FORMATS[name]
+        assert np.array_equal(buffer.array, expected)
+        assert buffer.array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", ["s64", "s64p"])
+def test_long_samples_of_a_filter(name: str) -> None:
+    samples = index_samples(1000, 2)
+    packets = sm.demux_audio(make_audio(samples))
+    array = sm.convert_frames(sm.decode_packets(packets, f"aformat=sample_fmts={name}")).array
+    assert array.dtype == np.int64
+    expected = samples.astype(np.int64) << 48
+    assert np.array_equal(array.T if name.endswith("p") else array, expected)
+
+
+@pytest.mark.parametrize("name", ["flt", "fltp"])
+def test_a_sequence_puts_b_in_front(name: str) -> None:
+    parts = [ramp(20, 2, np.float32, start) for start in (0, 5, 9)]
+    buffer = sm.convert_frames([sound(part, name) for part in parts])
+    stacked = np.stack(parts)
+    assert np.array_equal(buffer.array, stacked if name == "flt" else stacked.transpose(0, 2, 1))
+    assert sm.convert_frames([sound(parts[0], name)]).shape == (1, *buffer.shape[1:])
+
+
+def test_slices_of_samples() -> None:
+    samples = ramp(100, 2, np.float32)
+    frames = sound(samples, cuts=[30, 60])
+    assert np.array_equal(sm.convert_frames(frames[25:61]).array, samples[25:61].T)
+
+
+def test_lengths_that_differ_are_named() -> None:
+    items = [sound(ramp(count, 2, np.float32)) for count in (30, 20, 30)]
+    with pytest.raises(sm.ConvertError, match=r"lengths: 30, 20, 30 samples\. pad=True .*silence"):
+        sm.convert_frames(items)
+    many = [sound(ramp(count, 1, np.float32)) for count in range(1, 13)]
+    with pytest.raises(sm.ConvertError, match=r"1, 2, 3, .*8, \.\.\. \(12 items of 1 to 12\)"):
+        sm.convert_frames(many)
+
+
+@pytest.mark.parametrize("name", [*MADE, *(f"{name}p" for name in MADE)])
+def test_pad_fills_with_silence(name: str) -> None:
+    dtype = FORMATS[name.removesuffix("p")]
+    parts = [ramp(count, 2, dtype, 1) for count in (30, 20, 25)]
+    storage = sm.cpu_storage(3 * 30 * 2 * 8, pin_memory=False)
+    dirty = sm.convert_array(np.full(storage.nbytes, 77, np.uint8), storage)
+    del dirty
+    array = sm.convert_frames([sound(part, name) for part in parts], storage, pad=True).array
+    if name.endswith("p"):
+        array = array.transpose(0, 2, 1)
+    assert array.shape == (3, 30, 2)
+    for got, part in zip(array, parts, strict=True):
+        assert np.array_equal(got[: len(part)], part)
+        assert (got[len(part) :] == (128 if dtype is np.uint8 else 0)).all()
+
+
+def test_pad_changes_nothing_else() -> None:
+    frames = sound(ramp(30, 2, np.float32))
+    assert np.array_equal(
+        sm.convert_frames(frames, pad=True).array, sm.convert_frames(frames).array
+    )
+    same = sm.convert_frames([frames, frames], pad=True).array
+    assert np.array_equal(same, sm.convert_frames([frames, frames]).array)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (sound(ramp(30, 1, np.float32)), "2 channels fltp at 8000 Hz, but item 1 .* 1 channels"),
+        (sound(ramp(30, 2, np.int16), "s16p"), "2 channels fltp .*, but item 1 .* channels s16p"),
+        (sound(ramp(30, 2, np.float32), rate=16000), "at 8000 Hz, but item 1 .* at 16000 Hz"),
+    ],
+)
+def test_formats_that_differ_are_both_named(other: sm.AudioFrames, message: str) -> None:
+    first = sound(ramp(30, 2, np.float32))
+    with pytest.raises(sm.ConvertError, match=f"{message}.*get_audio_filter_desc"):
+        sm.convert_frames([first, other], pad=True)
+
+
+def test_a_stream_that_changes_in_its_middle() -> None:
+    one, other = sound(ramp(30, 2, np.float32)), sound(ramp(30, 1, np.float32))
+    with pytest.raises(sm.ConvertError, match=r"2 channels fltp .*, but item 0 .* 1 channels fltp"):
+        sm.convert_frames(sm.AudioFrames([*one.chunks, *other.chunks]))
+
+
+def test_a_window_without_samples_is_named() -> None:
+    packets = sm.demux_audio(make_audio(index_samples(8000, 1)), timestamp=(50.5, 51))
+    empty = sm.decode_packets(packets)
+    for given in (empty, [empty]):
+        with pytest.raises(sm.ConvertError, match=r"no sample in the window .*50\.5.*51"):
+            sm.convert_frames(given, pad=True)
+
+
+def test_layout_is_for_pictures() -> None:
+    with pytest.raises(ValueError, match="layout='planes' is for pictures"):
+        sm.convert_frames(sound(ramp(30, 2, np.float32)), layout="planes")
+
+
+def test_sound_and_pictures_do_not_mix() -> None:
+    with pytest.raises(sm.ConvertError, match="item 0 is AudioFrames, but item 1 is ImageFrames"):
+        sm.convert_frames([sound(ramp(30, 2, np.float32)), rgb(8, 6)])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3, 1, 2],
+        [[1, 2], [3, 4]],
+        [0.5, 1.9, -1.5],
+        [1, 2.5],
+        [True, False],
+        [1 + 2j],
+        7,
+        [],
+        np.arange(6, dtype=np.uint16).reshape(2, 3),
+        np.arange(6, dtype=">i4"),
+        np.arange(24, dtype=np.float16).reshape(2, 3, 4).transpose(2, 0, 1)[::-1],
+        np.zeros((0, 3), np.float32),
+        np.float32(2.5),
+    ],
+)
+@pytest.mark.parametrize("store", [False, True])
+def test_arrays_are_copied_as_they_are(values: Any, store: bool) -> None:
+    storage = sm.cpu_storage(4096, pin_memory=False) if store else None
+    expected = np.array(values)
+    buffer = sm.convert_array(values, storage)
+    assert buffer.shape == expected.shape
+    assert buffer.dtype == expected.dtype.newbyteorder("=")
+    assert np.array_equal(buffer.array, expected)
+    assert buffer.array.flags.c_contiguous
+    assert not np.shares_memory(buffer.array, values)
+    assert buffer.array.ctypes.data % 64 == 0 or not expected.size
+
+
+def test_labels_are_int64_by_themselves() -> None:
+    assert sm.convert_array([3, 1]).dtype == np.int64
+    assert sm.convert_array(range(3)).array.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([0.5, 1.0], "int64"),
+        ([1.0, 2.0], np.int32),
+        ([1 + 0j], "float32"),
+        ([256], "uint8"),
+        ([-1], np.uint64),
+        ([2**31], np.int32),
+        (np.array([2**63], np.uint64), np.int64),
+        ([2], bool),
+    ],
+)
+def test_nothing_is_cut(values: Any, dtype: Any) -> None:
+    pool = sm.StoragePool(64, 1, pin_memory=False)
+    with pytest.raises(TypeError, match=f"would be cut by dtype='{np.dtype(dtype).name}'"):
+        sm.convert_array(values, pool, dtype=dtype)
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2], "float32"),
+        ([0.5], "float32"),
+        ([255, 0], "uint8"),
+        ([2**31 - 1, -(2**31)], "int32"),
+        ([True], "int64"),
+        ([], "int32"),
+        ([1, 2], ">i4"),
+    ],
+)
+def test_types_that_hold_the_values(values: Any, dtype: str) -> None:
+    buffer = sm.convert_array(values, dtype=dtype)
+    assert buffer.dtype == np.dtype(dtype).newbyteorder("=")
+    assert buffer.array.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["cat", "dog"], "takes numbers, not <U3 of list"),
+        ([[1, 2], [3]], "do not make one array"),
+        ([1, None], "takes numbers, not object"),
+        ([10**30], "takes numbers, not object"),
+        ("7", "takes numbers, not <U1 of str"),
+        (np.array(["2026-01-01"], "datetime64[D]"), "takes numbers, not datetime64"),
+    ],
+)
+def test_what_is_no_number(values: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        sm.convert_array(values)
+
+
+def test_an_array_too_large_says_both_sizes() -> None:
+    with pytest.raises(sm.StorageTooSmallError, match=r"takes 24 bytes, but the storage has 23\."):
+        sm.convert_array([1, 2, 3], sm.cpu_storage(23, pin_memory=False))

@@ -1,0 +1,207 @@
+"""``load_video``, ``load_audio`` and ``load_clip``: windows, exact to the frame and to the sample."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    frame_index,
+    index_frames,
+    index_planes,
+    index_samples,
+    make_audio,
+    make_media,
+    make_tone,
+    make_video,
+)
+
+FRAMES = index_frames(40, 32, 24)
+VIDEO = make_video(FRAMES, codec="ffv1", pix_fmt="bgr0")
+SAMPLES = index_samples(32000, 2)
+FLAC = make_audio(SAMPLES, 8000, codec="flac", format="flac")
+
+
+def clip_media(format: str, video: str, audio: str, **options: Any) -> bytes:
+    sound = make_tone(5 * 48000, 48000, (440.0, 1000.0))
+    sound[::7] //= 2
+    return make_media(
+        [
+            VideoTrack(frames=index_planes(50, 64, 48), codec=video, gop_size=8, max_b_frames=2),
+            AudioTrack(samples=sound, sample_rate=48000, codec=audio, **options),
+        ],
+        format=format,
+    )
+
+
+CLIPS = {
+    "mp4-aac": ("mp4", "libx264", "aac"),
+    "mp4-alac": ("mp4", "libx264", "alac"),
+    "mkv-opus": ("matroska", "libx264", "libopus"),
+    "mkv-flac": ("matroska", "libx264", "flac"),
+    "mkv-pcm": ("matroska", "libx264", "pcm_s16le"),
+    "mkv-vorbis": ("matroska", "libx264", "vorbis"),
+    "ts-mp2": ("mpegts", "libx264", "mp2"),
+    "ts-ac3": ("mpegts", "libx264", "ac3"),
+    "mov-adpcm": ("mov", "libx264", "adpcm_ima_qt"),
+}
+INTERVALS = [(0, 0.5), (0.3, 0.4), (1.03, 0.6), (2.5, 1), (3.95, 0.12), (4.2, 2)]
+
+
+@pytest.fixture(scope="module")
+def clips() -> dict[str, bytes]:
+    return {name: clip_media(*form) for name, form in CLIPS.items()}
+
+
+def test_a_whole_video() -> None:
+    buffer = sm.load_video(VIDEO)
+    np.testing.assert_array_equal(np.asarray(buffer), FRAMES)
+
+
+@pytest.mark.parametrize("window", [(0.5, 1.2), (None, 0.3), ("3.5", None), (Fraction(1, 3), 0.7)])
+def test_a_window_of_a_video(window: Any) -> None:
+    start, end = (None if side is None else float(Fraction(str(side))) for side in window)
+    expected = [i for i in range(40) if (start or 0) <= i / 10 and (end is None or i / 10 < end)]
+    buffer = sm.load_video(VIDEO, window)
+    assert [frame_index(frame) for frame in np.asarray(buffer)] == expected
+
+
+def test_options_of_a_video() -> None:
+    small = sm.load_video(VIDEO, (0, 1), width=16, height=16, pix_fmt="yuv420p")
+    assert small.shape == (10, 1, 24, 16)
+    assert sm.load_video(VIDEO, (0, 1), frame_rate=5).shape[0] == 5
+    assert sm.load_video(VIDEO, num_frames=3, layout="NCHW").shape == (3, 3, 24, 32)
+    assert sm.load_video(VIDEO, filter_desc="hflip,format=gray", stream_index=0).shape[0] == 40
+
+
+def test_sound_is_float_by_channel() -> None:
+    wave = np.asarray(sm.load_audio(FLAC, timestamp=(0.5, 1.5)))
+    assert (wave.shape, wave.dtype) == ((2, 8000), np.float32)
+    np.testing.assert_array_equal(wave, SAMPLES[4000:12000].T / np.float32(32768))
+
+
+def test_options_of_sound() -> None:
+    assert sm.load_audio(FLAC, (0, 1), sample_rate=4000, num_channels=1).shape == (1, 4000)
+    exact = sm.load_audio(FLAC, sample_fmt=None)
+    np.testing.assert_array_equal(np.asarray(exact), SAMPLES)
+    assert sm.load_audio(FLAC, num_frames=100, filter_desc="volume=0").shape[0] in (100, 2)
+    storage = sm.cpu_storage(SAMPLES.nbytes * 2, pin_memory=False)
+    assert sm.load_audio(FLAC, storage=storage).shape == (2, 32000)
+
+
+@pytest.mark.parametrize("load", [sm.load_video, sm.load_audio])
+def test_what_cannot_be_loaded(load: Any) -> None:
+    source = VIDEO if load is sm.load_video else FLAC
+    with pytest.raises(sm.ConvertError, match=r"in the window \[100, 101\)"):
+        load(source, (100, 101))
+    with pytest.raises(ValueError, match="holds no time"):
+        load(source, (2, 1))
+    with pytest.raises(TypeError, match="widht"):
+        load(source, widht=3)
+    with pytest.raises(sm.DemuxError, match="mine"):
+        load(b"nothing", name="mine")
+    with pytest.raises(ValueError, match="filter_desc= is the whole filter graph"):
+        load(
+            source,
+            filter_desc="null",
+            **{"pix_fmt": "gray"} if load is sm.load_video else {"sample_rate": 5},
+        )
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize(("start", "duration"), INTERVALS)
+def test_a_clip_is_what_the_two_streams_give_alone(
+    clips: dict[str, bytes], name: str, start: float, duration: float
+) -> None:
+    window = (str(start), Fraction(str(start)) + Fraction(str(duration)))
+    with sm.Demuxer(clips[name]) as demuxer:
+        pictures, sound = demuxer.demux_clip(window)
+        frames, samples = map(sm.decode_packets, (pictures, sound))
+        alone = (
+            sm.decode_packets(demuxer.demux_video(window)),
+            sm.decode_packets(demuxer.demux_audio(window)),
+        )
+    assert frames.pts == alone[0].pts
+    assert len(frames)
+    np.testing.assert_array_equal(
+        np.asarray(sm.convert_frames(frames)), np.asarray(sm.convert_frames(alone[0]))
+    )
+    assert samples.first_sample == alone[1].first_sample
+    got, wanted = (np.asarray(sm.convert_frames(item)) for item in (samples, alone[1]))
+    np.testing.assert_array_equal(got, wanted)
+    clip = sm.load_clip(clips[name], start, duration)
+    np.testing.assert_array_equal(np.asarray(clip.audio), wanted)
+    assert clip.timestamps == frames.timestamps
+    assert (clip.audio_timestamp, clip.sample_rate) == (samples.timestamp, samples.sample_rate)
+
+
+def test_a_clip_has_its_options(clips: dict[str, bytes]) -> None:
+    storages = [sm.cpu_storage(1 << 20, pin_memory=False) for _ in range(2)]
+    clip = sm.load_clip(
+        clips["mkv-flac"],
+        "0.5",
+        Fraction(1),
+        width=16,
+        height=16,
+        frame_rate=5,
+        sample_rate=8000,
+        num_channels=1,
+        sample_fmt="s16p",
+        layout="NCHW",
+        video_storage=storages[0],
+        audio_storage=storages[1],
+    )
+    assert (clip.video.shape, clip.audio.shape) == ((5, 3, 16, 16), (1, 8000))
+    assert (clip.audio.dtype, clip.sample_rate) == (np.int16, 8000)
+
+
+class Counting(io.BytesIO):
+    """A file that counts the bytes read from it."""
+
+    total = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.total += len(data)
+        return data
+
+
+def test_a_clip_reads_the_file_once(clips: dict[str, bytes]) -> None:
+    once, twice = Counting(clips["mkv-pcm"]), Counting(clips["mkv-pcm"])
+    sm.load_clip(once, 1.5, 2)
+    window = (1.5, 3.5)
+    with sm.Demuxer(twice) as demuxer:
+        opened = twice.total
+        demuxer.demux_video(window)
+        demuxer.demux_audio(window)
+    assert once.total - opened < 0.7 * (twice.total - opened)
+
+
+def test_packets_that_are_not_needed_are_left_out(clips: dict[str, bytes]) -> None:
+    with sm.Demuxer(clips["mov-adpcm"]) as demuxer:  # read from the start for its sound
+        pictures, sound = demuxer.demux_clip((4.2, 4.4))
+        assert len(pictures) <= 16
+        assert sound.get_timestamps(raw=True)[0] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("start", "duration"),
+    [(None, 1), (0, None), (0, 0), (1, -1), (float("inf"), 1), (0, float("inf"))],
+)
+def test_intervals_that_cannot_be(start: Any, duration: Any) -> None:
+    with pytest.raises(ValueError, match=r"holds no time|begins at a finite time"):
+        sm.load_clip(VIDEO, start, duration)
+
+
+def test_a_clip_needs_both_streams() -> None:
+    with pytest.raises(sm.DemuxError, match="there is no audio stream"):
+        sm.load_clip(VIDEO, 0, 1)
+    with pytest.raises(sm.DemuxError, match="there is no video stream"):
+        sm.load_clip(FLAC, 0, 1)

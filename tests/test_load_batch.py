@@ -1,0 +1,222 @@
+"""``load_image_batch``: rows in the order of the inputs, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import frame_index, index_frames, make_image
+
+WIDTH, HEIGHT, COUNT = 40, 30, 32
+PICTURES = index_frames(COUNT, WIDTH, HEIGHT)
+SOURCES = [make_image(picture) for picture in PICTURES]
+BAD = b"no picture at all"
+
+
+def with_bad(*positions: int) -> list[bytes]:
+    return [BAD if position in positions else source for position, source in enumerate(SOURCES)]
+
+
+def test_rows_are_the_inputs_in_order() -> None:
+    batch = sm.load_image_batch(SOURCES)
+    assert (batch.shape, batch.dtype) == ((COUNT, HEIGHT, WIDTH, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(batch), PICTURES)
+    assert batch.failures == ()
+    assert batch.indices == tuple(range(COUNT))
+    assert batch.valid.all()
+
+
+def test_inputs_may_come_from_a_generator_and_be_paths(tmp_path) -> None:
+    for index, source in enumerate(SOURCES[:3]):
+        (tmp_path / f"{index}.png").write_bytes(source)
+    batch = sm.load_image_batch(path for path in sorted(tmp_path.iterdir()))
+    np.testing.assert_array_equal(np.asarray(batch), PICTURES[:3])
+
+
+def test_each_row_is_what_load_image_gives() -> None:
+    options: dict[str, Any] = {"width": 24, "height": 24, "scale_mode": "crop", "quality": "fast"}
+    batch = np.asarray(sm.load_image_batch(SOURCES[:4], **options))
+    for row, source in zip(batch, SOURCES, strict=False):
+        np.testing.assert_array_equal(row, np.asarray(sm.load_image(source, **options)))
+
+
+def test_planes_take_half_the_bytes() -> None:
+    planes = sm.load_image_batch(SOURCES[:2], width=32, height=24, pix_fmt="yuv420p")
+    assert planes.shape == (2, 1, 36, 32)
+    assert planes.nbytes * 2 == sm.load_image_batch(SOURCES[:2], width=32, height=24).nbytes
+
+
+@pytest.mark.parametrize("position", range(COUNT))
+def test_one_bad_input_in_each_position(position: int) -> None:
+    srcs = with_bad(position)
+    with pytest.raises(sm.DemuxError, match=rf"input {position} of the batch of 32: ") as caught:
+        sm.load_image_batch(srcs)
+    assert type(caught.value) is type(caught.value.__cause__)
+    assert caught.value.source == "bytes of length 17"
+    rest = [index for index in range(COUNT) if index != position]
+
+    skipped = sm.load_image_batch(srcs, on_error="skip")
+    assert skipped.indices == tuple(rest)
+    assert skipped.valid.tolist() == [True] * 31
+    np.testing.assert_array_equal(np.asarray(skipped), PICTURES[rest])
+
+    filled = sm.load_image_batch(srcs, on_error="fill")
+    assert filled.indices == tuple(range(COUNT))
+    assert np.flatnonzero(~filled.valid).tolist() == [position]
+    assert not np.asarray(filled)[position].any()
+    np.testing.assert_array_equal(np.asarray(filled)[rest], PICTURES[rest])
+    for buffer in (skipped, filled):
+        ((index, source, error),) = [(f.index, f.source, f.error) for f in buffer.failures]
+        assert (index, source) == (position, "bytes of length 17")
+        assert isinstance(error, sm.DemuxError)
+        assert error.__traceback__ is None
+
+
+def test_what_is_wrong_with_an_input(tmp_path) -> None:
+    jpeg = make_image(PICTURES[0], codec="mjpeg")
+    srcs = [SOURCES[0], tmp_path / "missing.png", b"", jpeg[: len(jpeg) // 2], tmp_path]
+    batch = sm.load_image_batch(srcs, width=20, height=20, on_error="fill")
+    kinds = [type(failure.error) for failure in batch.failures]
+    assert kinds == [sm.SourceError, sm.DemuxError, sm.DecodeError, sm.SourceError]
+    assert batch.failures[0].source == str(tmp_path / "missing.png")
+
+
+def test_an_error_that_names_its_position_survives_pickling() -> None:
+    with pytest.raises(sm.DemuxError) as caught:
+        sm.load_image_batch(with_bad(3))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.source) == (str(caught.value), caught.value.source)
+
+
+def test_all_bad() -> None:
+    srcs = [BAD] * 7
+    with pytest.raises(sm.DemuxError, match="input 0 of the batch of 7"):
+        sm.load_image_batch(srcs)
+    for policy in ("skip", "fill"):
+        with pytest.raises(
+            sm.ConvertError, match=r"none of the 7 inputs could be loaded.*input 4: .*and 2 more"
+        ) as caught:
+            sm.load_image_batch(srcs, on_error=policy)
+        assert isinstance(caught.value.__cause__, sm.DemuxError)
+    with pytest.raises(sm.ConvertError, match="none of the 7"):
+        sm.load_image_batch(srcs, width=8, height=8, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layout": "NCHW"},
+        {"pix_fmt": "yuv420p"},
+        {"pix_fmt": "gbrp"},
+        {"pix_fmt": "gbrp", "layout": "NHWC"},
+        {"pix_fmt": "gray10le"},
+        {"pix_fmt": "rgba64le", "layout": "NCHW"},
+    ],
+)
+def test_all_bad_with_known_sizes_are_zeros(options: dict[str, Any]) -> None:
+    options = {"width": 20, "height": 12, "on_error": "fill", **options}
+    filled = sm.load_image_batch([BAD] * 3, **options)
+    good = sm.load_image_batch(SOURCES[:3], **options)
+    assert (filled.shape, filled.dtype) == (good.shape, good.dtype)
+    assert not np.asarray(filled).any()
+    assert not filled.valid.any()
+    assert [failure.index for failure in filled.failures] == [0, 1, 2]
+
+
+def test_none_given() -> None:
+    with pytest.raises(sm.ConvertError, match="there are no inputs to load"):
+        sm.load_image_batch([])
+
+
+@pytest.mark.parametrize("one", ["a.png", b"x", memoryview(b"x")])
+def test_one_source_is_no_sequence(one: Any) -> None:
+    with pytest.raises(TypeError, match="load_image takes one"):
+        sm.load_image_batch(one)
+
+
+def test_mixed_sizes() -> None:
+    srcs = [SOURCES[0], BAD, make_image(PICTURES[1][:20])]
+    with pytest.raises(
+        sm.ConvertError, match=r"differ: 40x30 rgb24 \(input 0, .*40x20 rgb24 \(input 2, .*width="
+    ):
+        sm.load_image_batch(srcs, on_error="skip")
+    assert sm.load_image_batch(srcs, width=16, height=16, on_error="skip").shape[0] == 2
+
+
+def test_misuse_is_raised_whatever_the_policy() -> None:
+    with pytest.raises(TypeError, match="input 1 of the batch of 2: cannot read media from int"):
+        sm.load_image_batch([SOURCES[0], 3], on_error="skip")
+    with pytest.raises(sm.FilterError, match=r"input 0 of the batch of 32: .*rgb99"):
+        sm.load_image_batch(SOURCES, pix_fmt="rgb99", on_error="skip")
+    with pytest.raises(ValueError, match="on_error must be 'raise', 'skip' or 'fill', not 'drop'"):
+        sm.load_image_batch(SOURCES, on_error="drop")
+    with pytest.raises(TypeError, match="cuda_confg"):
+        sm.load_image_batch(SOURCES, cuda_confg=None)
+    with pytest.raises(ValueError, match="scale_width must be positive"):
+        sm.load_image_batch(SOURCES, width=0, height=8)
+
+
+def test_a_failed_batch_gives_its_memory_back() -> None:
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    for srcs in (with_bad(31), [SOURCES[0], make_image(PICTURES[1][:20])]):
+        with pytest.raises(sm.MediaError):
+            sm.load_image_batch(srcs, storage=pool)
+        assert pool.num_free == 1
+    small = sm.StoragePool(100, 1, pin_memory=False, on_exhausted="raise")
+    with pytest.raises(sm.StorageTooSmallError, match=f"{PICTURES.nbytes} bytes.* 100"):
+        sm.load_image_batch(SOURCES, storage=small)
+    assert small.num_free == 1
+
+
+def test_failures_hold_no_inputs_alive() -> None:
+    class Content(bytearray):
+        pass
+
+    content = Content(BAD)
+    alive = weakref.ref(content)
+    batch = sm.load_image_batch([SOURCES[0], content], on_error="skip")
+    del content
+    gc.collect()
+    assert alive() is None
+    assert len(batch.failures) == 1
+
+
+def test_a_storage_in_use_is_not_overwritten() -> None:
+    storage = sm.cpu_storage(PICTURES[:2].nbytes, pin_memory=False)
+    first = sm.load_image_batch(SOURCES[:2], storage=storage)
+    with pytest.warns(sm.StorageInUseWarning):
+        second = sm.load_image_batch(SOURCES[2:4], storage=storage)
+    np.testing.assert_array_equal(np.asarray(first), PICTURES[:2])
+    np.testing.assert_array_equal(np.asarray(second), PICTURES[2:4])
+
+
+def test_batches_in_threads() -> None:
+    results: dict[int, np.ndarray] = {}
+
+    def load(start: int) -> None:
+        results[start] = np.asarray(sm.load_image_batch(SOURCES[start : start + 8]))
+
+    threads = [threading.Thread(target=load, args=(start,)) for start in range(0, COUNT, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for start, batch in results.items():
+        assert [frame_index(row) for row in batch] == list(range(start, start + 8))
+
+
+def test_fast_is_within_its_bound(media_dir) -> None:
+    paths = sorted((media_dir / "photos").glob("*.jpg"))[:12]
+    accurate, fast = (
+        np.asarray(sm.load_image_batch(paths, width=224, height=224, quality=quality)).astype(int)
+        for quality in ("accurate", "fast")
+    )
+    assert 0 < np.abs(fast - accurate).mean() <= 1.6

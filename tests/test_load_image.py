@@ -1,0 +1,100 @@
+"""``load_image`` is demux, decode and convert, and its options are those of the filter builder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import index_frames, make_image
+
+PICTURE = index_frames(1, 60, 40)[0]
+PNG = make_image(PICTURE)
+JPEG = make_image(PICTURE, codec="mjpeg")
+
+
+def test_a_lossless_picture_comes_back() -> None:
+    buffer = sm.load_image(PNG)
+    assert (buffer.shape, buffer.dtype) == ((40, 60, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(buffer), PICTURE)
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@pytest.mark.parametrize("quality", ["accurate", "fast"])
+def test_it_is_demux_decode_and_convert(mode: str | None, quality: str) -> None:
+    options = {"scale_mode": mode, "scale_algo": "area", "quality": quality}
+    desc = sm.get_video_filter_desc(scale_width=32, scale_height=24, **options)
+    frames = sm.decode_packets(sm.demux_image(JPEG), desc)
+    got = np.asarray(sm.load_image(JPEG, width=32, height=24, **options))
+    assert got.shape == (24, 32, 3)
+    np.testing.assert_array_equal(got, np.asarray(sm.convert_frames(frames)))
+
+
+def test_one_side_keeps_the_aspect_ratio() -> None:
+    assert sm.load_image(PNG, width=30).shape == (20, 30, 3)
+    assert sm.load_image(PNG, height=20).shape == (20, 30, 3)
+
+
+def test_formats_and_layouts() -> None:
+    assert sm.load_image(PNG, width=32, height=32, pix_fmt="yuv420p").shape == (1, 48, 32)
+    assert sm.load_image(PNG, pix_fmt="gray").shape == (40, 60, 1)
+    planar = sm.load_image(PNG, layout="NCHW")
+    np.testing.assert_array_equal(np.asarray(planar), PICTURE.transpose(2, 0, 1))
+
+
+def test_a_filter_of_ones_own() -> None:
+    np.testing.assert_array_equal(
+        np.asarray(sm.load_image(PNG, filter_desc="hflip")), PICTURE[:, ::-1]
+    )
+    np.testing.assert_array_equal(np.asarray(sm.load_image(PNG, filter_desc=None)), PICTURE)
+
+
+def test_a_filter_beside_what_it_replaces_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="filter_desc= is the whole filter graph, so width=8 would"
+    ):
+        sm.load_image(PNG, width=8, filter_desc="hflip")
+
+
+def test_without_conversion_pictures_are_still_turned(media_dir) -> None:
+    turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
+    upright = sm.load_image(turned)
+    raw = sm.load_image(turned, filter_desc=None)
+    assert raw.shape[1:] != upright.shape[:2]
+    kept = sm.decode_packets(sm.demux_image(turned), "null")
+    assert (kept.height, kept.width) == upright.shape[:2]
+
+
+def test_storage_is_filled() -> None:
+    storage = sm.cpu_storage(PICTURE.nbytes, pin_memory=False)
+    buffer = sm.load_image(PNG, storage=storage)
+    np.testing.assert_array_equal(np.asarray(buffer), PICTURE)
+    small = sm.cpu_storage(100, pin_memory=False)
+    with pytest.raises(sm.StorageTooSmallError, match=r"7200 bytes.* 100"):
+        sm.load_image(PNG, storage=small)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"widht": 8}, TypeError, "widht"),
+        ({"width": 0}, ValueError, "scale_width must be positive"),
+        ({"layout": "planes"}, ValueError, r"convert_frames\(layout='planes'\)"),
+        ({"quality": "best"}, ValueError, "quality must be one of"),
+        ({"scale_mode": "fit"}, ValueError, "scale_mode must be"),
+        ({"pix_fmt": "rgb99"}, sm.FilterError, "rgb99"),
+        ({"pix_fmt": "pal8"}, ValueError, "pal8"),
+    ],
+)
+def test_options_that_cannot_be(
+    options: dict[str, object], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        sm.load_image(PNG, **options)
+
+
+def test_errors_name_the_source() -> None:
+    with pytest.raises(sm.SourceError, match=r"/no/such.png"):
+        sm.load_image("/no/such.png")
+    with pytest.raises(sm.DecodeError, match=r"mine: .*cut short"):
+        sm.load_image(JPEG[: len(JPEG) // 2], name="mine")

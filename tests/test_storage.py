@@ -1,0 +1,449 @@
+"""Storages and pools: memory is used again, and never while something still looks at it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from plane_oracle import ROWS, image, rgb
+
+import spdl_media as sm
+from spdl_media import storage as storage_module
+
+NBYTES = 8 * 6 * 3
+
+
+def pool_of(count: int, **options: Any) -> sm.StoragePool:
+    return sm.StoragePool(NBYTES, count, pin_memory=False, **options)
+
+
+def place(buffer: Any) -> int:
+    return int(np.asarray(buffer).ctypes.data)
+
+
+def test_a_storage_is_filled_again_and_again() -> None:
+    storage = sm.cpu_storage(NBYTES, pin_memory=False)
+    places = set()
+    for value in range(5):
+        buffer = sm.convert_frames(rgb(8, 6, value), storage)
+        assert (buffer.array == value).all()
+        places.add(place(buffer))
+        del buffer
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 1 << 20])
+def test_every_block_starts_on_64_bytes(size: int) -> None:
+    pool = sm.StoragePool(size, 4, pin_memory=False)
+    for storage in (pool, sm.cpu_storage(size, pin_memory=False), None):
+        values = np.arange(size, dtype=np.uint8)
+        buffers = [sm.convert_array(values, pool) for _ in range(4)]
+        assert all(place(buffer) % 64 == 0 for buffer in buffers)
+        del buffers
+        assert place(sm.convert_array(values, storage)) % 64 == 0
+
+
+def test_a_storage_in_use_gives_fresh_memory_and_one_warning() -> None:
+    storage = sm.cpu_storage(NBYTES, pin_memory=False)
+    first = sm.convert_frames(rgb(8, 6, 1), storage)
+    with pytest.warns(sm.StorageInUseWarning, match=rf"StoragePool\({NBYTES}, count\)") as caught:
+        second, third = (sm.convert_frames(rgb(8, 6, value), storage) for value in (2, 3))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__, "the warning names the line of the caller"
+    assert [int(buffer.array[0, 0, 0]) for buffer in (first, second, third)] == [1, 2, 3]
+    assert place(second) % 64 == place(third) % 64 == 0
+    home = place(first)
+    del first
+    assert place(sm.convert_frames(rgb(8, 6, 4), storage)) == home
+    assert (second.array == 2).all()
+
+
+def test_a_warning_turned_error_spoils_nothing() -> None:
+    storage = sm.cpu_storage(NBYTES, pin_memory=False)
+    pool = pool_of(1)
+    for lender in (storage, pool):
+        first = sm.convert_frames(rgb(8, 6, 1), lender)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(sm.StorageInUseWarning):
+                sm.convert_frames(rgb(8, 6, 2), lender)
+        assert (first.array == 1).all()
+        del first
+    assert pool.num_free == pool.count == 2
+
+
+def test_blocks_come_back_when_buffers_go() -> None:
+    pool = pool_of(3, on_exhausted="raise")
+    buffers = [sm.convert_frames(rgb(8, 6, value), pool) for value in range(3)]
+    assert (pool.num_free, pool.count, pool.nbytes) == (0, 3, NBYTES)
+    assert len({place(buffer) for buffer in buffers}) == 3
+    assert all((buffer.array == value).all() for value, buffer in enumerate(buffers))
+    del buffers[1]
+    assert pool.num_free == 1
+    buffers.clear()
+    assert pool.num_free == 3
+
+
+VIEWS = {
+    "array": lambda buffer: buffer.array,
+    "asarray": np.asarray,
+    "view of a view": lambda buffer: np.asarray(buffer)[1:][:, ::2].T,
+    "to_numpy": sm.to_numpy,
+    "memoryview": lambda buffer: memoryview(buffer.array),
+    "from_dlpack": np.from_dlpack,
+    "capsule": lambda buffer: buffer.__dlpack__(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("release", [False, True], ids=["dropped", "released"])
+def test_a_view_keeps_the_block(view: Any, release: bool) -> None:
+    pool = pool_of(1, on_exhausted="raise")
+    buffer = sm.convert_frames(rgb(8, 6, 7), pool)
+    watch = weakref.ref(buffer)
+    held = view(buffer)
+    if release:
+        buffer.release()
+    del buffer
+    gc.collect()
+    assert pool.num_free == 0
+    with pytest.raises(RuntimeError, match=r"all 1 blocks of the pool are in use.*'wait'"):
+        sm.convert_frames(rgb(8, 6), pool)
+    if view is not VIEWS["capsule"]:
+        assert (np.asarray(held) == 7).all()
+    del held
+    assert pool.num_free == 1
+    assert watch() is None
+
+
+@pytest.mark.parametrize("release", [False, True], ids=["dropped", "released"])
+def test_a_tensor_keeps_the_block(release: bool) -> None:
+    pytest.importorskip("torch")
+    pool = pool_of(1, on_exhausted="raise")
+    buffer = sm.convert_frames(rgb(8, 6, 7), pool)
+    held = sm.to_torch(buffer)[2:].permute(2, 0, 1)
+    if release:
+        buffer.release()
+    del buffer
+    gc.collect()
+    assert pool.num_free == 0
+    assert (held == 7).all()
+    del held
+    gc.collect()
+    assert pool.num_free == 1
+
+
+def test_planes_share_one_block_until_the_last_is_gone() -> None:
+    pool = sm.StoragePool(1024, 1, pin_memory=False, on_exhausted="raise")
+    row = next(row for row in ROWS if row.pix_fmt == "yuv420p")
+    buffers = list(sm.convert_frames(image(row.planes(8, 6, 0), "yuv420p"), pool, layout="planes"))
+    for _ in range(3):
+        assert pool.num_free == 0
+        buffers.pop().release()
+    assert pool.num_free == 1
+
+
+def test_release_gives_back_at_once_and_ends_the_use() -> None:
+    pool = pool_of(1, on_exhausted="raise")
+    buffer = sm.convert_frames(rgb(8, 6), pool)
+    assert not buffer.is_released
+    buffer.release()
+    buffer.release()
+    assert buffer.is_released
+    assert pool.num_free == 1
+    for use in (
+        np.asarray,
+        len,
+        sm.to_numpy,
+        lambda b: b.shape,
+        lambda b: b.valid,
+        lambda b: b.array,
+        lambda b: b.__dlpack__(),
+        lambda b: b.__dlpack_device__(),
+        lambda b: b.__enter__(),
+    ):
+        with pytest.raises(ValueError, match="this buffer was released"):
+            use(buffer)
+    assert repr(buffer) == "<CPUBuffer: released>"
+    with sm.convert_frames(rgb(8, 6), pool) as again:
+        assert pool.num_free == 0
+        assert again.shape == (6, 8, 3)
+    assert pool.num_free == 1
+
+
+def test_release_waits_for_views_of_the_array_interface() -> None:
+    """They hold the buffer and not its memory, which must not go back while one lives."""
+    pool = pool_of(1, on_exhausted="raise")
+    buffer = sm.convert_frames(rgb(8, 6, 7), pool)
+    held = np.asarray(buffer)
+    buffer.release()
+    del buffer
+    gc.collect()
+    assert pool.num_free == 0
+    assert (held == 7).all()
+    del held
+    assert pool.num_free == 1
+
+
+def test_allocate_adds_blocks_for_good_and_warns_once() -> None:
+    pool = pool_of(1)
+    first = sm.convert_frames(rgb(8, 6, 1), pool)
+    with pytest.warns(sm.StorageInUseWarning, match=r"now has 2\..*count=2\)") as caught:
+        second, third = (sm.convert_frames(rgb(8, 6, value), pool) for value in (2, 3))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert pool.count == 3
+    assert [int(buffer.array[0, 0, 0]) for buffer in (first, second, third)] == [1, 2, 3]
+    del first, second, third
+    assert pool.num_free == 3
+
+
+def test_wait_gets_the_block_that_another_thread_gives_back() -> None:
+    pool = pool_of(1, on_exhausted="wait")
+    held = [sm.convert_frames(rgb(8, 6, 1), pool)]
+    home, got = place(held[0]), []
+    waiting = threading.Event()
+
+    def convert() -> None:
+        waiting.set()
+        got.append(sm.convert_frames(rgb(8, 6, 2), pool))
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    waiting.wait(30)
+    assert (held[0].array == 1).all()
+    assert got == []
+    held.clear()
+    thread.join(30)
+    assert place(got[0]) == home
+    assert (got[0].array == 2).all()
+
+
+def test_wait_ends_with_the_timeout() -> None:
+    pool = pool_of(2, on_exhausted="wait", timeout=0.01)
+    held = [sm.convert_frames(rgb(8, 6), pool) for _ in range(2)]
+    with pytest.raises(TimeoutError, match=r"all 2 blocks of the pool stayed in use for 0\.01 s"):
+        sm.convert_frames(rgb(8, 6), pool)
+    del held
+
+
+def test_a_block_may_come_back_in_another_thread_and_in_a_cycle() -> None:
+    pool = pool_of(1, on_exhausted="raise")
+    held = [sm.convert_frames(rgb(8, 6), pool)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert pool.num_free == 1
+    cycle: list[Any] = [sm.convert_frames(rgb(8, 6), pool)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("on_exhausted", ["allocate", "wait"])
+@pytest.mark.filterwarnings("ignore::spdl_media.StorageInUseWarning")
+def test_threads_never_overwrite_each_other(on_exhausted: Any) -> None:
+    pool = pool_of(3, on_exhausted=on_exhausted)
+    wrong: list[Any] = []
+
+    def run(value: int) -> None:
+        for _ in range(200):
+            array = sm.to_numpy(sm.convert_frames(rgb(8, 6, value), pool))
+            if not (array == value).all():
+                wrong.append(value)
+            del array
+
+    threads = [threading.Thread(target=run, args=(value,)) for value in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert pool.num_free == pool.count
+    assert on_exhausted == "allocate" or pool.count == 3
+
+
+@pytest.mark.filterwarnings("ignore::spdl_media.StorageInUseWarning")
+def test_threads_share_one_storage() -> None:
+    storage = sm.cpu_storage(NBYTES, pin_memory=False)
+    wrong: list[Any] = []
+
+    def run(value: int) -> None:
+        for _ in range(200):
+            array = sm.to_numpy(sm.convert_frames(rgb(8, 6, value), storage))
+            if not (array == value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=run, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_buffer_outlives_its_pool() -> None:
+    pool = pool_of(1)
+    watch = weakref.ref(pool)
+    array = sm.to_numpy(sm.convert_frames(rgb(8, 6, 9), pool))
+    del pool
+    gc.collect()
+    assert watch() is None
+    assert (array == 9).all()
+
+
+@pytest.fixture
+def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "_warned_pageable", False)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
+    """Stand-ins for torch and cupy; None: not installed."""
+    monkeypatch.setattr(storage_module, "is_available", lambda name: modules.get(name) is not None)
+    monkeypatch.setattr(storage_module, "require", lambda name, purpose: modules[name])
+
+
+@pytest.mark.usefixtures("never_warned")
+def test_without_cuda_memory_is_pageable_with_one_warning(monkeypatch: Any) -> None:
+    without(monkeypatch)
+    with pytest.warns(
+        UserWarning, match="neither torch nor cupy is installed.*pin_memory=False"
+    ) as caught:
+        storage, pool = sm.cpu_storage(NBYTES), sm.StoragePool(NBYTES)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert not storage.is_pinned
+    assert not pool.is_pinned
+    assert (sm.convert_frames(rgb(8, 6, 4), storage).array == 4).all()
+    assert repr(storage) == "<CPUStorage: 144 bytes>"
+    assert repr(pool) == "<StoragePool: 4 of 4 blocks of 144 bytes free>"
+
+
+@pytest.mark.usefixtures("never_warned")
+def test_reasons_why_nothing_is_pinned(monkeypatch: Any) -> None:
+    def no_driver() -> int:
+        raise OSError("no driver")
+
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    runtime = SimpleNamespace(getDeviceCount=no_driver)
+    without(monkeypatch, torch=torch, cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    with pytest.warns(
+        UserWarning,
+        match=r"torch finds no CUDA device and cupy finds no CUDA device \(no driver\)\. Pageable",
+    ):
+        sm.cpu_storage(NBYTES)
+
+
+@pytest.mark.usefixtures("never_warned")
+def test_memory_is_pinned_through_torch(monkeypatch: Any) -> None:
+    asked = []
+
+    class Tensor(SimpleNamespace):
+        def numpy(self) -> np.ndarray:
+            return np.zeros(self.size, np.uint8)
+
+    def empty(size: int, **options: Any) -> Tensor:
+        asked.append((size, options))
+        return Tensor(size=size)
+
+    cuda = SimpleNamespace(is_available=lambda: True)
+    without(monkeypatch, torch=SimpleNamespace(cuda=cuda, empty=empty, uint8="u8"))
+    pool = sm.StoragePool(NBYTES, 2)
+    assert asked == [(NBYTES, {"dtype": "u8", "pin_memory": True})] * 2
+    assert pool.is_pinned
+    assert repr(pool).endswith(" free, pinned>")
+    assert (sm.convert_frames(rgb(8, 6, 4), pool).array == 4).all()
+    assert not sm.StoragePool(NBYTES, 2, pin_memory=False).is_pinned
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("never_warned")
+def test_memory_is_pinned_through_cupy_where_torch_cannot(monkeypatch: Any) -> None:
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(getDeviceCount=lambda: 1),
+        alloc_pinned_memory=lambda size: bytearray(size + 512),
+    )
+    without(
+        monkeypatch,
+        torch=SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)),
+        cupy=SimpleNamespace(cuda=cuda),
+    )
+    storage = sm.cpu_storage(NBYTES)
+    assert storage.is_pinned
+    assert (sm.convert_frames(rgb(8, 6, 4), storage).array == 4).all()
+
+
+def test_pinned_memory_of_a_real_device() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    storage = sm.cpu_storage(NBYTES)
+    buffer = sm.convert_frames(rgb(8, 6, 4), storage)
+    assert storage.is_pinned
+    assert sm.to_torch(buffer).is_pinned()
+    assert place(buffer) % 64 == 0
+
+
+CODE = """
+import sys, warnings
+sys.modules["torch"] = sys.modules["cupy"] = sys.modules["jax"] = None
+import numpy as np, spdl_media as sm
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    pool = sm.StoragePool(1024)
+assert ["neither torch nor cupy" in str(one.message) for one in caught] == [True]
+with sm.convert_array([1, 2, 3], pool) as buffer:
+    assert np.asarray(buffer).tolist() == sm.to_numpy(buffer).tolist() == [1, 2, 3]
+    for convert, line in ((sm.to_torch, "spdl_media[torch]"), (sm.to_jax, "pip install jax")):
+        try:
+            convert(buffer)
+        except sm.MissingDependencyError as error:
+            assert line in str(error)
+        else:
+            raise AssertionError(convert)
+print("fine")
+"""
+
+
+def test_all_works_without_torch_and_cupy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CODE], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_pageable_memory_does_not_import_torch() -> None:
+    code = "import spdl_media as sm, sys; sm.cpu_storage(9, pin_memory=False); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("make", [sm.cpu_storage, sm.StoragePool])
+def test_bad_sizes(make: Any) -> None:
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"size must be at least 1 byte, not {size}"):
+            make(size)
+    for wrong in (1.5, "9", True, None):
+        with pytest.raises(TypeError, match=f"size must be an int, not {wrong!r}"):
+            make(wrong)
+
+
+def test_bad_options() -> None:
+    with pytest.raises(ValueError, match="count must be at least 1, not 0"):
+        pool_of(0)
+    with pytest.raises(TypeError, match=r"count must be an int, not 2\.0"):
+        pool_of(2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be 'allocate', 'wait' or 'raise', not 'grow'"):
+        pool_of(1, on_exhausted="grow")
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match="timeout must be at least 0 seconds"):
+            pool_of(1, timeout=timeout)
