@@ -80,7 +80,7 @@ def demux_config(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``buffer_size`` is below 1024.
+        ValueError: ``buffer_size`` is not a whole number of at least 1024.
 
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html

@@ -93,7 +93,7 @@ def decode_packets(
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
         FilterError: The filter graph cannot be used.
-        ValueError: A decoder or option of ``decode_config`` does not exist.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: safe.
 

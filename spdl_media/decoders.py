@@ -154,6 +154,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
 
@@ -226,6 +227,7 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """

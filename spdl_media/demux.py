@@ -44,9 +44,15 @@ def demux_image(
             without a signature: ``demux_config(format="tga")``.
         name: What to call the source in messages.
 
+    Returns:
+        One packet. A still given as bytes, a buffer or an array is held as it is, so it must not be
+        written to meanwhile.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no picture.
+        ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
@@ -74,10 +80,16 @@ def demux_video(
         demux_config: How to open the source.
         name: What to call the source in messages.
 
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time.
+        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
@@ -104,10 +116,16 @@ def demux_audio(
         demux_config: How to open the source.
         name: What to call the source in messages.
 
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time.
+        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
@@ -296,6 +314,9 @@ class Demuxer:
                 streams has a packet past its end, or has ended.
             num_packets: Packets of a chunk, counted for each stream. A chunk closes when one of its
                 streams has that many.
+
+        Returns:
+            An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
 
         Raises:
             ValueError: Not exactly one of ``duration`` and ``num_packets``, or one that is not positive.

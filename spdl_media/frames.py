@@ -169,7 +169,8 @@ class VideoFrames(_Pictures):
 
     ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
     ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
-    after the other.
+    after the other. Size, pixel format and colour are those of the first frame; without any frame
+    they raise a ValueError that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -286,11 +287,12 @@ class ImageFrames(_Pictures):
         """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
 
         A plane of one component has shape ``(height, width)``, of several ``(height, width,
-        components)``; chroma planes have their own, smaller size. uint8, or native-endian-marked
-        uint16 or float32 for deeper formats, in the range that the format and :attr:`color_range`
-        say. Planes whose components differ in width or are not whole bytes (``yuyv422``,
-        ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``. Rows may be padded or
-        run upwards, so views can be strided.
+        components)``; chroma planes have their own, smaller size. uint8, uint16 or uint32, float16
+        or float32, as deep as the format and in its byte order (``gray10be`` is ``>u2``), in the range
+        that the format and :attr:`color_range` say. Planes whose components differ in width or are not
+        whole bytes (``yuyv422``, ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``.
+        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Rows may be padded
+        or run upwards, so views can be strided.
 
         The views keep the memory alive, also when the frames are gone.
         """
@@ -332,7 +334,9 @@ class AudioChunk:
 class AudioFrames(_Frames):
     """Samples of an audio stream. Made by :func:`~spdl_media.decode_packets`.
 
-    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only.
+    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only. Rate,
+    channels and format are those of the first sample; without any sample they raise a ValueError
+    that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -492,9 +496,9 @@ def _plane_view(frame: av.VideoFrame, index: int) -> Array:
     if not components:  # the palette of pal8: 256 colours in native-endian ARGB
         return rows.view("u4")
     size = _component_size(max(part.bits for part in components))
-    whole = size in (1, 2, 4) and len({part.width for part in components}) == 1
+    one_width = len({part.width for part in components}) == 1
     samples = _samples_per_pixel(format, len(components), size)
-    if not whole or samples is None:
+    if not one_width or samples is None:
         return rows[:, : -(-plane.width * format.padded_bits_per_pixel // 8)]
     dtype = np.dtype(f"{'>' if format.is_big_endian else '<'}{_kind(format.name)}{size}")
     view = rows[:, : plane.width * samples * size].view(dtype)

@@ -25,14 +25,17 @@ DEFAULT_FILTER: Final = Default.FILTER
 
 
 def picture_filter(filter_desc: str | Default | None) -> str | None:
+    """The description for pictures: ``rgb24``, if none was given."""
     return get_video_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
 def sample_filter(filter_desc: str | Default | None) -> str | None:
+    """The description for sound: ``fltp``, if none was given."""
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
 def check_positive(name: str, value: int) -> None:
+    """Refuse what is not a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {value!r}")
     if value < 1:
@@ -40,6 +43,7 @@ def check_positive(name: str, value: int) -> None:
 
 
 def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
+    """The error for packets whose file is known to be cut short."""
     return DecodeError(
         f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
         "decodes what is there, as far as the decoder can",
@@ -48,6 +52,7 @@ def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
 
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The same error, if these packets and options call for one."""
     facts = facts_of(packets)
     if facts.incomplete is None or config.on_corrupt != "raise":
         return None

@@ -94,7 +94,7 @@ class PictureDecoder:
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
         with ffmpeg_log() as lines:
             try:
-                frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]
+                frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]  # video
                 if packet is not None and says_checksum_failed(lines):
                     # FFV1 and HEVC may carry checksums; FFmpeg logs that one is wrong, and goes on.
                     self.corrupt_pts |= {packet.pts}

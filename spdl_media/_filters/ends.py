@@ -26,17 +26,29 @@ from spdl_media.frames import (
 
 
 class Port:
-    """An end of a graph: where frames enter or leave."""
+    """An end of a graph: where frames enter or leave.
+
+    Attributes:
+        node: Position among the filters of the one that is the end, or that an open end belongs to.
+        kind: What flows there.
+        name: What messages call it.
+        key: What callers call it.
+        declared: Whether the text has a node for it; otherwise it is left open.
+        options: What that node says of the frames, by FFmpeg's names.
+        format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
+        args: Arguments of the source that feeds an open input, once its first frame has come.
+        waiting: Frames that came before the graph could be made.
+    """
 
     def __init__(
-        self, node: int, kind: Kind, name: str, key: str, *, declared: dict[str, str] | None
+        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
     ) -> None:
         self.node = node
         self.kind = kind
         self.name = name
         self.key = key
-        self.declared = declared is not None
-        self.options = declared or {}
+        self.declared = options is not None
+        self.options = options or {}
         self.format = _declared_format(self.options)
         self.args = ""
         self.waiting: deque[AvFrame] = deque()
@@ -51,7 +63,7 @@ def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
             kinds[node.name],
             f"{node.name}@{node.id}" if node.id else node.name,
             node.id or "",
-            declared=_options(node.args or ""),
+            options=_options(node.args or ""),
         )
         for position, node in enumerate(wiring.nodes)
         if node.name in kinds
@@ -63,7 +75,7 @@ def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
             pad.kind,
             pad.label or ("in" if inputs else "out"),
             pad.label or "",
-            declared=None,
+            options=None,
         )
         for pad in pads
     ]
@@ -137,7 +149,9 @@ def _whole_frame(chunk: AudioChunk) -> av.AudioFrame:
     return frame
 
 
-def wrapped(frames: list[Any], kind: Kind, facts: FrameFacts | None) -> VideoFrames | AudioFrames:
+def wrap_frames(
+    frames: list[Any], kind: Kind, facts: FrameFacts | None
+) -> VideoFrames | AudioFrames:
     """Our frames around those that came out."""
     facts = facts or FrameFacts()
     if kind == "video":

@@ -150,16 +150,18 @@ class PlainChain:
     Thread safety: free to share; each thread has scalers of its own.
     """
 
-    __slots__ = ("_copies", "_local", "_steps")
+    __slots__ = ("_local", "_pads_or_crops", "_steps")
 
     def __init__(self, steps: tuple[_Step, ...]) -> None:
         self._steps = steps
-        self._copies = any(isinstance(step, _Pad | _Crop) for step in steps)
+        self._pads_or_crops = any(isinstance(step, _Pad | _Crop) for step in steps)
         self._local = threading.local()
 
     def accepts(self, frame: av.VideoFrame) -> bool:
         """Whether the result for this frame is the graph's, bit for bit."""
-        if not _same_without_graph(frame.format.name) or (self._copies and _says_more(frame)):
+        if not _same_without_graph(frame.format.name) or (
+            self._pads_or_crops and _carries_more(frame)
+        ):
             return False
         size = (frame.width, frame.height)
         for step in self._steps:
@@ -190,7 +192,9 @@ class PlainChain:
         packed = isinstance(last, _Scale) and last.pix_fmt == frame.format.name
         sides = frame.width, frame.height
         return (
-            packed and not self._copies and all(step.size(*sides) == sides for step in self._steps)
+            packed
+            and not self._pads_or_crops
+            and all(step.size(*sides) == sides for step in self._steps)
         )
 
     def _reformatters(self) -> list[VideoReformatter]:
@@ -333,7 +337,7 @@ def _same_without_graph(pix_fmt: str) -> bool:
     return format.chroma_width() == 16 and format.chroma_height() == 16
 
 
-def _says_more(frame: av.VideoFrame) -> bool:
+def _carries_more(frame: av.VideoFrame) -> bool:
     """Whether a frame carries what PyAV cannot write into a new one: its damage and its metadata."""
     try:
         return frame.is_corrupt or bool(frame.metadata)

@@ -222,19 +222,19 @@ def _riff(kind: bytes) -> Callable[[bytes], bool]:
     return lambda head: head[:4] == b"RIFF" and head[8:12] == kind
 
 
-def _starts(signature: bytes, at: int = 0) -> Callable[[bytes], bool]:
+def _starts_with(signature: bytes, at: int = 0) -> Callable[[bytes], bool]:
     return lambda head: head[at : at + len(signature)] == signature
 
 
 _CHECKS: tuple[tuple[Callable[[bytes], bool], Callable[[Read, int], str | None]], ...] = (
     (_riff(b"WAVE"), _wave),
     (_riff(b"AVI "), _avi),
-    (_starts(b"FORM"), _aiff),
-    (_starts(b".snd"), _au),
-    (_starts(b"caff"), _caf),
-    (_starts(b"ftyp", 4), _mp4),
-    (_starts(b"moov", 4), _mp4),
-    (_starts(b"\x1a\x45\xdf\xa3"), _matroska),
-    (_starts(b"OggS"), _ogg),
+    (_starts_with(b"FORM"), _aiff),
+    (_starts_with(b".snd"), _au),
+    (_starts_with(b"caff"), _caf),
+    (_starts_with(b"ftyp", 4), _mp4),
+    (_starts_with(b"moov", 4), _mp4),
+    (_starts_with(b"\x1a\x45\xdf\xa3"), _matroska),
+    (_starts_with(b"OggS"), _ogg),
     (_is_transport_stream, _transport_stream),
 )
