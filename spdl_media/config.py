@@ -25,9 +25,11 @@ class DemuxConfig:
     def __post_init__(self) -> None:
         if self.format is not None and not isinstance(self.format, str):
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
-        if not isinstance(self.buffer_size, int) or self.buffer_size < _MIN_BUFFER_SIZE:
+        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int):
+            raise TypeError(f"buffer_size must be an int, not {self.buffer_size!r}")
+        if self.buffer_size < _MIN_BUFFER_SIZE:
             raise ValueError(
-                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, got {self.buffer_size!r}"
+                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, not {self.buffer_size}"
             )
         options = _string_options("format_options", self.format_options)
         object.__setattr__(self, "format_options", options)

@@ -219,6 +219,9 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     """Decodes an audio stream chunk by chunk, for streams too long to hold.
 
+    Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
+    start anew: all samples of those before them come out first.
+
     Args:
         codec: ``packets.codec`` of the stream.
         filter_desc: As for :func:`decode_packets`. One graph serves the whole stream.
@@ -254,7 +257,16 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         return SamplePath(self._codec, PacketFacts(), self._filter_desc, self._config)
 
     def _accept(self, packets: AudioPackets) -> None:
-        self._path.decoder.facts = facts_of(packets)
+        facts = facts_of(packets)
+        if not facts.continues and self._path.decoder.has_started:
+            # They do not follow on what came before: what is held back comes out first, and nothing of
+            # it is left in the decoder for what comes.
+            self._push(None)
+            dropped = self._path.decoder.num_dropped
+            self._path.close()
+            self._path = self._new_path()
+            self._path.decoder.num_dropped = dropped
+        self._path.decoder.facts = facts
         self._path.decoder.discarded |= discarded_pts(packets)
 
     def _push(self, packet: AvPacket | None) -> None:

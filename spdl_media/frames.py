@@ -276,7 +276,9 @@ class ImageFrames(_Pictures):
     @property
     def is_corrupt(self) -> bool:
         """Whether the decoder reported damage, or the file is cut short."""
-        return self._facts.is_corrupt or bool(self._frames[0].is_corrupt)
+        frame = self._frames[0]
+        marked = self._facts.is_corrupt or frame.pts in self._facts.corrupt_pts
+        return marked or bool(frame.is_corrupt)
 
     def marked_corrupt(self) -> ImageFrames:
         """The same picture, marked as damaged; for modules of this package."""

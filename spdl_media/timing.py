@@ -28,6 +28,12 @@ class Window:
     start: Fraction | None = None
     end: Fraction | None = None
 
+    def __post_init__(self) -> None:
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise ValueError(
+                f"the window {self} holds no time: it is [start, end), so start must be less than end"
+            )
+
     def __contains__(self, seconds: Fraction) -> bool:
         # Users take edges from frames.timestamps, which are floats and lie a hair beside the exact times of
         # the frames; as floats, both are the same.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
@@ -35,6 +36,7 @@ class _LogState:
     captured = False
     forwarded = False
     handler: logging.Handler = logging.NullHandler()
+    lock = threading.Lock()
 
 
 def set_log_level(level: str) -> None:
@@ -54,14 +56,17 @@ def set_log_level(level: str) -> None:
     """
     if level not in LOG_LEVELS:
         raise ValueError(f"level must be one of {LOG_LEVELS}, not {level!r}")
-    _capture_log()
-    _LogState.forwarded = _logger.propagate = level != "quiet"
-    av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
-    _logger.setLevel(av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR)))
-    _logger.removeHandler(_LogState.handler)
-    if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
-        _LogState.handler = logging.StreamHandler()
-        _logger.addHandler(_LogState.handler)
+    with _LogState.lock:
+        _capture_log()
+        _LogState.forwarded = _logger.propagate = level != "quiet"
+        av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
+        _logger.setLevel(
+            av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
+        )
+        _logger.removeHandler(_LogState.handler)
+        if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
+            _LogState.handler = logging.StreamHandler()
+            _logger.addHandler(_LogState.handler)
 
 
 def _has_stream_handler() -> bool:

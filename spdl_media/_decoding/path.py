@@ -10,7 +10,8 @@ import av
 
 from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.pictures import PictureDecoder
-from spdl_media._decoding.samples import SampleDecoder, whole_frame
+from spdl_media._decoding.samples import SampleDecoder
+from spdl_media._filters.ends import whole_frame
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
@@ -66,6 +67,7 @@ class PicturePath:
                 kind="video",
                 time_base=self._codec.time_base,
                 frame_rate=self._codec.frame_rate,
+                sample_aspect_ratio=self._codec.sample_aspect_ratio,
             )
         return self._filter.push(frame)
 

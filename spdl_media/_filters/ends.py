@@ -128,25 +128,25 @@ def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
             filter_desc=desc,
         )
     if isinstance(frames, AudioFrames):
-        return map(_whole_frame, frames.chunks)
+        return map(whole_frame, frames.chunks)
     return iter(av_frames(frames))
 
 
-def _whole_frame(chunk: AudioChunk) -> av.AudioFrame:
-    """FFmpeg's frame itself, or a copy of the part of it that the chunk holds."""
+def whole_frame(chunk: AudioChunk) -> av.AudioFrame:
+    """The chunk as a frame of its own, copied if it is a part: FFmpeg's filters take whole frames."""
+    if len(chunk) == chunk.frame.samples:
+        return chunk.frame
     whole = chunk.frame
-    if len(chunk) == whole.samples:
-        return whole
-    samples = [np.ascontiguousarray(plane).reshape(1, -1) for plane in chunk.planes]
-    frame = av.AudioFrame.from_ndarray(
-        np.concatenate(samples), whole.format.name, whole.layout.name
-    )
-    frame.sample_rate = whole.sample_rate
-    frame.time_base = whole.time_base
+    part = av.AudioFrame(whole.format.name, whole.layout.name, len(chunk))
+    part.sample_rate = whole.sample_rate
+    for plane, samples in zip(part.planes, chunk.planes, strict=True):
+        target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
+        target[:] = samples.reshape(-1)
     if whole.pts is not None:
         time_base = as_fraction(whole.time_base) or Fraction(1, whole.sample_rate)
-        frame.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
-    return frame
+        part.time_base = time_base
+        part.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
+    return part
 
 
 def wrap_frames(
