@@ -7,6 +7,7 @@ process, and serve any number of decoders at once.
 from __future__ import annotations
 
 import io
+import re
 import struct
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -228,12 +229,22 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     else:
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
-    with ffmpeg_errors(
-        lambda text: DecodeError(
-            f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}", source=source
-        )
-    ):
-        context.open(strict=False)
+    try:
+        with ffmpeg_errors(
+            lambda text: DecodeError(
+                f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}",
+                source=source,
+            )
+        ):
+            context.open(strict=False)
+    except DecodeError as error:
+        bad = re.search(r"Error setting option (\S+) to value (.*)\.\)", str(error))
+        if bad and bad[1] in config.decoder_options:
+            raise ValueError(
+                f"option {bad[1]!r} of decoder {name!r} does not take the value {bad[2]!r}. "
+                "See https://ffmpeg.org/ffmpeg-codecs.html"
+            ) from error.__cause__
+        raise
     return context
 
 

@@ -133,5 +133,32 @@ def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, st
     return MappingProxyType(strings)
 
 
+# What the functions give without arguments, made once: they are asked for with every picture.
+DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
-"""What ``decode_config()`` gives, made once: it is asked for with every picture."""
+
+
+def as_demux_config(config: DemuxConfig | None) -> DemuxConfig:
+    """The config, or the default one.
+
+    Raises:
+        TypeError: It is no :class:`DemuxConfig`.
+    """
+    if config is None:
+        return DEFAULT_DEMUX_CONFIG
+    if not isinstance(config, DemuxConfig):
+        raise TypeError(f"demux_config must be made by spdl_media.demux_config(), not {config!r}")
+    return config
+
+
+def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
+    """The config, or the default one.
+
+    Raises:
+        TypeError: It is no :class:`DecodeConfig`.
+    """
+    if config is None:
+        return DEFAULT_DECODE_CONFIG
+    if not isinstance(config, DecodeConfig):
+        raise TypeError(f"decode_config must be made by spdl_media.decode_config(), not {config!r}")
+    return config

@@ -17,7 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath, without_damage_check
-from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.frames import (
     AudioChunk,
@@ -100,7 +100,7 @@ def decode_packets(
     See:
         FFmpeg's filters: https://ffmpeg.org/ffmpeg-filters.html
     """
-    config = decode_config or DEFAULT_DECODE_CONFIG
+    config = as_decode_config(decode_config)
     if num_frames is not None:
         check_positive("num_frames", num_frames)
     try:

@@ -14,8 +14,7 @@ from spdl_media._demuxing.pictures import first_picture, read_image
 from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
 from spdl_media._demuxing.window import read_audio, read_video
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.config import DemuxConfig
-from spdl_media.config import demux_config as _demux_config
+from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
 from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
@@ -56,7 +55,7 @@ def demux_image(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = demux_config or _demux_config()
+    config = as_demux_config(demux_config)
     with open_input(src, name=name) as input:
         return read_image(input, config)
 
@@ -158,7 +157,7 @@ class Demuxer:
         self._input = open_input(src, name=name)
         self._container: Container | None = None
         try:
-            self._container = Container(self._input, demux_config or _demux_config())
+            self._container = Container(self._input, as_demux_config(demux_config))
         finally:
             if self._container is None:
                 self._input.close()

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn, TypeAlias, overload
@@ -229,9 +229,10 @@ class VideoFrames(_Pictures):
     def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
         if isinstance(key, slice):
             return VideoFrames(self._frames[key], self._facts)
-        if hasattr(key, "__index__"):
+        # Arrays have __index__ too, which is for those of one element.
+        if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
             return ImageFrames((self._frames[self._position(key)],), self._facts)
-        if isinstance(key, str) or not hasattr(key, "__iter__"):
+        if isinstance(key, str) or not isinstance(key, Iterable):
             raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
         return VideoFrames([self._frames[self._position(index)] for index in key], self._facts)
 
@@ -312,6 +313,8 @@ class AudioChunk:
     frame: av.AudioFrame
     start: int
     stop: int
+    position: int | None = None
+    """Where the first of them stands among the samples of the stream, if known."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -419,6 +422,8 @@ class AudioFrames(_Frames):
         """Seconds on the container's clock at which each of the :attr:`chunks` begins."""
         position, times = self._first_sample, []
         for chunk in self._chunks:
+            # Where the file leaves sound out, or damage was dropped, a chunk does not follow on.
+            position = position if chunk.position is None else chunk.position
             times.append(position / self.sample_rate)
             position += len(chunk)
         return tuple(times)
@@ -437,11 +442,10 @@ class AudioFrames(_Frames):
                 f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
             )
         start, stop, _ = key.indices(len(self))
-        return AudioFrames(
-            list(cut_chunks(self._chunks, start, max(start, stop))),
-            self._facts,
-            first_sample=self._first_sample + start,
-        )
+        chunks = list(cut_chunks(self._chunks, start, max(start, stop)))
+        place = chunks[0].position if chunks else None
+        first_sample = self._first_sample + start if place is None else place
+        return AudioFrames(chunks, self._facts, first_sample=first_sample)
 
     def __repr__(self) -> str:
         if not self._chunks:
@@ -462,7 +466,8 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
         first = max(start - position, 0)
         last = len(chunk) if stop is None else min(stop - position, len(chunk))
         if first < last:
-            yield replace(chunk, start=chunk.start + first, stop=chunk.start + last)
+            place = None if chunk.position is None else chunk.position + first
+            yield AudioChunk(chunk.frame, chunk.start + first, chunk.start + last, place)
         position += len(chunk)
 
 

@@ -317,8 +317,8 @@ def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
 
 
 def copy_packet(packet: AvPacket) -> AvPacket:
-    """A packet of its own over the same memory: filters move the data out of what they are given."""
-    return _with_data(packet, memoryview(packet))
+    """A packet of its own: filters move the data out of what they are given, and some write into it."""
+    return _with_data(packet, memoryview(bytes(packet)))
 
 
 def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:

@@ -15,12 +15,11 @@ from spdl_media._demuxing.container import Container
 from spdl_media._demuxing.pictures import is_still, read_image
 from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
 from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
-from spdl_media.config import DemuxConfig, decode_config
-from spdl_media.config import demux_config as _demux_config
+from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.inputs import Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
-from spdl_media.packets import ImagePackets, av_packets
+from spdl_media.packets import ImagePackets, av_packets, facts_of
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 
@@ -168,7 +167,7 @@ def probe(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = demux_config or _demux_config()
+    config = as_demux_config(demux_config)
     with open_input(src, name=name) as input:
         if is_still(input, config):
             return _probe_still(read_image(input, config))
@@ -272,6 +271,10 @@ def _first_packet(
 
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:
+    if missing := facts_of(packets).incomplete:
+        raise DecodeError(
+            f"the {packets.codec.name} data is cut short: {missing}", source=packets.source
+        )
     frame = _first_frame(packets)
     orientation = packets.orientation
     width, height = frame.width, frame.height

@@ -117,7 +117,7 @@ def _parse_seconds(value: Seconds | None, timestamp: object) -> Fraction | float
     text = value if isinstance(value, Fraction | str) else str(_builtin(value))
     try:
         number = float(text)
-        if math.isinf(number) and "inf" in str(text).lower():
+        if math.isinf(number):  # also what is too large for a float: no file lasts that long
             return number
         return Fraction(text)
     except (ValueError, OverflowError, ZeroDivisionError) as error:

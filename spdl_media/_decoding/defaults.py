@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from enum import Enum
-from typing import Final
+from typing import Final, SupportsIndex
 
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig
@@ -34,11 +35,11 @@ def sample_filter(filter_desc: str | Default | None) -> str | None:
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
-def check_positive(name: str, value: int) -> None:
+def check_positive(name: str, value: SupportsIndex) -> None:
     """Refuse what is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < 1:
+    if operator.index(value) < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
 
 

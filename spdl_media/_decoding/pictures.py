@@ -173,18 +173,26 @@ class PictureDecoder:
     def _seconds(self, pts: int) -> Fraction:
         return ticks_to_seconds(pts, self._codec.time_base, self.facts.zero)
 
+    def _remedy(self) -> str:
+        if self._codec.frame_rate is not None:
+            return ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
+        if self._codec.name in _PARTLY_DECODED:
+            return ". decode_config(on_corrupt='keep') decodes what can be decoded"
+        return ""
+
     def _error(self, text: str, pts: int | None) -> DecodeError:
         seconds = None if pts is None else float(self._seconds(pts))
         at = "" if seconds is None else f" at {seconds:.3f} s"
         return DecodeError(
-            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}. "
-            "decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out",
+            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy()}",
             source=self.facts.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
 
 
+# Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
+_PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
 _STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
 
 

@@ -69,7 +69,7 @@ class SampleDecoder:
             start = max(first - position, 0)
             end = frame.samples if stop is None else min(stop - position, frame.samples)
             if start < end:
-                yield position + start, AudioChunk(frame, start, end)
+                yield position + start, AudioChunk(frame, start, end, position + start)
 
     def _send(self, packet: AvPacket | None) -> list[av.AudioFrame]:
         with ffmpeg_log() as lines:

@@ -113,7 +113,17 @@ def fits(port: Port, frame: AvFrame, given: str) -> bool:
             "height": str(frame.height),
             "pix_fmt": frame.format.name,
         }
+    declared = port.options.get("time_base")
+    if declared is not None and frame.time_base and not _same_time_base(declared, frame.time_base):
+        return False
     return all(port.options.get(name, value) == value for name, value in said.items())
+
+
+def _same_time_base(declared: str, time_base: Any) -> bool:
+    try:
+        return bool(Fraction(declared) == as_fraction(time_base))
+    except ValueError:  # an expression, which FFmpeg evaluates
+        return True
 
 
 def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:

@@ -48,7 +48,10 @@ def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Readable:
         file = filesystem.open(path, "rb", cache_type="none")
     except ImportError as error:
         raise MissingDependencyError(
-            f"fsspec needs more for this URL: {error}", source=name, name=error.name
+            f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
+            "pip install s3fs",
+            source=name,
+            name=error.name,
         ) from error
     except Exception as error:  # every backend of fsspec has exceptions of its own
         raise SourceError(
