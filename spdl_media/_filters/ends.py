@@ -69,12 +69,16 @@ def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
         if node.name in kinds
     ]
     pads = wiring.inputs if inputs else wiring.outputs
+    side = "in" if inputs else "out"
+    unnamed = [pad for pad in pads if not pad.label]
+    # One without a label needs no name; of several, each must be reachable.
+    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
     return declared + [
         Port(
             pad.node,
             pad.kind,
-            pad.label or ("in" if inputs else "out"),
-            pad.label or "",
+            pad.label or side + numbers.get(id(pad), ""),
+            pad.label or (side + numbers[id(pad)] if numbers else ""),
             options=None,
         )
         for pad in pads

@@ -142,13 +142,14 @@ def _pad_kind(desc: str, node: Node, index: int, *, inputs: bool) -> Kind:
     # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
     graph = AvGraph()
     context = add_filter(graph, desc, node)
-    try:
-        if inputs:
-            graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
-        else:
-            context.link_to(graph.add("buffersink"), index, 0)
-    except av.FFmpegError:
-        return "audio"
+    with av.logging.Capture():  # what FFmpeg says of it is no fault to be told
+        try:
+            if inputs:
+                graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
+            else:
+                context.link_to(graph.add("buffersink"), index, 0)
+        except av.FFmpegError:
+            return "audio"
     return "video"
 
 
