@@ -1,24 +1,29 @@
-"""Decode images, video and audio into training batches.
+"""Decode images, video and audio for machine learning.
 
-The way of the data, which is also the order of the modules::
+The way of the data::
 
     source -> demux -> packets -> decode (filter graph) -> frames
 
+The modules with public names, of which each imports only those above it:
+
+``errors``        the tree of errors
+``config``        :func:`demux_config`, :func:`decode_config`: options as frozen values
+``timing``        windows of time, in exact seconds
 ``inputs``        a path, a URL, bytes, an array or a file object
+``codec``         what a decoder must know of a stream
+``packets``       coded data as plain values: reusable, picklable, free to share
 ``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`, :class:`Demuxer`
 ``probe``         :func:`probe`: what is in a source
-``packets``       coded data as plain values: reusable, picklable, free to share
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
+``frames``        decoded planes with their facts
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
-``frames``        decoded planes with their facts
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``async_load``    the same as awaitables
 ``collate``       :func:`collate`: items of several fields into buffers
 ``crops``         :func:`random_resized_crop`
-``errors``        the tree of errors
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 """

@@ -1,13 +1,12 @@
 """The functions of :mod:`spdl_media.load` as awaitables, run in threads.
 
-Each takes what its namesake takes, and ``executor=``: an executor of threads, or ``None`` for the default one of
-the running loop. Cancelling stops what has not started: a call that waits for a thread never runs, and a
+Each takes what its namesake takes, and ``executor=``: an executor of threads, or ``None`` for the default one
+of the running loop. Cancelling stops what has not started: a call that waits for a thread never runs, and a
 batch ends before its next picture.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
@@ -46,6 +45,8 @@ T = TypeVar("T")
 
 
 async def _run(executor: Executor | None, call: Callable[[], T]) -> T:
+    import asyncio  # a coroutine runs, so it is there; importing the package should not bring it
+
     return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 

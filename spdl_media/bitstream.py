@@ -29,7 +29,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
             ``"h264_metadata=video_full_range_flag=1"``.
 
     Returns:
-        New packets of the same kind. Data that the filter leaves alone is shared, not copied.
+        New packets of the same kind, with data of their own.
 
     Raises:
         ValueError: There is no filter of that name, or it does not take this codec or these options.

@@ -7,11 +7,11 @@ process, and serve any number of decoders at once.
 from __future__ import annotations
 
 import io
-import platform
+import re
 import struct
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import av
 from av.audio.codeccontext import AudioCodecContext
@@ -39,6 +39,13 @@ class VideoCodec:
         time_base: Seconds in one unit of the packets' timestamps.
         frame_rate: Average frames in a second, ``None`` for a still or where the file does not say.
         sample_aspect_ratio: Width of a pixel over its height, ``None``: not stated.
+        extradata: What the container has of the codec's headers; ``None``: they are in the packets.
+        codec_tag: The container's own code for the codec, as FFmpeg's number; 0: none.
+        bits_per_coded_sample: Bits of a coded pixel or sample; 0: not stated.
+        reorder_depth: Frames that a decoder holds back to put them into display order.
+        color: Range, matrix, primaries and transfer as FFmpeg's numbers, from the container.
+
+    Thread safety: immutable, free to share.
     """
 
     name: str
@@ -53,8 +60,8 @@ class VideoCodec:
     codec_tag: int = field(default=0, repr=False)
     bits_per_coded_sample: int = field(default=0, repr=False)
     reorder_depth: int = field(default=0, repr=False)
+    # FFmpeg's "unspecified" is 0 for the range and 2 for the others.
     color: tuple[int, int, int, int] = field(default=(0, 2, 2, 2), repr=False)
-    """Range, matrix, primaries and transfer as FFmpeg's numbers, from the container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,16 @@ class AudioCodec:
         num_channels: Number of channels.
         sample_fmt: FFmpeg's name of the sample format that the decoder gives; ``None``: not yet known.
         time_base: Seconds in one unit of the packets' timestamps.
+        extradata: What the container has of the codec's headers; ``None``: they are in the packets.
+        codec_tag: The container's own code for the codec, as FFmpeg's number; 0: none.
+        bit_rate: Bits in a second as stated; 0: not stated.
+        start_pts: Timestamp of the first sample that is heard; ``None``: the file does not say.
+        delay: Samples that the encoder put before the first one that is heard.
+        frame_size: Samples of each packet; 0: they differ, or are not known.
+        block_align: Bytes of a block, for codecs whose packets cannot be cut without it; else 0.
+        bits_per_coded_sample: Bits of a coded sample, for the same codecs; else 0.
+
+    Thread safety: immutable, free to share.
     """
 
     name: str
@@ -82,11 +99,8 @@ class AudioCodec:
     codec_tag: int = field(default=0, repr=False)
     bit_rate: int = field(default=0, repr=False)
     start_pts: int | None = field(default=None, repr=False)
-    """Timestamp of the first sample that is heard; ``None``: the file does not say."""
     delay: int = field(default=0, repr=False)
-    """Samples that the encoder put before the first one that is heard."""
     frame_size: int = field(default=0, repr=False)
-    """Samples of each packet; 0: they differ, or are not known."""
     block_align: int = field(default=0, repr=False)
     bits_per_coded_sample: int = field(default=0, repr=False)
 
@@ -193,12 +207,6 @@ _ERR_DETECT = {
 }
 
 
-# Where FFmpeg has both in SSE2, this transform takes 6% to 11% off a JPEG's decoding, and is nearer to the
-# exact transform: 0.0125 levels off, FFmpeg's default 0.0138, neither more than 1. Elsewhere it is slower.
-# Video keeps the default: there, the decoder is that of the stream.
-_STILL_IDCT = {"mjpeg": "xvid"} if platform.machine().lower() in ("x86_64", "amd64") else {}
-
-
 def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContext:
     """Make a decoder that behaves as the one of the stream that ``codec`` was read from.
 
@@ -209,27 +217,34 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     name = _decoder_name(codec, config)
     check_codec_options(name, config.decoder_options)
     context = CodecContext.create(name, "r")
-    context.thread_count = (
-        1  # the data pipeline runs many decoders; PyAV's default is a thread a core
-    )
+    # A data pipeline runs many decoders; PyAV's default is a thread a core.
+    context.thread_count = 1
     if "threads" in config.decoder_options:
         context.thread_type = "AUTO"
     options = {"pkt_timebase": _rational(codec.time_base)}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
-    if name in _STILL_IDCT and isinstance(codec, VideoCodec) and codec.frame_rate is None:
-        options["idct"] = _STILL_IDCT[name]
     if isinstance(codec, VideoCodec):
         _set_video(context, codec)
     else:
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
-    with ffmpeg_errors(
-        lambda text: DecodeError(
-            f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}", source=source
-        )
-    ):
-        context.open(strict=False)
+    try:
+        with ffmpeg_errors(
+            lambda text: DecodeError(
+                f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}",
+                source=source,
+            )
+        ):
+            context.open(strict=False)
+    except DecodeError as error:
+        bad = re.search(r"Error setting option (\S+) to value (.*)\.\)", str(error))
+        if bad and bad[1] in config.decoder_options:
+            raise ValueError(
+                f"option {bad[1]!r} of decoder {name!r} does not take the value {bad[2]!r}. "
+                "See https://ffmpeg.org/ffmpeg-codecs.html"
+            ) from error.__cause__
+        raise
     return context
 
 
@@ -293,7 +308,7 @@ def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:
         raise TypeError(f"decoder {context.name!r} does not decode audio")
     context.extradata = codec.extradata
     context.sample_rate = codec.sample_rate
-    options: dict[str, Any] = {"ch_layout": codec.channel_layout}
+    options = {"ch_layout": codec.channel_layout}
     if codec.sample_fmt:
         context.format = codec.sample_fmt
     if codec.bit_rate:

@@ -27,6 +27,9 @@ COLORSPACES = MappingProxyType(
         12: "chroma-derived-nc",
         13: "chroma-derived-c",
         14: "ictcp",
+        15: "ipt-c2",
+        16: "ycgco-re",
+        17: "ycgco-ro",
     }
 )
 COLOR_RANGES = MappingProxyType({1: "tv", 2: "pc"})
@@ -48,8 +51,8 @@ COLOR_PRIMARIES = MappingProxyType(
 COLOR_TRCS = MappingProxyType(
     {
         1: "bt709",
-        4: "gamma22",
-        5: "gamma28",
+        4: "bt470m",
+        5: "bt470bg",
         6: "smpte170m",
         7: "smpte240m",
         8: "linear",

@@ -25,9 +25,11 @@ class DemuxConfig:
     def __post_init__(self) -> None:
         if self.format is not None and not isinstance(self.format, str):
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
-        if not isinstance(self.buffer_size, int) or self.buffer_size < _MIN_BUFFER_SIZE:
+        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int):
+            raise TypeError(f"buffer_size must be an int, not {self.buffer_size!r}")
+        if self.buffer_size < _MIN_BUFFER_SIZE:
             raise ValueError(
-                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, got {self.buffer_size!r}"
+                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, not {self.buffer_size}"
             )
         options = _string_options("format_options", self.format_options)
         object.__setattr__(self, "format_options", options)
@@ -80,7 +82,7 @@ def demux_config(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``buffer_size`` is below 1024.
+        ValueError: ``buffer_size`` is not a whole number of at least 1024.
 
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
@@ -131,5 +133,32 @@ def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, st
     return MappingProxyType(strings)
 
 
+# What the functions give without arguments, made once: they are asked for with every picture.
+DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
-"""What ``decode_config()`` gives, made once: it is asked for with every picture."""
+
+
+def as_demux_config(config: DemuxConfig | None) -> DemuxConfig:
+    """The config, or the default one.
+
+    Raises:
+        TypeError: It is no :class:`DemuxConfig`.
+    """
+    if config is None:
+        return DEFAULT_DEMUX_CONFIG
+    if not isinstance(config, DemuxConfig):
+        raise TypeError(f"demux_config must be made by spdl_media.demux_config(), not {config!r}")
+    return config
+
+
+def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
+    """The config, or the default one.
+
+    Raises:
+        TypeError: It is no :class:`DecodeConfig`.
+    """
+    if config is None:
+        return DEFAULT_DECODE_CONFIG
+    if not isinstance(config, DecodeConfig):
+        raise TypeError(f"decode_config must be made by spdl_media.decode_config(), not {config!r}")
+    return config

@@ -165,7 +165,8 @@ def _check_formats(items: Pictures) -> None:
                 raise ConvertError(
                     f"{_where(items, 0, 0)} is {_in_words(expected)}, but "
                     f"{_where(items, position, index)} is {_in_words(found)}. One array holds one size and "
-                    "format: give decode_packets a filter that scales and converts"
+                    "format: give decode_packets a filter that scales and converts",
+                    source=items[position].source,
                 )
     width, height, pix_fmt = expected or (0, 0, "")
     if not (width and height):

@@ -17,8 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath, without_damage_check
-from spdl_media._decoding.reuse import is_reusable, keep_decoder, take_decoder
-from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.frames import (
     AudioChunk,
@@ -94,14 +93,14 @@ def decode_packets(
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
         FilterError: The filter graph cannot be used.
-        ValueError: A decoder or option of ``decode_config`` does not exist.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: safe.
 
     See:
         FFmpeg's filters: https://ffmpeg.org/ffmpeg-filters.html
     """
-    config = decode_config or DEFAULT_DECODE_CONFIG
+    config = as_decode_config(decode_config)
     if num_frames is not None:
         check_positive("num_frames", num_frames)
     try:
@@ -146,12 +145,9 @@ def _picture(
     *,
     is_corrupt: bool = False,
 ) -> ImageFrames:
-    coded = av_packets(packets)
-    reusable = is_reusable(packets.codec, coded, config)
-    context = take_decoder() if reusable else None
-    path = PicturePath(packets.codec, facts_of(packets), filter_desc, config, context)
+    path = PicturePath(packets.codec, facts_of(packets), filter_desc, config)
     try:
-        frame = next(path.push((*coded, None)), None)
+        frame = next(path.push((*av_packets(packets), None)), None)
     finally:
         path.close()
     if frame is None:
@@ -159,8 +155,6 @@ def _picture(
             f"the {packets.codec.name} data holds no picture that can be decoded",
             source=packets.source,
         )
-    if reusable:
-        keep_decoder(path.decoder.context)
     facts = path.facts()
     return ImageFrames((frame,), replace(facts, is_corrupt=True) if is_corrupt else facts)
 

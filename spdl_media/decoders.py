@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import av
 
@@ -18,9 +18,8 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath
-from spdl_media.codec import AudioCodec, VideoCodec
-from spdl_media.config import DecodeConfig
-from spdl_media.config import decode_config as _decode_config
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.frames import (
     AudioChunk,
@@ -48,12 +47,13 @@ class _Decoder(Generic[P, F]):
     """What the streaming decoders share: packets wait until their frames are asked for."""
 
     _takes: type[P]
+    _codec: Any
 
     def __init__(self, decode_config: DecodeConfig | None, num_frames: int | None) -> None:
         if num_frames is not None:
             check_positive("num_frames", num_frames)
         self._guard = OneThread(type(self).__name__)
-        self._config = decode_config or _decode_config()
+        self._config = as_decode_config(decode_config)
         self._num_frames = num_frames
         self._waiting: deque[tuple[P | None, AvPacket | None]] = deque()
         self._flushed = False
@@ -65,6 +65,7 @@ class _Decoder(Generic[P, F]):
         The packets are taken at once; what an unfinished iteration leaves comes with the next call.
 
         Raises:
+            ValueError: The packets are of another codec.
             DecodeError: The data is damaged.
             FilterError: The filter graph cannot be used.
         """
@@ -73,6 +74,11 @@ class _Decoder(Generic[P, F]):
                 raise TypeError(
                     f"{type(self).__name__} decodes {self._takes.__name__}, "
                     f"not {type(packets).__name__}"
+                )
+            if _stream_key(packets.codec) != _stream_key(self._codec):
+                raise ValueError(
+                    f"this {type(self).__name__} was made for {_stream_key(self._codec)}, but the "
+                    f"packets are {_stream_key(packets.codec)}; make one from packets.codec"
                 )
             # The packets themselves stand before what they hold, so that their window and clock count from
             # there on, and not for what still waits.
@@ -140,6 +146,13 @@ class _Decoder(Generic[P, F]):
         self._flushed = False
 
 
+def _stream_key(codec: Codec) -> str:
+    """What a decoder cannot change in mid-stream, in words."""
+    if isinstance(codec, VideoCodec):
+        return codec.name
+    return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
+
+
 class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     """Decodes a video stream chunk by chunk, for streams too long to hold.
 
@@ -154,6 +167,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
 
@@ -218,6 +232,9 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     """Decodes an audio stream chunk by chunk, for streams too long to hold.
 
+    Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
+    start anew: all samples of those before them come out first.
+
     Args:
         codec: ``packets.codec`` of the stream.
         filter_desc: As for :func:`decode_packets`. One graph serves the whole stream.
@@ -226,6 +243,7 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
@@ -252,7 +270,16 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         return SamplePath(self._codec, PacketFacts(), self._filter_desc, self._config)
 
     def _accept(self, packets: AudioPackets) -> None:
-        self._path.decoder.facts = facts_of(packets)
+        facts = facts_of(packets)
+        if not facts.continues and self._path.decoder.has_started:
+            # They do not follow on what came before: what is held back comes out first, and nothing of
+            # it is left in the decoder for what comes.
+            self._push(None)
+            dropped = self._path.decoder.num_dropped
+            self._path.close()
+            self._path = self._new_path()
+            self._path.decoder.num_dropped = dropped
+        self._path.decoder.facts = facts
         self._path.decoder.discarded |= discarded_pts(packets)
 
     def _push(self, packet: AvPacket | None) -> None:
@@ -268,7 +295,8 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         taken = list(cut_chunks(self._ready, 0, size))
         frames = AudioFrames(taken, self._path.facts(), first_sample=self._first_sample)
         self._ready = list(cut_chunks(self._ready, size, None))
-        self._first_sample += len(frames)
+        place = self._ready[0].position if self._ready else None
+        self._first_sample = self._first_sample + len(frames) if place is None else place
         return frames
 
     def _restart(self) -> None:

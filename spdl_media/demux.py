@@ -15,8 +15,7 @@ from spdl_media._demuxing.pictures import first_picture, read_image
 from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
 from spdl_media._demuxing.window import read_audio, read_clip, read_video
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.config import DemuxConfig
-from spdl_media.config import demux_config as _demux_config
+from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
 from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
@@ -45,13 +44,19 @@ def demux_image(
             without a signature: ``demux_config(format="tga")``.
         name: What to call the source in messages.
 
+    Returns:
+        One packet. A still given as bytes, a buffer or an array is held as it is, so it must not be
+        written to meanwhile.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no picture.
+        ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = demux_config or _demux_config()
+    config = as_demux_config(demux_config)
     with open_input(src, name=name) as input:
         return read_image(input, config)
 
@@ -75,10 +80,16 @@ def demux_video(
         demux_config: How to open the source.
         name: What to call the source in messages.
 
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time.
+        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
@@ -105,10 +116,16 @@ def demux_audio(
         demux_config: How to open the source.
         name: What to call the source in messages.
 
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
+
     Raises:
         SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
         DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time.
+        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
@@ -141,7 +158,7 @@ class Demuxer:
         self._input = open_input(src, name=name)
         self._container: Container | None = None
         try:
-            self._container = Container(self._input, demux_config or _demux_config())
+            self._container = Container(self._input, as_demux_config(demux_config))
         finally:
             if self._container is None:
                 self._input.close()
@@ -330,6 +347,9 @@ class Demuxer:
                 streams has a packet past its end, or has ended.
             num_packets: Packets of a chunk, counted for each stream. A chunk closes when one of its
                 streams has that many.
+
+        Returns:
+            An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
 
         Raises:
             ValueError: Not exactly one of ``duration`` and ``num_packets``, or one that is not positive.

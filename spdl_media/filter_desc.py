@@ -59,6 +59,10 @@ __all__ = (
 )
 
 
+# What the builders read of codecs and packets, whose own modules would tie this one, which is text only, to
+# PyAV.
+
+
 class _VideoCodec(Protocol):
     @property
     def width(self) -> int: ...
@@ -114,7 +118,7 @@ def get_video_filter_desc(
     pad_color: str = "black",
     filter_desc: str | None = None,
 ) -> str | None:
-    """Write the filters for a video or an image, in this order.
+    """Write the filters for pictures, in this order: rate, window, scale, crop, count, your own, format.
 
     Args:
         frame_rate: Frames in a second; frames are repeated or left out.
@@ -194,8 +198,8 @@ def get_audio_filter_desc(
         filters.append(f"aresample={positive('sample_rate', sample_rate)}")
     filters += trim("atrim", timestamp)
     if num_frames is not None:
-        count = positive("num_frames", num_frames)
-        filters += [f"apad=whole_len={count}", f"atrim=end_sample={count}"]
+        end = positive("num_frames", num_frames)
+        filters += [f"apad=whole_len={end}", f"atrim=end_sample={end}"]
     filters += own_filters(filter_desc)
     if sample_fmt is not None:
         filters.append(f"aformat=sample_fmts={format_name('sample_fmt', sample_fmt, 'fltp')}")
@@ -228,6 +232,9 @@ def get_filter_desc(
     With packets, their kind decides between :func:`get_video_filter_desc` and :func:`get_audio_filter_desc`,
     whose arguments these are. Their window is not repeated: it is cut before the graph. Without packets,
     arguments that only sound has choose sound, and anything else chooses pictures.
+
+    Returns:
+        The description, or ``None`` when there is nothing to do.
 
     Raises:
         TypeError: Arguments of the other kind, or of both kinds.
@@ -289,8 +296,11 @@ def get_buffer_desc(
         label: Name of the input, as in ``buffer@label``, for :meth:`FilterGraph.add_frames`.
         pix_fmt: Pixel format of the frames, where they are converted before they enter.
 
+    Returns:
+        The text of the node, to be followed by its output label or ``,``.
+
     Raises:
-        ValueError: The size or format is not known before a frame is decoded, or a bad label.
+        ValueError: The size or format is not known before a frame is decoded, or a bad label or name.
     """
     orientation: int = getattr(source, "orientation", 1)
     any_source: Any = source
@@ -323,8 +333,11 @@ def get_abuffer_desc(
         label: Name of the input, as in ``abuffer@label``, for :meth:`FilterGraph.add_frames`.
         sample_fmt: Sample format of the frames, where they are converted before they enter.
 
+    Returns:
+        The text of the node, to be followed by its output label or ``,``.
+
     Raises:
-        ValueError: The sample format is not known before a frame is decoded, or a bad label.
+        ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
     """
     any_source: Any = source
     codec: _AudioCodec = getattr(any_source, "codec", any_source)

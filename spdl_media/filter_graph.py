@@ -18,7 +18,7 @@ from spdl_media._filters.ends import (
     make_ports,
     pull_all,
     push_frame,
-    wrapped,
+    wrap_frames,
 )
 from spdl_media._filters.wiring import (
     SINKS,
@@ -29,8 +29,8 @@ from spdl_media._filters.wiring import (
     Wiring,
     build,
     describe_frame,
+    filter_errors,
     source_args,
-    translated,
     wire,
 )
 from spdl_media.errors import FilterError
@@ -85,15 +85,15 @@ class FrameFilter:
         """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's."""
         if self.finished:
             return []
-        with translated(self._wiring.desc, "it failed"):
+        with filter_errors(self._wiring.desc, "it failed"):
             done = self._follow(frame)
-            if not push_frame(self._graph.sources[0], frame):  # type: ignore[union-attr] # made by _follow
+            if not push_frame(self._graph.sources[0], frame):  # type: ignore[union-attr]  # made by _follow
                 self.finished = True
             return done + self._pull()
 
     def flush(self) -> list[Any]:
         """End the input; take out what the filters still hold. Nothing can be pushed afterwards."""
-        with translated(self._wiring.desc, "it failed"):
+        with filter_errors(self._wiring.desc, "it failed"):
             rest = self._drain()
         self.finished = True
         return rest
@@ -119,7 +119,7 @@ class FrameFilter:
         return self._pull()
 
     def _pull(self) -> list[Any]:
-        frames, ended = pull_all(self._graph.sinks[0])  # type: ignore[union-attr] # the callers made it
+        frames, ended = pull_all(self._graph.sinks[0])  # type: ignore[union-attr]  # the callers made it
         self.finished = self.finished or ended
         return frames
 
@@ -260,9 +260,9 @@ class FilterGraph:
             if self._built is None:
                 return None
             sink = self._built.sinks[self._outputs.index(port)]
-            with translated(self._wiring.desc, "it failed"):
+            with filter_errors(self._wiring.desc, "it failed"):
                 frames, _ = pull_all(sink)
-            return wrapped(frames, port.kind, self._facts) if frames else None
+            return wrap_frames(frames, port.kind, self._facts) if frames else None
 
     def flush(self) -> None:
         """End all inputs, so that the filters give out what they hold.
@@ -282,7 +282,7 @@ class FilterGraph:
                 )
             self._flushed = True
             for source in self._built.sources:
-                with translated(self._wiring.desc, "it failed"):
+                with filter_errors(self._wiring.desc, "it failed"):
                     push_frame(source, None)
 
     def dump(self) -> str:
@@ -344,7 +344,7 @@ class FilterGraph:
         if self._built is None:
             return
         for source, port in zip(self._built.sources, self._inputs, strict=True):
-            with translated(self._wiring.desc, "it failed"):
+            with filter_errors(self._wiring.desc, "it failed"):
                 while port.waiting:
                     push_frame(source, port.waiting.popleft())
 

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn, TypeAlias, overload
@@ -168,7 +168,8 @@ class VideoFrames(_Pictures):
 
     ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
     ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
-    after the other.
+    after the other. Size, pixel format and colour are those of the first frame; without any frame
+    they raise a ValueError that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -227,9 +228,10 @@ class VideoFrames(_Pictures):
     def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
         if isinstance(key, slice):
             return VideoFrames(self._frames[key], self._facts)
-        if hasattr(key, "__index__"):
+        # Arrays have __index__ too, which is for those of one element.
+        if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
             return ImageFrames((self._frames[self._position(key)],), self._facts)
-        if isinstance(key, str) or not hasattr(key, "__iter__"):
+        if isinstance(key, str) or not isinstance(key, Iterable):
             raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
         return VideoFrames([self._frames[self._position(index)] for index in key], self._facts)
 
@@ -274,7 +276,9 @@ class ImageFrames(_Pictures):
     @property
     def is_corrupt(self) -> bool:
         """Whether the decoder reported damage, or the file is cut short."""
-        return self._facts.is_corrupt or bool(self._frames[0].is_corrupt)
+        frame = self._frames[0]
+        marked = self._facts.is_corrupt or frame.pts in self._facts.corrupt_pts
+        return marked or bool(frame.is_corrupt)
 
     def marked_corrupt(self) -> ImageFrames:
         """The same picture, marked as damaged; for modules of this package."""
@@ -285,11 +289,12 @@ class ImageFrames(_Pictures):
         """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
 
         A plane of one component has shape ``(height, width)``, of several ``(height, width,
-        components)``; chroma planes have their own, smaller size. uint8, or native-endian-marked
-        uint16 or float32 for deeper formats, in the range that the format and :attr:`color_range`
-        say. Planes whose components differ in width or are not whole bytes (``yuyv422``,
-        ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``. Rows may be padded or
-        run upwards, so views can be strided.
+        components)``; chroma planes have their own, smaller size. uint8, uint16 or uint32, float16
+        or float32, as deep as the format and in its byte order (``gray10be`` is ``>u2``), in the range
+        that the format and :attr:`color_range` say. Planes whose components differ in width or are not
+        whole bytes (``yuyv422``, ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``.
+        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Rows may be padded
+        or run upwards, so views can be strided.
 
         The views keep the memory alive, also when the frames are gone.
         """
@@ -306,6 +311,8 @@ class AudioChunk:
     frame: av.AudioFrame
     start: int
     stop: int
+    position: int | None = None
+    """Where the first of them stands among the samples of the stream, if known."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -330,7 +337,9 @@ class AudioChunk:
 class AudioFrames(_Frames):
     """Samples of an audio stream. Made by :func:`~spdl_media.decode_packets`.
 
-    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only.
+    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only. Rate,
+    channels and format are those of the first sample; without any sample they raise a ValueError
+    that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -411,6 +420,8 @@ class AudioFrames(_Frames):
         """Seconds on the container's clock at which each of the :attr:`chunks` begins."""
         position, times = self._first_sample, []
         for chunk in self._chunks:
+            # Where the file leaves sound out, or damage was dropped, a chunk does not follow on.
+            position = position if chunk.position is None else chunk.position
             times.append(position / self.sample_rate)
             position += len(chunk)
         return tuple(times)
@@ -429,11 +440,10 @@ class AudioFrames(_Frames):
                 f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
             )
         start, stop, _ = key.indices(len(self))
-        return AudioFrames(
-            list(cut_chunks(self._chunks, start, max(start, stop))),
-            self._facts,
-            first_sample=self._first_sample + start,
-        )
+        chunks = list(cut_chunks(self._chunks, start, max(start, stop)))
+        place = chunks[0].position if chunks else None
+        first_sample = self._first_sample + start if place is None else place
+        return AudioFrames(chunks, self._facts, first_sample=first_sample)
 
     def __repr__(self) -> str:
         if not self._chunks:
@@ -454,7 +464,8 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
         first = max(start - position, 0)
         last = len(chunk) if stop is None else min(stop - position, len(chunk))
         if first < last:
-            yield replace(chunk, start=chunk.start + first, stop=chunk.start + last)
+            place = None if chunk.position is None else chunk.position + first
+            yield AudioChunk(chunk.frame, chunk.start + first, chunk.start + last, place)
         position += len(chunk)
 
 

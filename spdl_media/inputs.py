@@ -311,7 +311,7 @@ class Input:
                     **_METADATA,
                 )
         except DemuxError as error:
-            self._explain(error, config)
+            self._raise_better(error, config)
             raise
         self.checksum_failed = _pyav.says_checksum_failed(lines)
         # Reading may have been broken off without an error that FFmpeg passes on.
@@ -341,8 +341,8 @@ class Input:
             source=self.name,
         )
 
-    def _explain(self, error: DemuxError, config: DemuxConfig) -> None:
-        """Raise the better error, if the failure has another reason than the content."""
+    def _raise_better(self, error: DemuxError, config: DemuxConfig) -> None:
+        """Raise an error that says more, if the failure has another reason than the content."""
         cause = error.__cause__
         self.check()
         bad = re.search(r"Error setting option (\S+) to value", str(error))
@@ -383,9 +383,8 @@ def _open_path(path: str, name: str) -> Input:
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return Input(
-            name, path=path
-        )  # it may be a pattern; open() asks again when FFmpeg has failed
+        # It may be a pattern; open() asks again when FFmpeg has failed.
+        return Input(name, path=path)
     except ValueError as error:
         raise SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL) from error
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):

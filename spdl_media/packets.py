@@ -103,8 +103,11 @@ class _Packets(Generic[C]):
     def get_timestamps(self, *, raw: bool = False) -> tuple[float, ...]:
         """Presentation times of the packets in seconds on the container's clock, in display order.
 
+        Packets to which the file gives no time at all are left out.
+
         Args:
-            raw: Also those outside the window, which are there because decoding needs them.
+            raw: Also those that an edit list hides, and those outside the window, which are there
+                because decoding needs them.
         """
         times = sorted(self._times(raw=raw))
         return tuple(float(time) for time in times)
@@ -296,7 +299,7 @@ def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
     packet.pts, packet.dts, packet.duration = pts, dts, duration
     packet.is_keyframe, packet.is_corrupt = key, corrupt
     for kind, content in side_data:
-        entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]
+        entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
         entry.update(content)
         packet.set_sidedata(entry)
     return packet
@@ -314,8 +317,8 @@ def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
 
 
 def copy_packet(packet: AvPacket) -> AvPacket:
-    """A packet of its own over the same memory: filters move the data out of what they are given."""
-    return _with_data(packet, memoryview(packet))
+    """A packet of its own: filters move the data out of what they are given, and some write into it."""
+    return _with_data(packet, memoryview(bytes(packet)))
 
 
 def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:

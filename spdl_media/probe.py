@@ -13,14 +13,13 @@ import av
 from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors
 from spdl_media._demuxing.container import Container
 from spdl_media._demuxing.pictures import is_still, read_image
-from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
+from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
 from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
-from spdl_media.config import DemuxConfig, decode_config
-from spdl_media.config import demux_config as _demux_config
+from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.inputs import Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
-from spdl_media.packets import ImagePackets, av_packets
+from spdl_media.packets import ImagePackets, av_packets, facts_of
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 
@@ -117,7 +116,9 @@ class MediaInfo:
         best_audio: Index of the audio stream that :func:`~spdl_media.demux_audio` takes, or
             ``None``.
         is_still: Whether the source is one picture.
-        metadata: Title, artist and the like, as the container has them.
+        metadata: Title, artist and the like, as the container has them, in pairs of key and value.
+
+    Thread safety: immutable, free to share, as are the streams.
     """
 
     format: str
@@ -155,14 +156,18 @@ def probe(
         demux_config: How to open it.
         name: What to call the source in messages.
 
+    Returns:
+        Container, streams and metadata as plain values. Nothing of the source stays open.
+
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media.
         DecodeError: It is a still that cannot be decoded.
+        ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = demux_config or _demux_config()
+    config = as_demux_config(demux_config)
     with open_input(src, name=name) as input:
         if is_still(input, config):
             return _probe_still(read_image(input, config))
@@ -266,6 +271,10 @@ def _first_packet(
 
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:
+    if missing := facts_of(packets).incomplete:
+        raise DecodeError(
+            f"the {packets.codec.name} data is cut short: {missing}", source=packets.source
+        )
     frame = _first_frame(packets)
     orientation = packets.orientation
     width, height = frame.width, frame.height
@@ -299,7 +308,7 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
 
 
 def _first_frame(packets: ImagePackets) -> av.VideoFrame:
-    codec: VideoCodec = packets.codec
+    codec = packets.codec
     with ffmpeg_errors(
         lambda text: DecodeError(
             f"the {codec.name} data cannot be decoded: {text}", source=packets.source

@@ -28,6 +28,12 @@ class Window:
     start: Fraction | None = None
     end: Fraction | None = None
 
+    def __post_init__(self) -> None:
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise ValueError(
+                f"the window {self} holds no time: it is [start, end), so start must be less than end"
+            )
+
     def __contains__(self, seconds: Fraction) -> bool:
         # Users take edges from frames.timestamps, which are floats and lie a hair beside the exact times of
         # the frames; as floats, both are the same.
@@ -56,11 +62,11 @@ class Window:
         return first, None if self.end is None else _first_sample(self.end, sample_rate)
 
 
-def _first_sample(start: Fraction, sample_rate: int) -> int:
+def _first_sample(seconds: Fraction, sample_rate: int) -> int:
     """The first sample at or after a time, which may be a float that stands for the sample's own."""
-    first = max(0, math.ceil(start * sample_rate))
+    first = max(0, math.ceil(seconds * sample_rate))
     before = Fraction(first - 1, sample_rate)
-    return first - 1 if first > 0 and float(before) == float(start) else first
+    return first - 1 if first > 0 and float(before) == float(seconds) else first
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:
@@ -83,7 +89,7 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
             f"timestamp must be a pair (start, end) in seconds, either of them None, not {timestamp!r}"
         )
     start, end = (_parse_seconds(value, timestamp) for value in timestamp)
-    if start == math.inf or end == -math.inf or _ends_first(start, end):
+    if start == math.inf or end == -math.inf or _is_empty(start, end):
         raise ValueError(
             f"timestamp {timestamp!r} holds no time: the window is [start, end), so start must be "
             "less than end"
@@ -110,7 +116,7 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
     return Window(begin, begin + length)
 
 
-def _ends_first(start: Fraction | float | None, end: Fraction | float | None) -> bool:
+def _is_empty(start: Fraction | float | None, end: Fraction | float | None) -> bool:
     return isinstance(start, Fraction) and isinstance(end, Fraction) and start >= end
 
 
@@ -128,7 +134,7 @@ def _parse_seconds(value: Seconds | None, timestamp: object) -> Fraction | float
     text = value if isinstance(value, Fraction | str) else str(_builtin(value))
     try:
         number = float(text)
-        if math.isinf(number) and "inf" in str(text).lower():
+        if math.isinf(number):  # also what is too large for a float: no file lasts that long
             return number
         return Fraction(text)
     except (ValueError, OverflowError, ZeroDivisionError) as error:

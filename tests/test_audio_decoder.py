@@ -146,3 +146,17 @@ def test_a_second_thread_gets_an_error() -> None:
         thread.start()
         thread.join()
     assert "AudioDecoder is in use by another thread" in str(errors[0])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("desc", [None, "aresample=8000,aformat=sample_fmts=fltp"])
+def test_windows_that_do_not_continue_start_anew(order: tuple[int, int], desc: str | None) -> None:
+    data = clip("flac", "flac", seconds=3)
+    windows = [(0.5, 1.0), (2.0, 2.5)]
+    parts = [sm.demux_audio(data, timestamp=windows[index]) for index in order]
+    decoder = sm.AudioDecoder(parts[0].codec, filter_desc=desc)
+    got = [frames for part in parts for frames in decoder.decode(part)] + [*decoder.flush()]
+    wanted = [samples_of(sm.decode_packets(part, desc)) for part in parts]
+    np.testing.assert_array_equal(
+        np.concatenate([samples_of(frames) for frames in got], 1), np.concatenate(wanted, 1)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -296,6 +297,21 @@ def test_missing_end_survives_hostile_sizes() -> None:
             cut = bytes(data[: int(rng.integers(0, 300))])
             text = missing_end(lambda start, count, data=cut: data[start : start + count], len(cut))
             assert text is None or text.startswith("the data ends after")
+
+
+def test_avi_of_many_tiny_forms_is_walked_once() -> None:
+    """Each form was walked on its own, to the end of the file: minutes for a megabyte."""
+    form = b"RIFF" + struct.pack("<I", 4) + b"AVI "
+    reads = 0
+    data = form * 50_000
+
+    def read(position: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return data[position : position + size]
+
+    assert missing_end(read, len(data)) is None
+    assert reads < 100_000
 
 
 def test_mp3_frame_sizes_are_those_of_the_frames(media_dir: Path) -> None:

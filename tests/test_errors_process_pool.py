@@ -37,6 +37,17 @@ def filter_error(folder: str) -> None:
     sm.decode_packets(sm.demux_image(made("png")), "scale=w=abc")
 
 
+def convert_error(folder: str) -> None:
+    frames = [sm.decode_packets(sm.demux_image(made(name))) for name in ("png", "png")]
+    small = sm.decode_packets(sm.demux_image(made("png")), "scale=8:8,format=rgb24")
+    sm.convert_frames([*frames, small])
+
+
+def storage_too_small_error(folder: str) -> None:
+    frames = sm.decode_packets(sm.demux_image(made("png")))
+    sm.convert_frames(frames, sm.cpu_storage(8, pin_memory=False))
+
+
 def missing_dependency_error(folder: str) -> None:
     # As if it were not installed.
     with patch.dict("sys.modules", {"fsspec": None}):
@@ -49,6 +60,8 @@ CALLS = {
     decode_error: sm.DecodeError,
     cut_short_error: sm.DecodeError,
     filter_error: sm.FilterError,
+    convert_error: sm.ConvertError,
+    storage_too_small_error: sm.StorageTooSmallError,
     missing_dependency_error: sm.MissingDependencyError,
 }
 FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")
@@ -76,7 +89,8 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     assert there.value.args == here.value.args
     for field in FIELDS:
         assert getattr(there.value, field, None) == getattr(here.value, field, None), field
-    assert there.value.source
+    # A storage does not know whose frames it is too small for.
+    assert there.value.source or isinstance(there.value, sm.StorageTooSmallError)
     assert process.submit(abs, -1).result(timeout=50) == 1
 
 

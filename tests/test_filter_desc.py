@@ -384,15 +384,15 @@ def test_one_side_of_a_thin_picture(given: str, wanted: tuple[int, int]) -> None
 
 
 def test_the_fast_quality() -> None:
-    desc = sm.get_video_filter_desc(scale_width=8, scale_height=6, scale_mode=None, quality="fast")
+    desc = get_video_filter_desc(scale_width=8, scale_height=6, scale_mode=None, quality="fast")
     assert desc == "scale=8:6:flags=bicubic,format=yuv420p,format=rgb24,format=rgb24"
-    padded = sm.get_video_filter_desc(scale_width=8, scale_height=6, quality="fast")
+    padded = get_video_filter_desc(scale_width=8, scale_height=6, quality="fast")
     assert padded is not None
     assert "format=rgb24,pad=8:6:" in padded
-    alpha = sm.get_filter_desc(scale_width=8, pix_fmt="rgba", quality="fast")
+    alpha = get_filter_desc(scale_width=8, pix_fmt="rgba", quality="fast")
     assert alpha is not None
     assert "yuv420p" not in alpha
     # There is nothing to gain where nothing is scaled.
-    assert sm.get_video_filter_desc(quality="fast") == sm.get_video_filter_desc()
+    assert get_video_filter_desc(quality="fast") == get_video_filter_desc()
     with pytest.raises(ValueError, match="quality must be one of"):
-        sm.get_video_filter_desc(quality="best")
+        get_video_filter_desc(quality="best")

@@ -235,3 +235,14 @@ def test_spans_are_those_of_the_coded_data() -> None:
     (start, end), *_ = packet_spans(data, "video")
     assert data[start:end] == bytes(sm.demux_video(data)._packets[0])
     assert struct.unpack_from(">I", data)[0] == 0x1A45DFA3
+
+
+def test_one_frame_says_of_itself_what_the_video_says_of_it() -> None:
+    """FFmpeg's frame does not tell that a checksum failed; ours do, alone as well."""
+    data = bytearray(make_video(pictures(3), codec="ffv1"))
+    _, (start, end), _ = packet_spans(bytes(data), "video")
+    data[(start + end) // 2] ^= 1
+    frames = sm.decode_packets(sm.demux_video(data), None, sm.decode_config(on_corrupt="keep"))
+    assert frames.is_corrupt == (False, True, False)
+    assert [frame.is_corrupt for frame in frames] == [False, True, False]
+    assert [frames[index].is_corrupt for index in range(3)] == [False, True, False]

@@ -19,6 +19,7 @@ import spdl_media as sm
 from spdl_media.testing import (
     VideoTrack,
     frame_index,
+    index_frames,
     index_planes,
     index_samples,
     make_media,
@@ -315,3 +316,15 @@ def test_raw_streams_count_frames(b_frames: int) -> None:
     frames = sm.decode_packets(sm.demux_video(data, timestamp=(1, 1.5)), None)
     assert indices(frames) == [10, 11, 12, 13, 14]
     assert frames.timestamps == (1.0, 1.1, 1.2, 1.3, 1.4)
+
+
+@pytest.mark.parametrize("window", [(20, 30), (44, 58), (10, 15), (0, 3), (59, 60)])
+def test_program_streams_state_few_times_and_are_exact_all_the_same(
+    window: tuple[int, int],
+) -> None:
+    frames = index_frames(60, 64, 48)
+    data = make_video(frames, codec="mpeg2video", format="mpeg", frame_rate=25, gop_size=12)
+    first = sm.decode_packets(sm.demux_video(data)).timestamps[0]
+    start, end = (first + index / 25 - 0.01 for index in window)
+    got = sm.decode_packets(sm.demux_video(data, timestamp=(start, end)))
+    assert [frame_index(frame.planes[0]) for frame in got] == list(range(*window))

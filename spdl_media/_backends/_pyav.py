@@ -1,9 +1,10 @@
-"""The one border to FFmpeg: its errors, its log lines, the names of its options."""
+"""The one border to FFmpeg: its errors, its log lines, the names of its options, its fractions."""
 
 from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 else:
     AvPacket = av.Packet  # generic in PyAV's stubs only
 
+LogLine: TypeAlias = tuple[int, str, str]
+"""Level, name of the part of FFmpeg that speaks, and what it says."""
+
 LOG_LEVELS = ("quiet", "error", "warning", "info", "verbose", "debug")
 
 _logger = logging.getLogger("libav")
@@ -32,6 +36,7 @@ class _LogState:
     captured = False
     forwarded = False
     handler: logging.Handler = logging.NullHandler()
+    lock = threading.Lock()
 
 
 def set_log_level(level: str) -> None:
@@ -51,14 +56,17 @@ def set_log_level(level: str) -> None:
     """
     if level not in LOG_LEVELS:
         raise ValueError(f"level must be one of {LOG_LEVELS}, not {level!r}")
-    _capture_log()
-    _LogState.forwarded = _logger.propagate = level != "quiet"
-    av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
-    _logger.setLevel(av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR)))
-    _logger.removeHandler(_LogState.handler)
-    if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
-        _LogState.handler = logging.StreamHandler()
-        _logger.addHandler(_LogState.handler)
+    with _LogState.lock:
+        _capture_log()
+        _LogState.forwarded = _logger.propagate = level != "quiet"
+        av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
+        _logger.setLevel(
+            av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
+        )
+        _logger.removeHandler(_LogState.handler)
+        if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
+            _LogState.handler = logging.StreamHandler()
+            _logger.addHandler(_LogState.handler)
 
 
 def _has_stream_handler() -> bool:
@@ -84,8 +92,8 @@ def _capture_log() -> None:
 
 
 @contextmanager
-def ffmpeg_log() -> Iterator[list[tuple[int, str, str]]]:
-    """Collect what FFmpeg logs in this thread in a block, as (level, name, line)."""
+def ffmpeg_log() -> Iterator[list[LogLine]]:
+    """Collect what FFmpeg logs in this thread in a block."""
     _capture_log()
     with av.logging.Capture() as lines:
         try:
@@ -98,7 +106,7 @@ def ffmpeg_log() -> Iterator[list[tuple[int, str, str]]]:
 @contextmanager
 def ffmpeg_errors(
     make_error: Callable[[str], MediaError],
-) -> Iterator[list[tuple[int, str, str]]]:
+) -> Iterator[list[LogLine]]:
     """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's last words.
 
     Gives what :func:`ffmpeg_log` gives: the lines that FFmpeg logs in the block.
@@ -114,19 +122,19 @@ def ffmpeg_errors(
             raise make_error(describe(error, lines)) from error
 
 
-def describe(error: BaseException, lines: list[tuple[int, str, str]]) -> str:
+def describe(error: BaseException, lines: list[LogLine]) -> str:
     """FFmpeg's own words for an error: the text of its number, then its last error line in brackets."""
     text = getattr(error, "strerror", None) or str(error)
     said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
     return f"{text} ({said[-1]})" if said else str(text)
 
 
-def says_checksum_failed(lines: list[tuple[int, str, str]]) -> bool:
+def says_checksum_failed(lines: list[LogLine]) -> bool:
     """Whether FFmpeg found data that do not fit their checksum, which for it is not always an error."""
     return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)
 
 
-def _forward(lines: list[tuple[int, str, str]]) -> None:
+def _forward(lines: list[LogLine]) -> None:
     for level, name, line in lines:
         logger = logging.getLogger(f"libav.{name}" if name else "libav.generic")
         logger.log(av.logging.adapt_level(level), line.strip())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from enum import Enum
-from typing import Final
+from typing import Final, SupportsIndex
 
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig
@@ -25,21 +26,25 @@ DEFAULT_FILTER: Final = Default.FILTER
 
 
 def picture_filter(filter_desc: str | Default | None) -> str | None:
+    """The description for pictures: ``rgb24``, if none was given."""
     return get_video_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
 def sample_filter(filter_desc: str | Default | None) -> str | None:
+    """The description for sound: ``fltp``, if none was given."""
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
-def check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_positive(name: str, value: SupportsIndex) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < 1:
+    if operator.index(value) < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
+    """The error for packets whose file is known to be cut short."""
     return DecodeError(
         f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
         "decodes what is there, as far as the decoder can",
@@ -48,6 +53,7 @@ def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
 
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The same error, if these packets and options call for one."""
     facts = facts_of(packets)
     if facts.incomplete is None or config.on_corrupt != "raise":
         return None

@@ -7,11 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import av
-from av.codec.context import CodecContext
 
 from spdl_media._backends._pyav import AvPacket
+from spdl_media._decoding.odd_sizes import conversion_of, has_cut_chroma, with_even_sides
 from spdl_media._decoding.pictures import PictureDecoder
-from spdl_media._decoding.samples import SampleDecoder, whole_frame
+from spdl_media._decoding.samples import SampleDecoder
+from spdl_media._filters.ends import whole_frame
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
@@ -31,15 +32,19 @@ class PicturePath:
         facts: PacketFacts,
         filter_desc: str | None,
         config: DecodeConfig,
-        context: CodecContext | None = None,
     ) -> None:
-        """``context``: a decoder that is open already; without one, one is made."""
         self._codec = codec
         self._desc = filter_desc
         self._config = config
-        self.decoder = PictureDecoder(codec, facts, config, context)
+        self.decoder = PictureDecoder(codec, facts, config)
         self._filter: FrameFilter | None = None
+        self._filter_desc = ""
+        self._conversion = None if filter_desc is None else conversion_of(filter_desc)
         self._plain = None if filter_desc is None else plain_chain(filter_desc)
+        if filter_desc is not None and self._plain is None:
+            FrameFilter(
+                filter_desc, kind="video"
+            )  # says what is wrong before a window proves empty
         self._upright = False
 
     def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
@@ -60,17 +65,42 @@ class PicturePath:
             return [frame]
         turn = UPRIGHT_FILTERS[self.decoder.orientation] if self._config.orient else ""
         self._upright = self._config.orient
+        if self._conversion is not None and (turn or has_cut_chroma(frame)):
+            return self._converted(frame, self._conversion, turn)
         still = self._codec.frame_rate is None
         if still and not turn and self._plain is not None and self._plain.accepts(frame):
             return [self._plain(frame)]
+        return self._through_graph(frame, ",".join(filter(None, (turn, self._desc))))
+
+    def _converted(self, frame: av.VideoFrame, conversion: str, turn: str) -> list[av.VideoFrame]:
+        """Convert first, and turn then: FFmpeg turns 4:2:2 only by way of another chroma."""
+        rest = (self._desc or "")[len(conversion) :].removeprefix(",")
+        cut = ""
+        if has_cut_chroma(frame):
+            cut = f"crop={frame.width}:{frame.height}:0:0"
+            if frame.is_corrupt:  # PyAV cannot mark the copy
+                self.decoder.corrupt_pts |= {frame.pts}
+            frame = with_even_sides(frame)
+        desc = ",".join(filter(None, (conversion, cut, turn, rest)))
+        return self._through_graph(frame, desc)
+
+    def _through_graph(self, frame: av.VideoFrame, desc: str) -> list[av.VideoFrame]:
+        before: list[av.VideoFrame] = []
+        if (
+            self._filter is not None and desc != self._filter_desc
+        ):  # the size has changed in the stream
+            before = self._filter.flush()
+            self._filter = None
         if self._filter is None:
+            self._filter_desc = desc
             self._filter = FrameFilter(
-                ",".join(filter(None, (turn, self._desc))),
+                desc,
                 kind="video",
                 time_base=self._codec.time_base,
                 frame_rate=self._codec.frame_rate,
+                sample_aspect_ratio=self._codec.sample_aspect_ratio,
             )
-        return self._filter.push(frame)
+        return before + self._filter.push(frame)
 
     def facts(self) -> FrameFacts:
         """What is to be said of the frames that came out since the last call."""
@@ -134,7 +164,7 @@ class SamplePath:
                 self.decoder.facts.zero,
                 frame.sample_rate,
             )
-            yield position, AudioChunk(frame, 0, frame.samples)
+            yield position, AudioChunk(frame, 0, frame.samples, position)
 
     def facts(self) -> FrameFacts:
         """What is to be said of the samples that came out since the last call."""

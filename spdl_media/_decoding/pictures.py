@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import av
-from av.codec.context import CodecContext
 
 from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media._decoding.sei import states_orientation
@@ -27,14 +26,7 @@ class PictureDecoder:
     what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
     """
 
-    def __init__(
-        self,
-        codec: VideoCodec,
-        facts: PacketFacts,
-        config: DecodeConfig,
-        context: CodecContext | None = None,
-    ) -> None:
-        """``context``: a decoder that is open already; without one, one is made."""
+    def __init__(self, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig) -> None:
         self._codec = codec
         self._config = config
         self.facts = facts
@@ -44,7 +36,7 @@ class PictureDecoder:
         self.num_skipped = 0
         self.num_dropped = 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._context = make_decoder(codec, config, facts.source) if context is None else context
+        self._context = make_decoder(codec, config, facts.source)
         self._packet_index = -1
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
@@ -52,11 +44,6 @@ class PictureDecoder:
         self._step = self._frame_step()
         self._started = False
         self._states_orientation = False
-
-    @property
-    def context(self) -> CodecContext:
-        """FFmpeg's decoder."""
-        return self._context
 
     def close(self) -> None:
         """Stop the decoder; needed only where it has threads of its own."""
@@ -107,7 +94,7 @@ class PictureDecoder:
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
         with ffmpeg_log() as lines:
             try:
-                frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]
+                frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]  # video
                 if packet is not None and says_checksum_failed(lines):
                     # FFV1 and HEVC may carry checksums; FFmpeg logs that one is wrong, and goes on.
                     self.corrupt_pts |= {packet.pts}
@@ -186,18 +173,26 @@ class PictureDecoder:
     def _seconds(self, pts: int) -> Fraction:
         return ticks_to_seconds(pts, self._codec.time_base, self.facts.zero)
 
+    def _remedy(self) -> str:
+        if self._codec.frame_rate is not None:
+            return ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
+        if self._codec.name in _PARTLY_DECODED:
+            return ". decode_config(on_corrupt='keep') decodes what can be decoded"
+        return ""
+
     def _error(self, text: str, pts: int | None) -> DecodeError:
         seconds = None if pts is None else float(self._seconds(pts))
         at = "" if seconds is None else f" at {seconds:.3f} s"
         return DecodeError(
-            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}. "
-            "decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out",
+            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy()}",
             source=self.facts.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
 
 
+# Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
+_PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
 _STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
 
 

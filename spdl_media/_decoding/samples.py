@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import av
-import numpy as np
 
-from spdl_media._backends._pyav import AvPacket, as_fraction, describe, ffmpeg_log
+from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log
 from spdl_media._demuxing.sample_clock import frame_position
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
@@ -49,6 +48,11 @@ class SampleDecoder:
         if hasattr(self, "_context"):  # else it could not be opened
             self.close()
 
+    @property
+    def has_started(self) -> bool:
+        """Whether it has been given any packet."""
+        return self._packet_index >= 0
+
     def decode(self, packet: AvPacket | None) -> Iterator[tuple[int, AudioChunk]]:
         """Chunks that are ready after this packet, each with the position of its first sample."""
         if packet is not None:
@@ -65,7 +69,7 @@ class SampleDecoder:
             start = max(first - position, 0)
             end = frame.samples if stop is None else min(stop - position, frame.samples)
             if start < end:
-                yield position + start, AudioChunk(frame, start, end)
+                yield position + start, AudioChunk(frame, start, end, position + start)
 
     def _send(self, packet: AvPacket | None) -> list[av.AudioFrame]:
         with ffmpeg_log() as lines:
@@ -151,20 +155,3 @@ class SampleDecoder:
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
-
-
-def whole_frame(chunk: AudioChunk) -> av.AudioFrame:
-    """The chunk as a frame of its own, copied if it is a part: FFmpeg's filters take whole frames."""
-    if len(chunk) == chunk.frame.samples:
-        return chunk.frame
-    whole = chunk.frame
-    part = av.AudioFrame(whole.format.name, whole.layout.name, len(chunk))
-    part.sample_rate = whole.sample_rate
-    for plane, samples in zip(part.planes, chunk.planes, strict=True):
-        target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
-        target[:] = samples.reshape(-1)
-    if whole.pts is not None:
-        time_base = as_fraction(whole.time_base) or Fraction(1, whole.sample_rate)
-        part.time_base = time_base
-        part.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
-    return part

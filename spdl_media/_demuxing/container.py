@@ -284,7 +284,7 @@ class Container:
         self._fresh = False  # a seek that fails has moved the place as well
         try:
             self._av.seek(int(seconds / as_fraction(stream.time_base)), stream=stream)
-        except av.FFmpegError:
+        except (av.FFmpegError, OverflowError):  # or a time that no file has
             return False
         return True
 

@@ -70,6 +70,11 @@ def _demux_still(input: Input, decoder: str) -> ImagePackets:
 
 
 def first_picture(container: Container) -> ImagePackets:
+    """Read the first key frame of the best video stream, as one picture.
+
+    Raises:
+        DemuxError: There is no video stream, or no key frame in it.
+    """
     stream = as_video(container.stream("video", None))
     index, codec = stream.index, read_video_codec(stream)
     container.rewind()

@@ -25,6 +25,10 @@ _AUDIO_PREROLL = Fraction(1, 2)
 # 9 differed with a lead-in of 2 s, 1 with 3 s, none with 4 s. Decoding 5 s takes 9 ms.
 _PREROLLS = {"opus": Fraction(5)}
 
+# A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
+# counted from the wrong one.
+_UNSURE_SEEKS = frozenset({"mpeg"})
+
 # No codec in use shows a picture more than 16 pictures later than it is coded (H.264 and HEVC: 16).
 _MAX_REORDER = 16
 
@@ -149,7 +153,7 @@ def _from_key_frame(
     container: Container, index: int, time_base: Fraction, window: Window
 ) -> Iterator[AvPacket]:
     """Packets from the last key frame that is shown at or before the window's start."""
-    if window.start is None or window.start <= 0:
+    if window.start is None or window.start <= 0 or container.av.format.name in _UNSURE_SEEKS:
         container.rewind()
         return container.packets([index])
     start = window.start + container.zero
@@ -319,7 +323,7 @@ def _can_start_anywhere(codec: AudioCodec, format: str) -> bool:
     The predictors of ADPCM, WMA and speech codecs remember, and seeks in WAV are off by up to two
     blocks of ADPCM. In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
     """
-    if (format, codec.name) == ("ogg", "flac"):
+    if (format, codec.name) == ("ogg", "flac") or format in _UNSURE_SEEKS:
         return False
     if codec.name.startswith("pcm_"):
         # FFmpeg finds the place in WAV by the bytes a second that the header states, true or not.

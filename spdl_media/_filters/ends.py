@@ -26,17 +26,29 @@ from spdl_media.frames import (
 
 
 class Port:
-    """An end of a graph: where frames enter or leave."""
+    """An end of a graph: where frames enter or leave.
+
+    Attributes:
+        node: Position among the filters of the one that is the end, or that an open end belongs to.
+        kind: What flows there.
+        name: What messages call it.
+        key: What callers call it.
+        declared: Whether the text has a node for it; otherwise it is left open.
+        options: What that node says of the frames, by FFmpeg's names.
+        format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
+        args: Arguments of the source that feeds an open input, once its first frame has come.
+        waiting: Frames that came before the graph could be made.
+    """
 
     def __init__(
-        self, node: int, kind: Kind, name: str, key: str, *, declared: dict[str, str] | None
+        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
     ) -> None:
         self.node = node
         self.kind = kind
         self.name = name
         self.key = key
-        self.declared = declared is not None
-        self.options = declared or {}
+        self.declared = options is not None
+        self.options = options or {}
         self.format = _declared_format(self.options)
         self.args = ""
         self.waiting: deque[AvFrame] = deque()
@@ -51,19 +63,23 @@ def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
             kinds[node.name],
             f"{node.name}@{node.id}" if node.id else node.name,
             node.id or "",
-            declared=_options(node.args or ""),
+            options=_options(node.args or ""),
         )
         for position, node in enumerate(wiring.nodes)
         if node.name in kinds
     ]
     pads = wiring.inputs if inputs else wiring.outputs
+    side = "in" if inputs else "out"
+    unnamed = [pad for pad in pads if not pad.label]
+    # One without a label needs no name; of several, each must be reachable.
+    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
     return declared + [
         Port(
             pad.node,
             pad.kind,
-            pad.label or ("in" if inputs else "out"),
-            pad.label or "",
-            declared=None,
+            pad.label or side + numbers.get(id(pad), ""),
+            pad.label or (side + numbers[id(pad)] if numbers else ""),
+            options=None,
         )
         for pad in pads
     ]
@@ -101,7 +117,17 @@ def fits(port: Port, frame: AvFrame, given: str) -> bool:
             "height": str(frame.height),
             "pix_fmt": frame.format.name,
         }
+    declared = port.options.get("time_base")
+    if declared is not None and frame.time_base and not _same_time_base(declared, frame.time_base):
+        return False
     return all(port.options.get(name, value) == value for name, value in said.items())
+
+
+def _same_time_base(declared: str, time_base: Any) -> bool:
+    try:
+        return bool(Fraction(declared) == as_fraction(time_base))
+    except ValueError:  # an expression, which FFmpeg evaluates
+        return True
 
 
 def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
@@ -116,28 +142,30 @@ def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
             filter_desc=desc,
         )
     if isinstance(frames, AudioFrames):
-        return map(_whole_frame, frames.chunks)
+        return map(whole_frame, frames.chunks)
     return iter(av_frames(frames))
 
 
-def _whole_frame(chunk: AudioChunk) -> av.AudioFrame:
-    """FFmpeg's frame itself, or a copy of the part of it that the chunk holds."""
+def whole_frame(chunk: AudioChunk) -> av.AudioFrame:
+    """The chunk as a frame of its own, copied if it is a part: FFmpeg's filters take whole frames."""
+    if len(chunk) == chunk.frame.samples:
+        return chunk.frame
     whole = chunk.frame
-    if len(chunk) == whole.samples:
-        return whole
-    samples = [np.ascontiguousarray(plane).reshape(1, -1) for plane in chunk.planes]
-    frame = av.AudioFrame.from_ndarray(
-        np.concatenate(samples), whole.format.name, whole.layout.name
-    )
-    frame.sample_rate = whole.sample_rate
-    frame.time_base = whole.time_base
+    part = av.AudioFrame(whole.format.name, whole.layout.name, len(chunk))
+    part.sample_rate = whole.sample_rate
+    for plane, samples in zip(part.planes, chunk.planes, strict=True):
+        target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
+        target[:] = samples.reshape(-1)
     if whole.pts is not None:
         time_base = as_fraction(whole.time_base) or Fraction(1, whole.sample_rate)
-        frame.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
-    return frame
+        part.time_base = time_base
+        part.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
+    return part
 
 
-def wrapped(frames: list[Any], kind: Kind, facts: FrameFacts | None) -> VideoFrames | AudioFrames:
+def wrap_frames(
+    frames: list[Any], kind: Kind, facts: FrameFacts | None
+) -> VideoFrames | AudioFrames:
     """Our frames around those that came out."""
     facts = facts or FrameFacts()
     if kind == "video":

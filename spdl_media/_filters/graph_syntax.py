@@ -142,9 +142,8 @@ class _Parser:
         chains = [self._chain()]
         while self._take(";"):
             self._skip_space()
-            if (
-                not self._next()
-            ):  # FFmpeg allows a final ";", and files of long graphs often have it
+            # FFmpeg allows a final ";", and files of long graphs often have it.
+            if not self._next():
                 break
             chains.append(self._chain())
         if self._next():

@@ -202,12 +202,12 @@ class PlainChain:
     Thread safety: free to share; each thread has scalers of its own.
     """
 
-    __slots__ = ("_copies", "_cut", "_local", "_steps", "_via_chroma")
+    __slots__ = ("_cut", "_local", "_pads_or_crops", "_steps", "_via_chroma")
 
     def __init__(self, steps: tuple[_Step, ...]) -> None:
         self._steps = steps
         self._cut: _Cut | None = None
-        self._copies = any(isinstance(step, _Pad | _Crop) for step in steps)
+        self._pads_or_crops = any(isinstance(step, _Pad | _Crop) for step in steps)
         self._via_chroma = any(
             isinstance(step, _Scale) and step.pix_fmt == _HALF_CHROMA for step in steps
         )
@@ -216,12 +216,14 @@ class PlainChain:
     def after(self, cut: _Cut) -> PlainChain:
         """The same steps behind a cut, with the same scalers."""
         chain = PlainChain(self._steps)
-        chain._cut, chain._copies, chain._local = cut, True, self._local
+        chain._cut, chain._pads_or_crops, chain._local = cut, True, self._local
         return chain
 
     def accepts(self, frame: av.VideoFrame) -> bool:
         """Whether the result for this frame is the graph's, bit for bit."""
-        if not _same_without_graph(frame.format.name) or (self._copies and _says_more(frame)):
+        if not _same_without_graph(frame.format.name) or (
+            self._pads_or_crops and _carries_more(frame)
+        ):
             return False
         if self._via_chroma and not _keeps_range(frame):
             return False
@@ -258,7 +260,7 @@ class PlainChain:
         last = self._steps[-1]
         packed = isinstance(last, _Scale) and last.pix_fmt == frame.format.name
         sides = frame.width, frame.height
-        rewritten = self._copies or self._via_chroma
+        rewritten = self._pads_or_crops or self._via_chroma
         return packed and not rewritten and all(step.size(*sides) == sides for step in self._steps)
 
     def _reformatters(self, frame: av.VideoFrame) -> list[VideoReformatter]:
@@ -450,7 +452,7 @@ def _chroma_steps(pix_fmt: str) -> Size:
     return 16 // format.chroma_width(), 16 // format.chroma_height()
 
 
-def _says_more(frame: av.VideoFrame) -> bool:
+def _carries_more(frame: av.VideoFrame) -> bool:
     """Whether a frame carries what PyAV cannot write into a new one: its damage and its metadata."""
     try:
         return frame.is_corrupt or bool(frame.metadata)

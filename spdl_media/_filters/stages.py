@@ -62,9 +62,9 @@ def check_names(
         raise ValueError(f"quality must be one of {get_args(Quality)}, not {quality!r}")
     if pix_fmt is not None:
         format_name("pix_fmt", pix_fmt, "rgb24")
-    _color("pad_color", pad_color)
+    _check_color("pad_color", pad_color)
     if pad_mode is not None:
-        _color("pad_mode", pad_mode)
+        _check_color("pad_mode", pad_mode)
 
 
 def rate_and_window(frame_rate: Rate | None, timestamp: Timestamp | None) -> list[str]:
@@ -141,8 +141,8 @@ def crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
     if width is None and height is None:
         return []
     sides = [
-        f"i{name[5]}" if side is None else str(positive(name, side))
-        for name, side in (("crop_width", width), ("crop_height", height))
+        whole if side is None else str(positive(name, side))
+        for name, side, whole in (("crop_width", width, "iw"), ("crop_height", height, "ih"))
     ]
     if not exact:
         return [f"crop={sides[0]}:{sides[1]}"]
@@ -159,9 +159,9 @@ def count(num_frames: int | None, pad_mode: str | None) -> list[str]:
     """Make it exactly so many frames."""
     if num_frames is None:
         return []
-    count = positive("num_frames", num_frames)
+    end = positive("num_frames", num_frames)
     added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
-    return [f"tpad=stop=-1:{added}", f"trim=end_frame={count}"]
+    return [f"tpad=stop=-1:{added}", f"trim=end_frame={end}"]
 
 
 def formats_on_the_way(pix_fmt: str | None, quality: str) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def own_filters(filter_desc: str | None) -> list[str]:
 
 
 def to_format(pix_fmt: str | None, *, converted: bool) -> list[str]:
-    """Name the final format; a scale filter before converts to it already, or one is put in."""
+    """Name the final format, and put in a scaler that leads to it exactly, unless one has already."""
     if pix_fmt is None:
         return []
     if converted:
@@ -237,9 +237,8 @@ def format_name(argument: str, name: str, example: str) -> str:
     return name
 
 
-def _color(argument: str, color: str) -> str:
+def _check_color(argument: str, color: str) -> None:
     if not isinstance(color, str) or not _COLOR.match(color):
         raise ValueError(
             f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}"
         )
-    return color

@@ -26,10 +26,7 @@ SOURCES: dict[str, Kind] = {"buffer": "video", "abuffer": "audio"}
 SINKS: dict[str, Kind] = {"buffersink": "video", "abuffersink": "audio"}
 _SOURCE_OF = {"video": "buffer", "audio": "abuffer"}
 _SINK_OF = {"video": "buffersink", "audio": "abuffersink"}
-_PROBE_ARGS = {
-    "video": "video_size=16x16:pix_fmt=yuv420p:time_base=1/1",
-    "audio": "sample_rate=8000:sample_fmt=fltp:channel_layout=mono:time_base=1/8000",
-}
+_ANY_VIDEO = "video_size=16x16:pix_fmt=yuv420p:time_base=1/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +101,25 @@ def _links(graph: Graph, pads: list[tuple[int, int]]) -> Iterator[tuple[int, int
     """Labels join first; an unlabelled output goes to the next filter's first free unlabelled input."""
     nodes = list(graph.nodes)
     labelled = {
-        label: (node, index)
-        for node, value in enumerate(nodes)
-        for index, label in enumerate(value.inputs)
+        label: (position, index)
+        for position, node in enumerate(nodes)
+        for index, label in enumerate(node.inputs)
     }
     start = 0
     for chain in graph.chains:
-        for node in range(start, start + len(chain)):
-            free = 0
-            if node + 1 < start + len(chain):
-                free = len(nodes[node + 1].inputs)
-            for output in range(pads[node][1]):
-                if output < len(nodes[node].outputs):
-                    target = labelled.get(nodes[node].outputs[output])
+        stop = start + len(chain)
+        for position in range(start, stop):
+            follower = position + 1
+            free = len(nodes[follower].inputs) if follower < stop else 0
+            for output in range(pads[position][1]):
+                if output < len(nodes[position].outputs):
+                    target = labelled.get(nodes[position].outputs[output])
                     if target:
-                        yield node, output, *target
-                elif node + 1 < start + len(chain) and free < pads[node + 1][0]:
-                    yield node, output, node + 1, free
+                        yield position, output, *target
+                elif follower < stop and free < pads[follower][0]:
+                    yield position, output, follower, free
                     free += 1
-        start += len(chain)
+        start = stop
 
 
 def _open_pads(
@@ -145,13 +142,14 @@ def _pad_kind(desc: str, node: Node, index: int, *, inputs: bool) -> Kind:
     # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
     graph = AvGraph()
     context = add_filter(graph, desc, node)
-    try:
-        if inputs:
-            graph.add("buffer", _PROBE_ARGS["video"]).link_to(context, 0, index)
-        else:
-            context.link_to(graph.add("buffersink"), index, 0)
-    except av.FFmpegError:
-        return "audio"
+    with av.logging.Capture():  # what FFmpeg says of it is no fault to be told
+        try:
+            if inputs:
+                graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
+            else:
+                context.link_to(graph.add("buffersink"), index, 0)
+        except av.FFmpegError:
+            return "audio"
     return "video"
 
 
@@ -164,12 +162,12 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
             f"filter description {desc!r}: this FFmpeg has no filter {node.name!r}{hint}",
             filter_desc=desc,
         )
-    with translated(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
+    with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
         full_name = f"{node.name}@{node.id}" if node.id else None
         return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
 
 
-def translated(desc: str, what: str) -> AbstractContextManager[object]:
+def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
     """Turn FFmpeg's errors in a block into a FilterError."""
 
     def make_error(text: str) -> FilterError:
@@ -190,13 +188,12 @@ class BuiltGraph:
 def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
     """Make and configure a graph whose open inputs are fed by sources with the given arguments."""
     graph, desc = AvGraph(), wiring.desc
-    graph.threads = (
-        1  # the pipeline owns the parallelism; FFmpeg's default starts threads for each graph
-    )
+    # The pipeline owns the parallelism; FFmpeg's default starts threads for each graph.
+    graph.threads = 1
     contexts = [add_filter(graph, desc, node) for node in wiring.nodes]
     sources = [c for c, node in zip(contexts, wiring.nodes, strict=True) if node.name in SOURCES]
     sinks = [c for c, node in zip(contexts, wiring.nodes, strict=True) if node.name in SINKS]
-    with translated(desc, "its filters cannot be joined"):
+    with filter_errors(desc, "its filters cannot be joined"):
         for from_, output, to, input in wiring.links:
             contexts[from_].link_to(contexts[to], output, input)
         for pad, args in zip(wiring.inputs, source_args, strict=True):
@@ -205,13 +202,15 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
         for pad in wiring.outputs:
             sinks.append(graph.add(_SINK_OF[pad.kind]))
             contexts[pad.node].link_to(sinks[-1], pad.index, 0)
-    with translated(desc, f"it cannot be set up for {' and '.join(source_args) or 'its inputs'}"):
+    with filter_errors(
+        desc, f"it cannot be set up for {' and '.join(source_args) or 'its inputs'}"
+    ):
         graph.configure()
     return BuiltGraph(graph, tuple(sources), tuple(sinks))
 
 
 def describe_frame(frame: AvFrame) -> str:
-    """Kind of a frame in words, as far as an input must know it."""
+    """Size and format of a frame in words, as far as an input must know them."""
     if isinstance(frame, av.AudioFrame):
         return f"{frame.format.name} {frame.layout.name} {frame.sample_rate} Hz"
     return f"{frame.width}x{frame.height} {frame.format.name}"

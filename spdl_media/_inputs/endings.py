@@ -8,7 +8,7 @@ Matroska and WebM. Where the cut goes through a page, packet or frame, Ogg, MPEG
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 __all__ = ("missing_end", "mp3_frame_size")
@@ -80,19 +80,19 @@ def _chunks(read: Read, size: int, layout: str, position: int, wanted: bytes) ->
 
 def _avi(read: Read, size: int) -> str | None:
     """Long files are several RIFF forms, each with one list ``movi``; an index may follow it."""
-    position = 0
+    position, steps = 0, iter(range(_MAX_PARTS))  # one budget for all forms together
     while position + 12 <= size:
         (length,) = struct.unpack_from("<I", read(position, 8), 4)
         if not 0 < length < _UNKNOWN_SIZE:
             return None
-        if short := _movi(read, size, position + 12):
+        if short := _movi(read, size, position + 12, steps):
             return short
         position += 8 + length + length % 2
     return None
 
 
-def _movi(read: Read, size: int, position: int) -> str | None:
-    for _ in range(_MAX_PARTS):
+def _movi(read: Read, size: int, position: int, steps: Iterator[int]) -> str | None:
+    for _ in steps:
         if position + 12 > size:
             return _short(size, position + 12, "the header of the list movi")
         header = read(position, 12)
@@ -222,19 +222,19 @@ def _riff(kind: bytes) -> Callable[[bytes], bool]:
     return lambda head: head[:4] == b"RIFF" and head[8:12] == kind
 
 
-def _starts(signature: bytes, at: int = 0) -> Callable[[bytes], bool]:
+def _starts_with(signature: bytes, at: int = 0) -> Callable[[bytes], bool]:
     return lambda head: head[at : at + len(signature)] == signature
 
 
 _CHECKS: tuple[tuple[Callable[[bytes], bool], Callable[[Read, int], str | None]], ...] = (
     (_riff(b"WAVE"), _wave),
     (_riff(b"AVI "), _avi),
-    (_starts(b"FORM"), _aiff),
-    (_starts(b".snd"), _au),
-    (_starts(b"caff"), _caf),
-    (_starts(b"ftyp", 4), _mp4),
-    (_starts(b"moov", 4), _mp4),
-    (_starts(b"\x1a\x45\xdf\xa3"), _matroska),
-    (_starts(b"OggS"), _ogg),
+    (_starts_with(b"FORM"), _aiff),
+    (_starts_with(b".snd"), _au),
+    (_starts_with(b"caff"), _caf),
+    (_starts_with(b"ftyp", 4), _mp4),
+    (_starts_with(b"moov", 4), _mp4),
+    (_starts_with(b"\x1a\x45\xdf\xa3"), _matroska),
+    (_starts_with(b"OggS"), _ogg),
     (_is_transport_stream, _transport_stream),
 )

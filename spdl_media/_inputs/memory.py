@@ -33,7 +33,12 @@ def memory_of(src: Any) -> bytes | memoryview | None:
 
 
 def _array_content(src: Any) -> memoryview:
-    array = np.asarray(src)
+    try:
+        array = np.asarray(src)
+    except RuntimeError as error:  # PyTorch's word for tensors that NumPy cannot view
+        raise TypeError(
+            f"an encoded file in a tensor is 1-D uint8 on the CPU, this one NumPy cannot view: {error}"
+        ) from error
     what = f"{type(src).__name__} of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
         raise TypeError(f"an encoded file in an array is 1-D uint8, this is a {what}")

@@ -56,9 +56,9 @@ class ViewReader:
 class FileReader:
     """A file object as FFmpeg needs it: from byte 0, in ``bytes`` of at most the size asked for.
 
-    The first error of the file becomes a :class:`SourceError` in ``failure``, and goes through PyAV
-    to whoever called FFmpeg. After it there is only the end of the file: a source that has lost
-    bytes is not to be trusted any more.
+    The first error is kept in ``failure`` (a :class:`SourceError`, if the file raised it) and goes
+    through PyAV to whoever called FFmpeg. After it there is only the end of the file: a source that
+    has lost bytes is not to be trusted any more.
 
     Args:
         file: What is read. If it can seek, it is used from its first byte, otherwise from where it

@@ -7,6 +7,7 @@ from typing import Any
 
 from spdl_media import _backends
 from spdl_media._inputs.memory import flat
+from spdl_media._inputs.readers import Readable
 from spdl_media.errors import MissingDependencyError, SourceError
 
 __all__ = ("ReadAhead", "open_url")
@@ -19,7 +20,7 @@ _MAX_FETCH = 512 * 1024
 _NUM_SPANS = 6
 
 
-def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Any:
+def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Readable:
     """Open a URL with fsspec.
 
     Args:
@@ -47,7 +48,10 @@ def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Any:
         file = filesystem.open(path, "rb", cache_type="none")
     except ImportError as error:
         raise MissingDependencyError(
-            f"fsspec needs more for this URL: {error}", source=name, name=error.name
+            f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
+            "pip install s3fs",
+            source=name,
+            name=error.name,
         ) from error
     except Exception as error:  # every backend of fsspec has exceptions of its own
         raise SourceError(
@@ -61,7 +65,8 @@ def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Any:
         # memory.
         return flat(file.getbuffer())
     # fsspec says of a stream from the server that it can seek, but it cannot. It has no size.
-    return file if getattr(file, "size", None) is None else ReadAhead(file)
+    stream: Readable = file
+    return stream if getattr(file, "size", None) is None else ReadAhead(file)
 
 
 class ReadAhead:

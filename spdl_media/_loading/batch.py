@@ -61,8 +61,8 @@ def check_on_error(on_error: str) -> None:
 def check_array_layout(layout: str | None) -> None:
     if layout not in (*get_args(ArrayLayout), None):
         raise ValueError(
-            f"layout must be 'NCHW', 'NHWC' or None, not {layout!r}. convert_frames(layout='planes') gives one "
-            "array a plane"
+            f"layout must be 'NCHW', 'NHWC' or None, not {layout!r}. convert_frames(layout='planes') gives "
+            "one array a plane"
         )
 
 

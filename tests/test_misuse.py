@@ -1,0 +1,137 @@
+"""Mistakes of callers are told at once, and by what they are."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    index_planes,
+    make_audio,
+    make_media,
+    make_tone,
+    make_video,
+)
+
+
+@pytest.fixture(scope="module")
+def movie() -> bytes:
+    tracks = [
+        VideoTrack(frames=index_planes(20, 64, 48), codec="libx264", pix_fmt="yuv420p"),
+        AudioTrack(samples=make_tone(16000, 8000), sample_rate=8000, codec="flac"),
+    ]
+    return make_media(tracks, format="mp4")
+
+
+@pytest.mark.parametrize("config", ["mp4", {"format": "mp4"}, sm.decode_config()])
+def test_demux_config_is_made_by_its_function(movie: bytes, config: Any) -> None:
+    for function in (sm.demux_video, sm.demux_audio, sm.demux_image, sm.probe, sm.Demuxer):
+        with pytest.raises(
+            TypeError, match=r"demux_config must be made by spdl_media.demux_config\(\)"
+        ):
+            function(movie, demux_config=config)
+
+
+@pytest.mark.parametrize("config", ["keep", {"on_corrupt": "keep"}, sm.demux_config()])
+def test_decode_config_is_made_by_its_function(movie: bytes, config: Any) -> None:
+    packets = sm.demux_video(movie)
+    with pytest.raises(
+        TypeError, match=r"decode_config must be made by spdl_media.decode_config\(\)"
+    ):
+        sm.decode_packets(packets, None, config)
+    with pytest.raises(
+        TypeError, match=r"decode_config must be made by spdl_media.decode_config\(\)"
+    ):
+        sm.VideoDecoder(packets.codec, decode_config=config)
+
+
+@pytest.mark.parametrize("start", [10**18, "1e300"])
+def test_a_window_where_no_file_can_be_is_empty(movie: bytes, start: Any) -> None:
+    assert len(sm.decode_packets(sm.demux_video(movie, timestamp=(start, None)))) == 0
+    assert len(sm.decode_packets(sm.demux_audio(movie, timestamp=(start, None)))) == 0
+
+
+def test_a_bad_filter_is_told_where_no_frame_comes(movie: bytes) -> None:
+    packets = sm.demux_video(movie, timestamp=(100, 101))
+    with pytest.raises(sm.FilterError, match="nope"):
+        sm.decode_packets(packets, "nope")
+    with pytest.raises(sm.FilterError, match="nope"):
+        sm.VideoDecoder(packets.codec, filter_desc="nope")
+
+
+def test_a_bad_value_of_a_decoder_option_is_not_the_fault_of_the_file(movie: bytes) -> None:
+    config = sm.decode_config(decoder_options={"threads": "abc"})
+    with pytest.raises(
+        ValueError, match="option 'threads' of decoder 'h264' does not take the value 'abc'"
+    ) as e:
+        sm.decode_packets(sm.demux_video(movie), None, config)
+    assert not isinstance(e.value, sm.MediaError)
+
+
+def test_packets_of_another_codec_are_refused_by_a_decoder(movie: bytes) -> None:
+    other = sm.demux_video(make_video(index_planes(3, 64, 48)))
+    decoder = sm.VideoDecoder(sm.demux_video(movie).codec)
+    with pytest.raises(ValueError, match="was made for h264, but the packets are ffv1"):
+        decoder.decode(other)
+    sound = sm.AudioDecoder(sm.demux_audio(make_audio(make_tone(8000, 16000), 16000)).codec)
+    slow = sm.demux_audio(make_audio(make_tone(8000, 8000), 8000))
+    with pytest.raises(ValueError, match="pcm_s16le at 16000 Hz with 1 channels, but the packets"):
+        sound.decode(slow)
+
+
+def test_integers_and_arrays_of_numpy_count(movie: bytes) -> None:
+    frames = sm.decode_packets(sm.demux_video(movie), None, num_frames=np.int64(7))  # type: ignore[call-overload]
+    assert len(frames) == 7
+    assert frames[np.array([1, 5])].pts == (frames.pts[1], frames.pts[5])  # type: ignore[index]
+    assert frames[np.int64(3)].pts == frames.pts[3]  # type: ignore[index]
+
+
+def test_a_graph_with_another_time_base_than_its_frames_is_refused(movie: bytes) -> None:
+    packets = sm.demux_video(movie)
+    graph = sm.FilterGraph(sm.get_buffer_desc(packets) + ",buffersink")
+    with pytest.raises(sm.FilterError, match="time_base"):
+        graph.add_frames(sm.decode_packets(packets, "fps=5"))
+
+
+def test_a_tensor_that_numpy_cannot_view_is_a_type_error() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="1-D uint8"):
+        sm.demux_image(torch.zeros(4, requires_grad=True))
+
+
+def test_sound_with_a_gap_says_where_its_chunks_stand() -> None:
+    """Matroska may leave sound out; what comes after the gap keeps its time."""
+    whole = make_audio(make_tone(8000, 8000), 8000, codec="flac", format="matroska")
+    target = io.BytesIO()
+    with av.open(io.BytesIO(whole)) as source, av.open(target, "w", format="matroska") as sink:
+        stream = sink.add_stream_from_template(source.streams.audio[0])
+        for packet in source.demux(source.streams.audio[0]):
+            if packet.size and not 0.4 <= packet.pts * packet.time_base < 0.7:
+                packet.stream = stream
+                sink.mux(packet)
+    frames = sm.decode_packets(sm.demux_audio(target.getvalue()), None)
+    times = [pts * float(frames.time_base) for pts in frames.pts if pts is not None]
+    np.testing.assert_allclose(frames.timestamps, times, atol=1e-3)
+    assert max(np.diff(frames.timestamps)) > 0.25
+
+
+def test_each_of_several_outputs_without_a_label_can_be_had(movie: bytes) -> None:
+    stereo = np.stack([np.full(8000, 1000), np.full(8000, -2000)], 1).astype(np.int16)
+    sound = sm.decode_packets(sm.demux_audio(make_audio(stereo, 8000)), None)
+    graph = sm.FilterGraph("channelsplit=channel_layout=stereo")
+    assert graph.outputs == ("out0", "out1")
+    graph.add_frames(sound)
+    graph.flush()
+    values = []
+    for key in graph.outputs:
+        frames = graph.get_frames(key=key)
+        assert isinstance(frames, sm.AudioFrames)
+        values.append(int(frames.chunks[0].planes[0][0]))
+    assert values == [1000, -2000]
