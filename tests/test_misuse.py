@@ -123,15 +123,12 @@ def test_sound_with_a_gap_says_where_its_chunks_stand() -> None:
 
 
 def test_each_of_several_outputs_without_a_label_can_be_had(movie: bytes) -> None:
-    stereo = np.stack([np.full(8000, 1000), np.full(8000, -2000)], 1).astype(np.int16)
-    sound = sm.decode_packets(sm.demux_audio(make_audio(stereo, 8000)), None)
-    graph = sm.FilterGraph("channelsplit=channel_layout=stereo")
+    frames = sm.decode_packets(sm.demux_video(movie), None)
+    graph = sm.FilterGraph("split,hflip")
     assert graph.outputs == ("out0", "out1")
-    graph.add_frames(sound)
+    graph.add_frames(frames)
     graph.flush()
-    values = []
     for key in graph.outputs:
-        frames = graph.get_frames(key=key)
-        assert isinstance(frames, sm.AudioFrames)
-        values.append(int(frames.chunks[0].planes[0][0]))
-    assert values == [1000, -2000]
+        got = graph.get_frames(key=key)
+        assert got is not None
+        assert len(got) == len(frames)
