@@ -24,11 +24,20 @@ The modules with public names, of which each imports only those above it:
 ``async_load``    the same as awaitables
 ``collate``       :func:`collate`: items of several fields into buffers
 ``crops``         :func:`random_resized_crop`
+``samplers``      indices for the processes of a distributed training
+``source``        samplers, and sources made of others
+``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
+
+Beside them stands ``pipeline``, which knows nothing of media. It, ``source`` and ``dataloader`` are
+imported when they are first used.
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from spdl_media._backends._pyav import set_log_level
 from spdl_media.arrays import to_jax, to_numba, to_numpy, to_torch
@@ -82,6 +91,9 @@ from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoS
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 
+if TYPE_CHECKING:
+    from spdl_media.dataloader import DataLoader
+
 __all__ = (
     "AudioCodec",
     "AudioDecoder",
@@ -93,6 +105,7 @@ __all__ = (
     "Clip",
     "Codec",
     "ConvertError",
+    "DataLoader",
     "DecodeConfig",
     "DecodeError",
     "DemuxConfig",
@@ -155,3 +168,18 @@ __all__ = (
     "to_numpy",
     "to_torch",
 )
+
+# Modules that bring asyncio along, or are not needed by everyone.
+_LAZY_MODULES = ("dataloader", "pipeline", "source")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataLoader":
+        return importlib.import_module("spdl_media.dataloader").DataLoader
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"spdl_media.{name}")
+    raise AttributeError(f"module 'spdl_media' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY_MODULES})

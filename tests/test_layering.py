@@ -48,16 +48,26 @@ ORDER = [
     ["_loading.options", "_loading.pictures", "_loading.batch"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["source"],
+    ["_sources.checks", "_sources.chance", "_sources.ranks", "_sources.protocols"],
+    ["_sources.merging", "_sources.repeating"],
+    ["samplers", "source"],
+    ["_dataloading.intervals", "_dataloading.state", "_dataloading.ledger", "_dataloading.tagged"],
+    ["_dataloading.feed", "_dataloading.calls", "_dataloading.checks"],
     ["dataloader"],
     ["cli", "__main__"],
 ]
-HELPERS = {"_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_loading"}
+HELPERS = {
+    *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_loading"),
+    *("_sources", "_dataloading"),
+}
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
 BESIDE = {"testing", "pipeline"}
-JOINS_PIPELINE = {"dataloader", "cli"}
+JOINS_PIPELINE = {
+    *("_dataloading.tagged", "_dataloading.calls", "_dataloading.checks", "dataloader"),
+    "cli",
+}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
