@@ -18,6 +18,7 @@ ORDER = [
     [
         "_stills.parts",
         "orientation",
+        "_stills.jpeg",
         "_stills.completeness",
         "_stills.stills",
     ],
@@ -29,18 +30,27 @@ ORDER = [
     ["bitstream"],
     ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
     ["planes", "frames"],
-    ["_filters.plain_chain", "_filters.wiring", "_filters.ends", "filter_graph"],
+    [
+        "_filters.cuts",
+        "_filters.steps",
+        "_filters.plain_chain",
+        "_filters.wiring",
+        "_filters.ends",
+        "filter_graph",
+    ],
     [
         "_decoding.sei",
         "_decoding.pictures",
         "_decoding.samples",
         "_decoding.odd_sizes",
         "_decoding.path",
+        "_decoding.jpegs",
+        "_decoding.downscale",
     ],
     ["_decoding.defaults", "decode", "decoders"],
     ["storage"],
     ["buffer"],
-    ["convert"],
+    ["_converting.checks", "convert"],
     ["transfer"],
     ["arrays"],
     ["cuda", "array_formats"],
@@ -57,7 +67,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_loading"),
+    *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_converting", "_loading"),
     *("_sources", "_dataloading"),
 }
 FLAT = [module for row in ORDER for module in row]

@@ -17,6 +17,7 @@ INSTALL = MappingProxyType(
         "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
         "fsspec": ("fsspec", 'pip install "spdl_media[fsspec]"'),
         "jax": ("jax", "pip install jax"),
+        "simplejpeg": ("simplejpeg", 'pip install "spdl_media[jpeg]"'),
         "torch": ("torch", 'pip install "spdl_media[torch]"'),
     }
 )

@@ -314,3 +314,22 @@ def test_many_stages() -> None:
     result = run(range(50), *[lambda b: b.pipe(lambda i: i + 1)] * 80)
 
     assert result == list(range(80, 130))
+
+
+def test_a_quick_path_does_not_run_ahead_into_the_next_epoch() -> None:
+    gate = threading.Event()
+
+    def slow(item: int) -> int:
+        assert gate.wait(20)
+        return item
+
+    paths = [PipelineBuilder().pipe(slow), PipelineBuilder()]
+    builder = PipelineBuilder().add_source(range(4), continuous=True)
+    pipeline = builder.path_variants(lambda item: item % 2, paths).build()
+    with pipeline.auto_stop():
+        assert [pipeline.get_item(timeout=20) for _ in range(2)] == [1, 3]
+        with pytest.raises(TimeoutError):
+            pipeline.get_item(timeout=0.1)
+        gate.set()
+        assert list(pipeline) == [0, 2]
+        assert sorted(pipeline) == [0, 1, 2, 3]
