@@ -24,6 +24,7 @@ The modules with public names, of which each imports only those above it:
 ``async_load``    the same as awaitables
 ``collate``       :func:`collate`: items of several fields into buffers
 ``crops``         :func:`random_resized_crop`
+``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 """
@@ -31,6 +32,12 @@ FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 from __future__ import annotations
 
 from spdl_media._backends._pyav import set_log_level
+from spdl_media.array_formats.errors import ArrayFormatError
+from spdl_media.array_formats.npy import load_npy
+from spdl_media.array_formats.npz import NpzFile, load_npz
+from spdl_media.array_formats.samples import iter_samples
+from spdl_media.array_formats.tar import iter_tarfile
+from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
 from spdl_media.arrays import to_jax, to_numba, to_numpy, to_torch
 from spdl_media.async_load import (
     async_load_audio,
@@ -83,6 +90,7 @@ from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu
 from spdl_media.timing import Timestamp, Window
 
 __all__ = (
+    "ArrayFormatError",
     "AudioCodec",
     "AudioDecoder",
     "AudioFrames",
@@ -107,6 +115,7 @@ __all__ = (
     "MediaError",
     "MediaInfo",
     "MissingDependencyError",
+    "NpzFile",
     "OtherStreamInfo",
     "Packets",
     "Source",
@@ -120,6 +129,7 @@ __all__ = (
     "VideoFrames",
     "VideoPackets",
     "VideoStreamInfo",
+    "WAVHeader",
     "Window",
     "apply_bsf",
     "async_load_audio",
@@ -142,11 +152,17 @@ __all__ = (
     "get_buffer_desc",
     "get_filter_desc",
     "get_video_filter_desc",
+    "iter_samples",
+    "iter_tarfile",
     "load_audio",
     "load_clip",
     "load_image",
     "load_image_batch",
+    "load_npy",
+    "load_npz",
     "load_video",
+    "load_wav",
+    "parse_wav",
     "probe",
     "random_resized_crop",
     "set_log_level",
