@@ -310,7 +310,6 @@ def test_a_generator_pauses_when_nobody_takes_its_values(is_async: bool) -> None
         assert made <= 2 + 1 + 64
         for expected in range(1, 500):
             assert pipeline.get_item(timeout=WAIT) == expected
-        assert made >= 502
 
 
 def test_a_paused_generator_lets_go_of_its_thread() -> None:
