@@ -427,3 +427,21 @@ def test_a_failure_can_be_taken_apart_by_except_star() -> None:
         groups.append(group)
 
     assert [(type(group), group.stage) for group in groups] == [(PipelineFailure, "check")]
+
+
+def test_a_merged_source_that_fails_in_a_later_epoch() -> None:
+    class FailsAtSecond:
+        times = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.times += 1
+            yield 1
+            if self.times == 2:
+                raise OSError("disk gone")
+
+    parts = [PipelineBuilder().add_source(items) for items in (FailsAtSecond(), [2, 3])]
+    pipeline = PipelineBuilder().merge(*parts).build()
+    with pipeline.auto_stop():
+        assert sorted(pipeline) == [1, 2, 3]
+        with pytest.raises(PipelineFailure, match="disk gone"):
+            list(pipeline.get_iterator(timeout=WAIT))

@@ -44,9 +44,9 @@ class Source:
         self._made = 0
         self._continuous = continuous
         self._epochs_wanted = 0
-        # Merged with a source that failed: nothing is taken after the end of this epoch.
+        # Merged with a source that failed: its last epoch is cut short, and when that has ended it is over.
         self._cut = False
-        self._ended = False
+        self._is_over = False
         self._epochs_begun = 0
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Source:
     def advance(self) -> None:
         """Hand items on, as many as the next node has room for."""
         out, inlet = self.out, self.next
-        if self._cut and self._ended:
+        if self._is_over:
             out.clear()
         before = self._taken
         while out and (count := min(inlet.room(), len(out))) > 0:
@@ -97,7 +97,7 @@ class Source:
             self.hub.touch(self)
 
     def _end_epoch(self) -> None:
-        self._ended = True
+        self._is_over = self._cut
         if self.error is not None:
             self.hub.events.source_failed(self.error)
         self.next.end_epoch()
