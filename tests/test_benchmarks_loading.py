@@ -19,7 +19,7 @@ from spdl_media.testing import make_image
 CHECKOUT = Path(__file__).resolve().parent.parent
 BENCHMARKS = CHECKOUT / "samples" / "benchmarks"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, BENCHMARKS)))}
-OURS = ["spdl_media", "spdl_media, fast"]
+OURS = ["spdl_media", "spdl_media, fast", "spdl_media, whole batches"]
 # The library beyond PyTorch that a loader needs.
 PEERS = {
     "SPDL, pipeline": "spdl",

@@ -73,10 +73,54 @@ def repeated(folder: Path, count: int) -> list[Sample]:
 # This library.
 
 
-class PoolOfThreads:
-    """``load_image_batch`` in a pool of threads; each loads whole batches, into memory that is used again."""
+class OwnDataLoader:
+    """Its DataLoader: pictures are decoded one by one, and gathered in memory that is used again."""
 
     quality: Literal["accurate", "fast"] = "accurate"
+
+    def __init__(self, job: Job) -> None:
+        import spdl_media as sm
+
+        to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
+        labels_of = make_labels(job.arrays)
+        filters = sm.get_video_filter_desc(
+            scale_width=job.size, scale_height=job.size, scale_mode=None, quality=self.quality
+        )
+        # As many as may be made ahead, one in each thread, one with the caller and one on its way there.
+        count = job.ahead + job.workers + 2
+        pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
+
+        def decode(sample: Sample) -> tuple[sm.ImageFrames, int]:
+            path, label = sample
+            return sm.decode_packets(sm.demux_image(path), filters), label
+
+        def gather(samples: Sequence[tuple[sm.ImageFrames, int]]) -> Batch:
+            frames, labels = zip(*samples, strict=True)
+            return to_array(sm.convert_frames(frames, pool)), labels_of(labels)
+
+        self._loader = sm.DataLoader(
+            job.samples,
+            preprocessor=decode,
+            batch_size=job.batch,
+            aggregator=gather,
+            buffer_size=job.ahead,
+            num_threads=job.workers,
+            output_order="input",
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        return iter(self._loader)
+
+
+class OwnDataLoaderFast(OwnDataLoader):
+    """The same with ``quality="fast"``."""
+
+    quality = "fast"
+
+
+class PoolOfThreads:
+    """``load_image_batch`` in a pool of threads; each loads whole batches, into memory that is used again."""
 
     def __init__(self, job: Job) -> None:
         import spdl_media as sm
@@ -89,7 +133,6 @@ class PoolOfThreads:
             width=job.size,
             height=job.size,
             scale_mode=None,
-            quality=self.quality,
         )
         # One batch is with the caller, one on its way there.
         pool = partial(sm.StoragePool, job.batch * job.size**2 * 3, job.ahead + 2, pin_memory=False)
@@ -107,12 +150,6 @@ class PoolOfThreads:
         """Batches in the order of the samples."""
         with ThreadPoolExecutor(self._job.workers) as threads:
             yield from in_order(threads, self._start(), self._job.batches, self._job.ahead)
-
-
-class PoolOfThreadsFast(PoolOfThreads):
-    """The same with ``quality="fast"``."""
-
-    quality = "fast"
 
 
 def in_order(
@@ -303,8 +340,9 @@ class TorchTorchvision(TorchPillow):
 
 
 OURS: dict[str, type[Loader]] = {
-    "spdl_media": PoolOfThreads,
-    "spdl_media, fast": PoolOfThreadsFast,
+    "spdl_media": OwnDataLoader,
+    "spdl_media, fast": OwnDataLoaderFast,
+    "spdl_media, whole batches": PoolOfThreads,
 }
 PEERS: dict[str, type[Loader]] = {
     "SPDL, pipeline": SpdlPipeline,

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 PROC = Path("/proc")
@@ -34,18 +36,22 @@ def run_fresh(
         RuntimeError: It failed; the message has the end of what it wrote to stderr.
     """
     command = [sys.executable, script, "--cell", json.dumps(options)]
-    with subprocess.Popen(  # noqa: S603  # this Python, and a script of this folder
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        first, peak = "", None
-        if watch_memory is not None and process.stdout is not None:
-            first = process.stdout.readline()
-            peak = _watch(process, watch_memory)
-        output, errors = process.communicate()
+    with TemporaryFile("w+") as errors:
+        process = subprocess.Popen(  # noqa: S603  # this Python, and a script of this folder
+            command, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        # Not communicate(), which does not see what readline() has read of the next lines.
+        with process, process.stdout or StringIO() as output:
+            first, peak = "", None
+            if watch_memory is not None:
+                first = output.readline()
+                peak = _watch(process, watch_memory)
+            lines = (first + output.read()).splitlines()
+        errors.seek(0)
+        end = "\n".join(errors.read().strip().splitlines()[-15:])
     if process.returncode:
-        end = "\n".join(errors.strip().splitlines()[-15:])
         raise RuntimeError(f"{options} ended with status {process.returncode}:\n{end}")
-    found: dict[str, Any] = json.loads((first + output).splitlines()[-1])
+    found: dict[str, Any] = json.loads(lines[-1])
     return found | ({} if watch_memory is None else {"peak_mib": peak})
 
 
