@@ -7,6 +7,7 @@ import gc
 import inspect
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -341,6 +342,32 @@ class TestStopping:
         next(iterator)
         del iterator
         assert given < 200
+
+    def test_no_more_batches_are_made_than_the_buffer_and_the_threads_hold(self) -> None:
+        made = 0
+
+        def count(batch: list[int]) -> list[int]:
+            nonlocal made
+            made += 1
+            return batch
+
+        loader = DataLoader(
+            itertools.count(), batch_size=64, aggregator=count, num_threads=2, buffer_size=3
+        )
+        iterator = iter(loader)
+        next(iterator)
+        until_still(lambda: made)
+        del iterator
+        assert made == 1 + 3 + 2
+
+
+def until_still(value: Callable[[], int]) -> None:
+    """Wait until a value is above zero and has not changed for some turns of all threads."""
+    still, last = 0, 0
+    while still < 20:
+        time.sleep(0.001)
+        still = still + 1 if value() == last > 0 else 0
+        last = value()
 
 
 def retried(iterator: Iterator[Any]) -> Iterator[Any]:

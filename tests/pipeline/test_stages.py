@@ -120,6 +120,18 @@ def test_falsy_results_are_results() -> None:
     assert run([1, 2], lambda b: b.pipe(lambda _: 0)) == [0, 0]
 
 
+def test_a_coroutine_that_a_plain_function_returns_fails_with_the_remedy() -> None:
+    builder = PipelineBuilder().add_source([1, 2]).pipe(lambda item: double_async(item), name="load")
+    pipeline = builder.build(max_failures=math.inf)
+
+    assert list(pipeline) == []
+    assert pipeline.failure_counts == {"load": 2}
+    error = pipeline.failures[0].exception
+    assert isinstance(error, TypeError)
+    assert "stage 'load' returned a coroutine" in str(error)
+    assert "async def" in str(error)
+
+
 def test_an_exception_that_is_returned_is_a_result() -> None:
     error = ValueError("a value")
 
@@ -156,6 +168,17 @@ def test_an_aggregator_of_the_callers_decides_itself(drop_last: bool) -> None:
 
     assert result == [[1, 2, 3, 4], [5, 6], [7]][: 2 if drop_last else 3]
     assert aggregator.group == []
+
+
+def test_an_aggregator_that_cannot_be_copied_is_refused() -> None:
+    class Locked(ByWeight):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    pipeline = PipelineBuilder().add_source([1]).aggregate(Locked()).build()
+    with pytest.raises(PipelineError, match="'Locked' cannot be copied.*each run.*__deepcopy__"):
+        list(pipeline)
 
 
 def test_an_aggregator_flushes_in_each_epoch() -> None:
@@ -297,7 +320,7 @@ def test_an_initializer_that_raises_ends_the_run() -> None:
     config = ThreadPoolExecutorConfig(1, initializer=initialize)
     pipeline = PipelineBuilder().add_source([1]).pipe(double, executor=config).build()
 
-    with pytest.raises(RuntimeError, match="initializer of spdl_media double failed"):
+    with pytest.raises(RuntimeError, match="initializer of stage 'double' failed: OSError: no device") as info):
         list(pipeline)
 
 

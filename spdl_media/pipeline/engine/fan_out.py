@@ -275,7 +275,20 @@ class Disaggregate(ThreadFanOut):
 
     Lists and tuples on the loop; what else can be iterated may run code of the caller's when it is, so
     threads do it.
+
+    Args:
+        hub: As for all nodes.
+        spec: The slack is a number of groups.
+        desk: As for all stages.
+        threads: As for other generators.
+        ahead: How many items of a group may be in front of the next stage.
     """
+
+    def __init__(
+        self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads, *, ahead: int
+    ) -> None:
+        super().__init__(hub, spec, desk, threads)
+        self.ahead = ahead
 
     def open(self, slot: FanOutSlot) -> None:
         """Take a group apart, or have a thread do it."""

@@ -42,7 +42,8 @@ __all__ = ("Graph", "TaskHookFactory", "build_graph")
 TaskHookFactory = Callable[[str], TaskHook | None]
 
 # How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the loop and
-# the consumer hand each other several items at a time because of it.
+# the consumer hand each other several items at a time because of it. Groups count for what is in them: a
+# batch may be big, and behind one there is little to gain.
 SLACK = 64
 
 Outlet: TypeAlias = Node | Source | Join
@@ -53,7 +54,7 @@ Entrance: TypeAlias = Node | Sink | JoinInlet
 class Graph:
     """The nodes of a run, and what they use."""
 
-    sink: Sink
+    sink: Sink = field(init=False)
     sources: list[Source] = field(default_factory=list)
     stages: list[Node] = field(default_factory=list)
     threads: list[WorkerThreads] = field(default_factory=list)
@@ -143,16 +144,25 @@ class _Builder:
         self._desk = desk
         self._hook_factory = hook_factory
         # One of the items is the one that a source is being asked for.
-        self._slack = (SLACK - 1) // (_count_nodes(config) + 1)
-        buffer_size = (config.sink or SinkConfig()).buffer_size
-        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
-        self.graph = Graph(Sink(hub, buffer_size, self._slack, continuous=continuous))
+        self._share = (SLACK - 1) // (_count_nodes(config) + 1)
+        # How many items make one of what comes out of the last node that was made.
+        self._group_size = 1
+        self.graph = Graph()
         self._shared = WorkerThreads(hub, "spdl_media worker", num_threads)
         self._num_threads = num_threads
         self._shared_concurrency = 0
 
+    @property
+    def _slack(self) -> int:
+        """The share of the next node, in groups if items have been grouped."""
+        return self._share // self._group_size
+
     def build(self, config: PipelineConfig) -> None:
-        _connect(self._chain(config), self.graph.sink)
+        tail = self._chain(config)
+        buffer_size = (config.sink or SinkConfig()).buffer_size
+        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
+        self.graph.sink = Sink(self._hub, buffer_size, self._slack, continuous=continuous)
+        _connect(tail, self.graph.sink)
         self._shared.size = min(self._num_threads, self._shared_concurrency)
         self.graph.threads.append(self._shared)
         if self._desk.threads is not None:
@@ -162,8 +172,12 @@ class _Builder:
         """The nodes of a pipeline without its sink; returns the last."""
         if isinstance(config.source, MergeConfig):
             join = Join()
+            sizes = []
             for part in config.source.pipelines:
+                self._group_size = 1
                 _connect(self._chain(part), join.add_inlet())
+                sizes.append(self._group_size)
+            self._group_size = max(sizes)
             return self._stages(config.stages, join)
         return self._stages(config.stages, self._source(config.source))
 
@@ -202,8 +216,12 @@ class _Builder:
         self._add(switch)
         _connect(tail, switch)
         join = Join()
+        before, sizes = self._group_size, []
         for path in config.paths:
+            self._group_size = before
             _connect(self._stages(path, switch), join.add_inlet())
+            sizes.append(self._group_size)
+        self._group_size = max(sizes)
         return join
 
     def _stage(self, config: StageConfig) -> Node:
@@ -213,21 +231,29 @@ class _Builder:
             return self._aggregate(config)
         assert isinstance(config, DisaggregateConfig)
         spec = CallSpec(iter, config.name, slack=self._slack, ordered=True)
-        return self._add(Disaggregate(self._hub, spec, self._desk, self._shared_threads(1)))
+        self._group_size = 1
+        return self._add(
+            Disaggregate(
+                self._hub, spec, self._desk, self._shared_threads(1), ahead=max(1, self._slack)
+            )
+        )
 
     def _aggregate(self, config: AggregateConfig) -> Node:
-        name = config.name
+        name, slack = config.name, self._slack
         if isinstance(config.aggregator, int):
+            self._group_size *= config.aggregator
             return self._add(
                 Aggregate(self._hub, name, config.aggregator, drop_last=config.drop_last)
             )
+        # Nobody knows how many items are in its groups.
+        self._group_size = SLACK
         return self._add(
             CustomAggregate(
                 self._hub,
                 name,
                 config.aggregator,
                 drop_last=config.drop_last,
-                slack=self._slack,
+                slack=slack,
                 desk=self._desk,
                 threads=self._shared_threads(1),
             )

@@ -81,6 +81,10 @@ class CustomAggregate(ThreadCalls):
         self._drop_last = drop_last
         self._flushed = False
 
+    def room(self) -> int:
+        """How many items fit; 0 while a group waits for the next stage."""
+        return 0 if self.out else super().room()
+
     def is_drained(self) -> bool:
         """Have what is left over made into a group, once an epoch."""
         if not self._flushed:
