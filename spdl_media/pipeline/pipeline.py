@@ -43,8 +43,9 @@ class Pipeline(Generic[T_co]):
             executor of their own together.
         max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
             ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
-            The default is 0.5: items may fail, but no more than half of them. A rate is looked at after
-            100 calls of a stage, and at the end of each epoch. ``math.inf`` allows any number.
+            The default is 0.5: items may fail, but no more than half of them. A rate is that of one
+            epoch; it is looked at after 100 calls of a stage, and at the end of the epoch. ``math.inf``
+            allows any number.
         on_failure: Called with the record and the input of each item that fails, in a thread of its own,
             one after the other. What it raises ends the run.
         report_stats_interval: Seconds between lines of statistics in the log, logger

@@ -435,7 +435,7 @@ def test_an_exception_that_cannot_be_printed_does_no_harm() -> None:
         yield 1
         raise MuteError
 
-    with pytest.raises(PipelineFailure, match="'fail' failed too often.*was MuteError: <") as info:
+    with pytest.raises(PipelineFailure, match=r"'fail' failed too often.*was MuteError: <") as info:
         list(PipelineBuilder().add_source([1]).pipe(fail).build())
     assert isinstance(info.value.__cause__, MuteError)
     with pytest.raises(PipelineFailure, match="The source failed: MuteError: <"):
@@ -454,6 +454,37 @@ def test_a_rate_is_not_judged_by_the_first_calls() -> None:
     excess = log.note(record)
     assert excess is not None
     assert "99 failures lost 99% of the items, and max_failures=0.1 allows 10%" in str(excess)
+
+
+def test_one_failed_batch_is_not_everything() -> None:
+    """The stages before it have had a hundred calls by then, this one has had one."""
+    builder = PipelineBuilder().add_source(range(1280)).pipe(lambda item: item).aggregate(128)
+    builder.pipe(fail_when(lambda batch: batch[0] == 0, "function"))
+
+    assert len(list(builder.build())) == 9
+    with pytest.raises(PipelineFailure, match=r"1 failures lost 10% .* max_failures=0\.05"):
+        list(builder.build(max_failures=0.05))
+
+
+@pytest.mark.parametrize("own", [None, 0.5])
+def test_an_epoch_that_is_lost_is_an_error_however_good_those_before_were(
+    own: float | None,
+) -> None:
+    is_gone = False
+
+    def fail(item: int) -> int:
+        if is_gone:
+            raise OSError("the disk is gone")
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(50)).pipe(fail, max_failures=own).build()
+    with pipeline.auto_stop():
+        for _ in range(2):
+            assert len(list(pipeline)) == 50
+        is_gone = True
+        with pytest.raises(PipelineFailure, match="50 failures lost 100% of the items") as info:
+            list(pipeline)
+    assert isinstance(info.value.__cause__, OSError)
 
 
 def test_a_failure_survives_pickling() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineError,
+    PipelineFailure,
+    ThreadPoolExecutorConfig,
+)
 
 
 def double(item: int) -> int:
@@ -121,7 +127,10 @@ def test_falsy_results_are_results() -> None:
 
 
 def test_a_coroutine_that_a_plain_function_returns_fails_with_the_remedy() -> None:
-    builder = PipelineBuilder().add_source([1, 2]).pipe(lambda item: double_async(item), name="load")
+    def load(item: int) -> Any:
+        return double_async(item)
+
+    builder = PipelineBuilder().add_source([1, 2]).pipe(load)
     pipeline = builder.build(max_failures=math.inf)
 
     assert list(pipeline) == []
@@ -177,7 +186,7 @@ def test_an_aggregator_that_cannot_be_copied_is_refused() -> None:
             self.lock = threading.Lock()
 
     pipeline = PipelineBuilder().add_source([1]).aggregate(Locked()).build()
-    with pytest.raises(PipelineError, match="'Locked' cannot be copied.*each run.*__deepcopy__"):
+    with pytest.raises(PipelineError, match=r"'Locked' cannot be copied.*each run.*__deepcopy__"):
         list(pipeline)
 
 
@@ -320,8 +329,12 @@ def test_an_initializer_that_raises_ends_the_run() -> None:
     config = ThreadPoolExecutorConfig(1, initializer=initialize)
     pipeline = PipelineBuilder().add_source([1]).pipe(double, executor=config).build()
 
-    with pytest.raises(RuntimeError, match="initializer of stage 'double' failed: OSError: no device") as info):
+    with pytest.raises(
+        PipelineFailure, match="initializer of stage 'double' failed: OSError: no device"
+    ) as info:
         list(pipeline)
+    assert info.value.stage == "double"
+    assert isinstance(info.value.__cause__, OSError)
 
 
 def test_coroutines_may_use_threads() -> None:

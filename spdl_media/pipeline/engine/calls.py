@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from types import CoroutineType
+from typing import Any, NoReturn, Protocol
 
 from spdl_media.pipeline.engine.failing import FailureDesk
 from spdl_media.pipeline.engine.hub import Hub
@@ -103,6 +104,16 @@ class CallStage(Node):
             self.out.append(slot.result)
 
 
+def _refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
+    """Fail the item: as a result, the call would never be made."""
+    # Closed, or the interpreter warns that nobody awaited it.
+    coroutine.close()
+    raise TypeError(
+        f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
+        'awaited when it is defined by "async def"; write one that awaits what this one returns'
+    )
+
+
 class ThreadCalls(CallStage):
     """A synchronous function, called by threads of this process."""
 
@@ -126,7 +137,9 @@ class ThreadCalls(CallStage):
 
     def _call(self, slot: Slot) -> Callable[[Slot], None]:
         try:
-            slot.result = self._fn(slot.item)
+            slot.result = result = self._fn(slot.item)
+            if result.__class__ is CoroutineType:
+                _refuse_coroutine(result, self.name)
         # Not even SystemExit may end the thread: the item would never be heard of again.
         except BaseException as error:  # noqa: BLE001
             slot.fail(error)
@@ -273,7 +286,13 @@ class PoolCalls(CallStage):
         if isinstance(error, PoolBroken):
             self.hub.events.fail(self.name, str(error), error)
             return
-        self._finish(slot, None if error is not None else future.result(), error)
+        result = None if error is not None else future.result()
+        if isinstance(result, CoroutineType):
+            try:
+                _refuse_coroutine(result, self.name)
+            except TypeError as refusal:
+                error = refusal
+        self._finish(slot, result, error)
 
     def _expire(self, slot: Slot, future: Future[Any]) -> None:
         future.cancel()

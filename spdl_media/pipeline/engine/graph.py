@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
 from spdl_media.pipeline.failures import FailureLog
 from spdl_media.pipeline.hooks import TaskHook, hooked
 from spdl_media.pipeline.kinds import kind_of
+from spdl_media.pipeline.losses import Branches, Chain
 from spdl_media.pipeline.pools import open_pool
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -141,6 +143,8 @@ class _Builder:
     ) -> None:
         self._hub = hub
         self._log = log
+        # Where the stages are that come next, for those who count what is lost.
+        self._losses = log.chain
         self._desk = desk
         self._hook_factory = hook_factory
         # One of the items is the one that a source is being asked for.
@@ -173,9 +177,14 @@ class _Builder:
         if isinstance(config.source, MergeConfig):
             join = Join()
             sizes = []
+            branches = self._branch_losses()
             for part in config.source.pipelines:
                 self._group_size = 1
-                _connect(self._chain(part), join.add_inlet())
+                sources: list[Source] = []
+                with self._losses_in(branches.add(functools.partial(_num_given, sources))):
+                    before = len(self.graph.sources)
+                    _connect(self._chain(part), join.add_inlet())
+                    sources += self.graph.sources[before:]
                 sizes.append(self._group_size)
             self._group_size = max(sizes)
             return self._stages(config.stages, join)
@@ -217,12 +226,25 @@ class _Builder:
         _connect(tail, switch)
         join = Join()
         before, sizes = self._group_size, []
-        for path in config.paths:
+        branches = self._branch_losses()
+        for index, path in enumerate(config.paths):
             self._group_size = before
-            _connect(self._stages(path, switch), join.add_inlet())
+            with self._losses_in(branches.add(functools.partial(switch.num_sent, index))):
+                _connect(self._stages(path, switch), join.add_inlet())
             sizes.append(self._group_size)
         self._group_size = max(sizes)
         return join
+
+    def _branch_losses(self) -> Branches:
+        """Have what follows in branches counted by the part of the items that goes into each."""
+        self._losses.parts.append(branches := Branches())
+        return branches
+
+    @contextmanager
+    def _losses_in(self, chain: Chain) -> Iterator[None]:
+        before, self._losses = self._losses, chain
+        yield
+        self._losses = before
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):
@@ -302,7 +324,7 @@ class _Builder:
         if executor.initializer is not None:
             initializer = functools.partial(executor.initializer, *executor.initargs)
         size = executor.max_workers or config.concurrency
-        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer)
+        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
         self.graph.threads.append(threads)
         return threads
 
@@ -321,7 +343,7 @@ class _Builder:
 
     def _add(self, node: Node, max_failures: float | None = None) -> Node:
         self.graph.stages.append(node)
-        self._log.watch(node.name, node.counters, max_failures)
+        self._log.watch(node.name, node.counters, max_failures, chain=self._losses)
         return node
 
 
@@ -331,6 +353,10 @@ def _connect(tail: Outlet, inlet: Entrance) -> None:
     else:
         tail.next = inlet
     inlet.upstream = tail
+
+
+def _num_given(sources: list[Source]) -> int:
+    return sum(source.given for source in sources)
 
 
 def _count_nodes(config: PipelineConfig) -> int:

@@ -23,7 +23,7 @@ from spdl_media.pipeline.engine.loop_executor import LoopExecutor
 from spdl_media.pipeline.engine.report import Reporter
 from spdl_media.pipeline.engine.sink import Sink
 from spdl_media.pipeline.engine.watchdog import Watchdog, running_calls
-from spdl_media.pipeline.errors import PipelineError, PipelineStopped, pipeline_failure
+from spdl_media.pipeline.errors import PipelineError, PipelineStopped, describe, pipeline_failure
 from spdl_media.pipeline.failures import FailureLog
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
@@ -216,7 +216,7 @@ class Run:
     def source_failed(self, error: BaseException) -> None:
         """End the run when what the source gave before it failed has been delivered."""
         if self._source_failure is None:
-            message = f"The source failed: {type(error).__name__}: {error}"
+            message = f"The source failed: {describe(error)}"
             self._source_failure = _Failure("source", message, error, "")
         for source in self._graph.sources:
             source.cut_short()
@@ -278,7 +278,7 @@ class Run:
             except AttributeError:
                 pass
             except BaseException as error:  # noqa: BLE001  # the caller's code may raise anything
-                LOG.warning("a generator raised while it was closed: %r", error)
+                LOG.warning("a generator raised while it was closed: %s", describe(error))
 
     def _end_hooks(self) -> None:
         for hook in self._graph.hooks:
@@ -323,7 +323,7 @@ async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set
     for task in done:
         # Retrieved, or asyncio would print those that failed while they were cancelled.
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.warning("%s raised while it was cancelled: %r", task.get_name(), error)
+            LOG.warning("%s raised while it was cancelled: %s", task.get_name(), describe(error))
     return pending
 
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Slot
+from spdl_media.pipeline.errors import describe
 from spdl_media.pipeline.failures import short_repr
 
 __all__ = ("BorrowedThreads", "Crew", "Threads", "Worker", "WorkerThreads")
@@ -90,6 +91,7 @@ class WorkerThreads:
         name: Prefix of the threads' names.
         size: Number of threads.
         initializer: Called by each thread first. When it raises, the run ends.
+        stage: Name of the stage that they serve alone.
     """
 
     def __init__(
@@ -98,8 +100,11 @@ class WorkerThreads:
         name: str,
         size: int,
         initializer: Callable[[], object] | None = None,
+        *,
+        stage: str = "",
     ) -> None:
         self.name = name
+        self._stage = stage
         self.workers: list[Worker] = []
         self.threads: list[threading.Thread] = []
         self._hub = hub
@@ -158,7 +163,8 @@ class WorkerThreads:
         return True
 
     def _report_initializer(self, error: BaseException) -> None:
-        self._hub.events.fail(self.name, f"The initializer of {self.name} failed", error)
+        message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
+        self._hub.events.fail(self._stage, message, error)
 
 
 class BorrowedThreads:
