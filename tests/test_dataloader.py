@@ -293,6 +293,21 @@ def my_threads(before: set[threading.Thread]) -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread not in before}
 
 
+class TestCoroutines:
+    @pytest.mark.parametrize("stage", ["preprocessor", "aggregator", "transfer_fn"])
+    def test_one_that_a_plain_function_returns_fails_with_the_remedy(self, stage: str) -> None:
+        async def load(item: Any) -> Any:
+            return item
+
+        def call(item: Any) -> Any:
+            return load(item)
+
+        loader = DataLoader([1, 2], **{stage: call}, max_failures=float("inf"))
+        assert list(loader) == []
+        assert loader.failure_counts["call"] == 2
+        assert "stage 'call' returned a coroutine" in str(loader.failures[0].exception)
+
+
 class TestStopping:
     def test_breaking_off_ends_the_threads(self) -> None:
         before = set(threading.enumerate())

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from spdl_media.pipeline.engine.failing import FailureDesk
 from spdl_media.pipeline.engine.hub import Hub
@@ -17,6 +17,7 @@ from spdl_media.pipeline.engine.node import Node, Slot
 from spdl_media.pipeline.engine.workers import Crew, Threads
 from spdl_media.pipeline.errors import PoolBroken
 from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.kinds import refuse_coroutine
 
 __all__ = ("AsyncCalls", "CallSpec", "PoolCalls", "ThreadCalls")
 
@@ -104,16 +105,6 @@ class CallStage(Node):
             self.out.append(slot.result)
 
 
-def _refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
-    """Fail the item: as a result, the call would never be made."""
-    # Closed, or the interpreter warns that nobody awaited it.
-    coroutine.close()
-    raise TypeError(
-        f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
-        'awaited when it is defined by "async def"; write one that awaits what this one returns'
-    )
-
-
 class ThreadCalls(CallStage):
     """A synchronous function, called by threads of this process."""
 
@@ -139,7 +130,7 @@ class ThreadCalls(CallStage):
         try:
             slot.result = result = self._fn(slot.item)
             if result.__class__ is CoroutineType:
-                _refuse_coroutine(result, self.name)
+                refuse_coroutine(result, self.name)
         # Not even SystemExit may end the thread: the item would never be heard of again.
         except BaseException as error:  # noqa: BLE001
             slot.fail(error)
@@ -289,7 +280,7 @@ class PoolCalls(CallStage):
         result = None if error is not None else future.result()
         if isinstance(result, CoroutineType):
             try:
-                _refuse_coroutine(result, self.name)
+                refuse_coroutine(result, self.name)
             except TypeError as refusal:
                 error = refusal
         self._finish(slot, result, error)

@@ -56,15 +56,17 @@ class FailureDesk:
         record = excess.record
         self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
 
-    def serve(self, _: Worker) -> None:
+    def serve(self, worker: Worker) -> None:
         """Call ``on_failure`` for one failure. In its thread."""
         slot, release = self._waiting.get()
+        worker.slot = slot
         assert self._on_failure is not None
         assert slot.record is not None
         try:
             self._on_failure(slot.record, slot.item)
         except BaseException as error:  # noqa: BLE001  # of whatever kind, the caller must hear of it
             self._hub.post(self._blame_callback, error)
+        worker.slot = None
         self._hub.post(release, slot)
 
     def _blame_callback(self, error: BaseException) -> None:

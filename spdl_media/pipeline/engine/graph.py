@@ -22,7 +22,7 @@ from spdl_media.pipeline.engine.source import AsyncSource, Source, ThreadSource
 from spdl_media.pipeline.engine.workers import BorrowedThreads, Threads, Worker, WorkerThreads
 from spdl_media.pipeline.executor_pools import StagePool
 from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
-from spdl_media.pipeline.failures import FailureLog
+from spdl_media.pipeline.failures import FailureLog, short_repr
 from spdl_media.pipeline.hooks import TaskHook, hooked
 from spdl_media.pipeline.kinds import kind_of
 from spdl_media.pipeline.losses import Branches, Chain
@@ -338,6 +338,11 @@ class _Builder:
         hook = self._hook_factory(name) if self._hook_factory is not None else None
         if hook is None:
             return fn, None
+        if not isinstance(hook, TaskHook):
+            raise TypeError(
+                f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
+                f"{short_repr(hook)}. Derive its class from TaskHook"
+            )
         self.graph.hooks.append(hook)
         return hooked(fn, kind_of(fn), hook), hook
 
