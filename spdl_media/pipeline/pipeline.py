@@ -119,6 +119,12 @@ class Pipeline(Generic[T_co]):
     def __str__(self) -> str:
         return str(self._config)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise PipelineError(
+            "a Pipeline cannot be pickled or copied, because it has threads; pickle its definition, "
+            "pipeline.config, and run that by Pipeline(config)"
+        )
+
     def start(self) -> None:
         """Start the pipeline, which begins to make items. Blocks only while pools of processes start.
 

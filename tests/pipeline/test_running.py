@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -96,6 +97,11 @@ def test_an_exception_of_the_consumer_ends_the_threads() -> None:
     with pytest.raises(KeyError, match="1"):
         consume()
     assert pipeline_threads() == []
+
+
+def test_what_runs_cannot_be_pickled() -> None:
+    with pytest.raises(PipelineError, match=r"pickle its definition, pipeline\.config"):
+        pickle.dumps(build())
 
 
 def test_two_pipelines_of_one_builder_are_independent() -> None:
@@ -566,6 +572,9 @@ def test_interpreter_exit_does_not_report_twice() -> None:
 def test_control_c_in_the_consumer() -> None:
     process = run_script(
         """
+        import signal
+        # Ignored, where the tests run in the background of a shell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         def wait(item):
             time.sleep(0.01)
         pipeline = PipelineBuilder().add_source(iter(int, 1)).pipe(wait).build()

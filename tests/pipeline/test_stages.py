@@ -304,7 +304,9 @@ def test_an_executor_that_was_shut_down_ends_the_run() -> None:
 
     pipeline = PipelineBuilder().add_source(range(100)).pipe(shut_down, executor=executor).build()
 
-    with pytest.raises(RuntimeError, match="executor of stage 'shut_down' takes no more calls"):
+    with pytest.raises(
+        RuntimeError, match="ThreadPoolExecutor of stage 'shut_down' takes no more items"
+    ):
         list(pipeline)
 
 
