@@ -412,6 +412,7 @@ def draw(table: Table, counts: Sequence[int], path: str) -> None:
             axes.plot(counts, rates, marker="o", label=name)
         axes.set(title=mode, xlabel="workers", xscale="log", yscale="log")
         axes.set_xticks(counts, labels=map(str, counts))
+        axes.set_xticks([], minor=True)
         axes.grid(visible=True, alpha=0.3)
     figure.axes[0].set_ylabel("items a second")
     figure.axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
