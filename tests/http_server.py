@@ -17,6 +17,7 @@ class HTTPFiles:
 
     files: dict[str, bytes]
     ranges: bool = True
+    sizes: bool = True
     url: str = ""
     bytes_sent: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -51,6 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
             self.send_header("Content-Length", str(len(body)))
+        elif self.served.sizes:
+            self.send_header("Content-Length", str(len(body)))
         else:
             self.send_header("Connection", "close")  # without a length, the body ends with it
         self.end_headers()
@@ -73,9 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(files: Mapping[str, bytes], *, ranges: bool = True) -> Iterator[HTTPFiles]:
-    """Serve files at ``url``, until the block ends. Without ranges, sizes are not told either."""
-    served = HTTPFiles(dict(files), ranges)
+def serve(
+    files: Mapping[str, bytes], *, ranges: bool = True, sizes: bool | None = None
+) -> Iterator[HTTPFiles]:
+    """Serve files at ``url``, until the block ends. Without ranges, sizes are told only if asked for."""
+    served = HTTPFiles(dict(files), ranges, ranges if sizes is None else sizes)
     handler = type("Handler", (_Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True

@@ -10,7 +10,7 @@ from spdl_media._inputs.memory import flat
 from spdl_media._inputs.readers import Readable
 from spdl_media.errors import MissingDependencyError, SourceError
 
-__all__ = ("ReadAhead", "open_url")
+__all__ = ("FromStartToEnd", "ReadAhead", "open_url")
 
 _MIN_FETCH = 64 * 1024
 # Doubling up to half a MiB: a window costs at most that much more than its packets, and 50 MB read
@@ -115,6 +115,14 @@ class ReadAhead:
         self._spans.clear()
         self._file.close()
 
+    def as_stream(self) -> Readable | None:
+        """The same file anew, as a stream in one request, from a server that gives no ranges."""
+        filesystem = self._file.fs
+        if "http" not in filesystem.protocol:
+            return None
+        stream: Readable = filesystem.open(self._file.path, "rb", block_size=0)
+        return stream
+
     def _holding(self, position: int) -> _Span | None:
         for span in self._spans:
             if span.start <= position < span.stop:
@@ -133,6 +141,47 @@ class ReadAhead:
             del self._spans[0]
         self._spans.append(span)
         return span
+
+
+class FromStartToEnd:
+    """A remote file that is only read on: by ranges, or, of a server without them, in one request.
+
+    fsspec cannot tell such a server before the second range. Ranges are tried first all the same: one request
+    lasts no more than some minutes, and whoever reads may take hours.
+
+    Args:
+        file: The file, at its first byte.
+    """
+
+    def __init__(self, file: ReadAhead) -> None:
+        self._file: ReadAhead | Readable = file
+        self._position = 0
+
+    def read(self, size: int) -> bytes:
+        """Give up to ``size`` bytes, and none only at the end."""
+        try:
+            data: bytes = self._file.read(size)
+        except ValueError:  # what fsspec raises where there are no ranges
+            if not self._begin_again():
+                raise
+            data = self._file.read(size)
+        self._position += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the remote file."""
+        self._file.close()  # type: ignore[union-attr]  # all of fsspec's files can
+
+    def _begin_again(self) -> bool:
+        stream = self._file.as_stream() if isinstance(self._file, ReadAhead) else None
+        if stream is None:
+            return False
+        self.close()
+        self._file = stream
+        left = self._position
+        while left and (data := stream.read(min(left, _MAX_FETCH))):
+            left -= len(data)
+        return True
 
 
 class _Span:

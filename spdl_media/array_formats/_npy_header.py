@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import sys
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -16,6 +17,8 @@ import numpy as np
 MAGIC = b"\x93NUMPY"
 # NumPy itself reads no header above 10,000 bytes unless told to; descriptions of records can be longer.
 MAX_HEADER_SIZE = 1 << 20
+# As in NumPy. The product of more sides than fit into an array takes seconds.
+_MAX_DIMENSIONS = 64
 # Levels of brackets. Records inside records take two each.
 _MAX_DEPTH = 32
 
@@ -49,6 +52,22 @@ class HeaderError(Exception):
     """What is wrong with the text, for the error that knows where it stands."""
 
 
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 6
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def _short(value: object) -> str:
+    """What a message shows of a value, which may fill all of a long header."""
+    return _REPR.repr(value)
+
+
+def text_of(dtype: np.dtype[Any]) -> str:
+    """What a message shows of a type, which may have thousands of fields."""
+    text = str(dtype)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def parse_header(text: str) -> Layout:
     """Read the text of a header.
 
@@ -60,33 +79,39 @@ def parse_header(text: str) -> Layout:
         return _layout(_dtype(match["descr"], 0), shape, "F" if match["fortran"] == "True" else "C")
     fields = _Literal(text).parse()
     if not isinstance(fields, dict) or set(fields) != _KEYS:
-        names = sorted(map(str, fields)) if isinstance(fields, dict) else type(fields).__name__
+        names = _short(sorted(fields)) if isinstance(fields, dict) else type(fields).__name__
         raise HeaderError(f"the header must be a dictionary of {sorted(_KEYS)}, this is {names}")
     if type(fields["fortran_order"]) is not bool:
-        raise HeaderError(f"fortran_order is {fields['fortran_order']!r}, not True or False")
+        raise HeaderError(f"fortran_order is {_short(fields['fortran_order'])}, not True or False")
     order: Literal["C", "F"] = "F" if fields["fortran_order"] else "C"
     return _layout(_dtype(fields["descr"], 0), _shape(fields["shape"]), order)
 
 
 def _layout(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> Layout:
     if dtype.hasobject:
-        _refuse_objects(dtype)
+        _refuse_objects(text_of(dtype))
     # NumPy's own bound, which counts dimensions of 0 as 1. Below it no product overflows.
     if math.prod(side or 1 for side in shape) * (dtype.itemsize or 1) > sys.maxsize:
-        raise HeaderError(f"shape {shape} of {dtype} has more bytes than memory has addresses")
+        raise HeaderError(
+            f"shape {shape} of {text_of(dtype)} has more bytes than memory has addresses"
+        )
     nbytes = math.prod(shape) * dtype.itemsize
     return Layout(shape, dtype, nbytes, order)
 
 
 def _shape(value: object) -> tuple[int, ...]:
     if not isinstance(value, tuple) or any(type(side) is not int for side in value):
-        raise HeaderError(f"the shape is {value!r}, not a tuple of whole numbers")
+        raise HeaderError(f"the shape is {_short(value)}, not a tuple of whole numbers")
+    if len(value) > _MAX_DIMENSIONS:
+        raise HeaderError(
+            f"NumPy has no array of {len(value)} dimensions; {_MAX_DIMENSIONS} are the most"
+        )
     if any(side < 0 for side in value):
         raise HeaderError(f"shape {value} has a negative side")
     return value
 
 
-def _refuse_objects(what: object) -> NoReturn:
+def _refuse_objects(what: str) -> NoReturn:
     raise HeaderError(
         f"the type {what} holds Python objects, which are stored as a pickle. Nothing is unpickled "
         "here, for a pickle can run any code; store numbers or strings instead"
@@ -105,16 +130,16 @@ def _dtype(descr: Any, depth: int) -> np.dtype[Any]:
         if isinstance(descr, list):
             return _record_dtype(descr, depth)
     except (TypeError, ValueError, OverflowError) as error:
-        raise HeaderError(f"{descr!r} is no type of NumPy: {error}") from error
-    raise HeaderError(f"{descr!r} is no description of a type")
+        raise HeaderError(f"{_short(descr)} is no type of NumPy: {str(error)[:200]}") from error
+    raise HeaderError(f"{_short(descr)} is no description of a type")
 
 
 def _plain_dtype(descr: str) -> np.dtype[Any]:
     if not _TYPE.fullmatch(descr):
         if "O" in descr.lstrip("<>|=")[:1]:
-            _refuse_objects(repr(descr))
+            _refuse_objects(_short(descr))
         raise HeaderError(
-            f"the type {descr!r} is unknown; types are written as '<f4', '|u1', '<U8' or '<M8[ns]'"
+            f"the type {_short(descr)} is unknown; types are written as '<f4', '|u1', '<U8' or '<M8[ns]'"
         )
     return np.dtype(descr)
 
@@ -124,7 +149,7 @@ def _record_dtype(fields: list[Any], depth: int) -> np.dtype[Any]:
     names, titles, formats, offsets, size = [], [], [], [], 0
     for field in fields:
         if not (isinstance(field, tuple) and len(field) in (2, 3)):
-            raise HeaderError(f"{field!r} is no field: (name, type) or (name, type, shape)")
+            raise HeaderError(f"{_short(field)} is no field: (name, type) or (name, type, shape)")
         dtype = _dtype(field[1], depth + 1)
         if len(field) == 3:
             dtype = np.dtype((dtype, _shape(field[2])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -12,12 +13,16 @@ NO_BLOCK = bytes(BLOCK)
 
 _FIELDS = struct.Struct("<100s24x12s12x8s1s100x6s82x155s12x")
 _NUMBER_PADDING = b" \0"
+# Programs that reuse a buffer leave the last number's end behind the zero that ends this one.
+_NUMBER = re.compile(rb" *([0-7]+) *\0.*", re.DOTALL)
 _CHECKSUM_AT_SPACES = 8 * 0x20
 _WANTED = (b"path", b"size")
 _SPARSE_KEYS = b"GNU.sparse."
+_SPARSE_NAME = b"GNU.sparse.name"
 
 REGULAR = frozenset({b"0", b"\0", b"7"})
 SPARSE = b"S"
+CONTINUED = b"M"
 LONG_NAME, LONG_LINK = b"L", b"K"
 PAX, PAX_GLOBAL, PAX_SOLARIS = b"x", b"g", b"X"
 # Links, devices, directories and FIFOs: nothing follows them, whatever their size says.
@@ -26,6 +31,10 @@ WITHOUT_DATA = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
 
 class HeaderError(Exception):
     """What is wrong with a block, for the error that knows where it stands."""
+
+
+class ChecksumError(HeaderError):
+    """The block is damaged, or no header at all."""
 
 
 class Header(NamedTuple):
@@ -40,7 +49,8 @@ def parse_header(block: bytes) -> Header:
     """Read a header of ustar, GNU tar or the tar before them.
 
     Raises:
-        HeaderError: Its checksum is wrong, or a number cannot be read.
+        ChecksumError: Its checksum is wrong.
+        HeaderError: Its size cannot be read.
     """
     name, size_field, checksum_field, kind, magic, prefix = _FIELDS.unpack(block)
     # The lower half of Adler-32 is 1 + the sum of the bytes, exact for 256 of them: 0.3 us for both parts,
@@ -53,7 +63,7 @@ def parse_header(block: bytes) -> Header:
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored and not _signed_sum_is(
         block, stored
     ):
-        raise HeaderError("is no header of tar, or a damaged one: its checksum is wrong")
+        raise ChecksumError("is no header of tar, or a damaged one: its checksum is wrong")
     name = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name
@@ -84,6 +94,8 @@ def parse_number(field: bytes) -> int:
         return 0
     elif field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
+    elif match := _NUMBER.fullmatch(field):
+        return int(match[1], 8)
     raise HeaderError(f"has {field!r} where a number of octal digits is due")
 
 
@@ -121,6 +133,5 @@ def with_pax(header: Header, records: Mapping[bytes, bytes]) -> Header:
     size = records.get(b"size", b"")
     if size and not (size.isdigit() and len(size) <= 20):
         raise HeaderError(f"has a pax header with the size {size!r}")
-    return Header(
-        records.get(b"path") or header.name, int(size) if size else header.size, header.kind
-    )
+    name = records.get(_SPARSE_NAME) or records.get(b"path") or header.name
+    return Header(name, int(size) if size else header.size, header.kind)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from spdl_media._inputs.memory import memory_of
 from spdl_media._inputs.readers import FileReader
-from spdl_media._inputs.remote import open_url
+from spdl_media._inputs.remote import FromStartToEnd, ReadAhead, open_url
 from spdl_media.array_formats._content import Content, name_of
 from spdl_media.errors import SourceError
 
@@ -49,7 +49,8 @@ def open_tar_input(src: Any) -> TarInput:
         remote = open_url(src, name=src)
         if isinstance(remote, memoryview):
             return _Memory(remote, src)
-        return _Stream(FileReader(remote, src, seekable=False), src, owned=remote)
+        file = FromStartToEnd(remote) if isinstance(remote, ReadAhead) else remote
+        return _Stream(FileReader(file, src, seekable=False), src, owned=file)
     if isinstance(src, str | os.PathLike):
         return _open_path(os.fsdecode(os.fspath(src)).removeprefix("file://"))
     if (content := memory_of(src)) is not None:

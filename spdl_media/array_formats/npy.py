@@ -10,7 +10,7 @@ import numpy as np
 
 from spdl_media.array_formats import _npy_header
 from spdl_media.array_formats._content import Content, content_of, name_of
-from spdl_media.array_formats._npy_header import HeaderError, Layout
+from spdl_media.array_formats._npy_header import HeaderError, Layout, text_of
 from spdl_media.array_formats.errors import ArrayFormatError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def array_at(
         layout, offset = _read_head(content, start, stop)
         if layout.nbytes > stop - offset:
             raise HeaderError(
-                f"is cut short: shape {layout.shape} of {layout.dtype} is {layout.nbytes} bytes, and "
-                f"{stop - offset} follow the header"
+                f"is cut short: shape {layout.shape} of {text_of(layout.dtype)} is {layout.nbytes} "
+                f"bytes, and {stop - offset} follow the header"
             )
         array = _view(content, offset, layout)
     except HeaderError as error:
@@ -106,7 +106,9 @@ def _view(content: Content, offset: int, layout: Layout) -> np.ndarray[Any, Any]
     try:
         return np.ndarray(shape, dtype, content, offset, None, order)
     except (TypeError, ValueError) as error:  # more dimensions than this NumPy has
-        raise HeaderError(f"NumPy has no array of shape {shape} and {dtype}: {error}") from error
+        raise HeaderError(
+            f"NumPy has no array of shape {shape} and {text_of(dtype)}: {error}"
+        ) from error
 
 
 def _read_head(content: Content, start: int, stop: int) -> tuple[Layout, int]:
@@ -152,7 +154,8 @@ def _parse_prefix(head: bytes) -> tuple[int, int, str]:
 def _layout_of_head(head: bytes) -> Layout | None:
     """The layout behind a head of exactly 128 bytes that is whole and right; ``None`` for all others.
 
-    Types of records are left out: their names can be changed in place, and arrays would share them.
+    Types of records are left out, those in a type with a shape too: their names can be changed in place, and
+    arrays would share them.
     """
     try:
         text_start, length, encoding = _parse_prefix(head)
@@ -161,4 +164,4 @@ def _layout_of_head(head: bytes) -> Layout | None:
         layout = _npy_header.parse_header(str(head[text_start:], encoding))
     except (HeaderError, UnicodeDecodeError):
         return None
-    return None if layout.dtype.names is not None else layout
+    return None if layout.dtype.base.names is not None else layout

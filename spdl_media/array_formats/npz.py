@@ -10,6 +10,7 @@ import numpy as np
 from spdl_media.array_formats import _zip
 from spdl_media.array_formats._checked import InflateError, crc32, inflate
 from spdl_media.array_formats._content import Content, content_of, name_of
+from spdl_media.array_formats._npy_header import text_of
 from spdl_media.array_formats._zip import Member
 from spdl_media.array_formats.npy import array_at
 
@@ -84,9 +85,13 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         self._content = content
         self._members = {member.name.removesuffix(".npy"): member for member in members}
         if len(self._members) < len(members):
-            # "a" beside "a.npy"; the one without an ending is found by its whole name alone.
+            # "a" beside "a.npy", which NumPy does not write: each is known by its whole name.
             self._members = {member.name: member for member in members}
         self.files = list(self._members)
+        for member in members:
+            name = member.name.removesuffix(".npy")
+            self._members.setdefault(name, member)
+            self._members.setdefault(f"{name}.npy", member)
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         """Read an array.
@@ -112,7 +117,9 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         source = name_of(self._content)
         array, used = array_at(content, start, stop, source=source, member=member.name, at=begin)
         if used != stop:
-            message = f"has {stop - used} bytes behind an array of {array.shape} {array.dtype}"
+            message = (
+                f"has {stop - used} bytes behind an array of {array.shape} {text_of(array.dtype)}"
+            )
             _zip.fail(self._content, message, member.name, begin)
         return array
 
@@ -123,15 +130,13 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         return len(self.files)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._members or (
-            isinstance(name, str) and name.removesuffix(".npy") in self._members
-        )
+        return name in self._members
 
     def __repr__(self) -> str:
         return f"<NpzFile: {', '.join(self.files) or 'empty'}>"
 
     def _find(self, name: str) -> Member:
-        member = self._members.get(name) or self._members.get(name.removesuffix(".npy"))
+        member = self._members.get(name)
         if member is None:
             raise KeyError(f"{name!r}; there are {', '.join(map(repr, self.files)) or 'none'}")
         return member

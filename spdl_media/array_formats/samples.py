@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from spdl_media.array_formats.errors import ArrayFormatError
-from spdl_media.array_formats.tar import iter_tarfile
+from spdl_media.array_formats._tar_input import open_tar_input
+from spdl_media.array_formats.tar import Archive
 from spdl_media.inputs import Source
 
 __all__ = ("iter_samples",)
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MAX_SHARDS = 10_000_000
 
@@ -38,8 +38,8 @@ def iter_samples(
     Args:
         shards: One archive, or a sequence of them; each of them a path, a URL, bytes or another buffer, or a
             file object (of a pipe: ``subprocess.Popen(...).stdout``), see :func:`~spdl_media.iter_tarfile`.
-            In a ``str``, ``{000..099}`` stands for each number of that many digits, and ``{train,val}`` for
-            each word; a ``PathLike`` is taken as it is.
+            In a ``str``, ``{000..099}`` stands for each number, with zeros before it up to that many digits,
+            and ``{train,val}`` for each word; a ``PathLike`` is taken as it is.
         rank: Which of ``world_size`` processes this is. It gets every ``world_size``-th shard.
         world_size: Processes that share the shards.
         worker: Which of ``num_workers`` workers of the process this is. It gets every ``num_workers``-th of
@@ -48,7 +48,8 @@ def iter_samples(
 
     Returns:
         Iterator over dictionaries: contents by ending, in lower case, as ``bytes``, or as ``memoryview`` of
-        memory that was given; ``"__key__"``, the shared name; ``"__url__"``, the shard's path, URL or size.
+        memory that was given; ``"__key__"``, the shared name; ``"__url__"``, the shard's path or URL, or what
+        errors call it.
 
     Raises:
         ArrayFormatError: As :func:`~spdl_media.iter_tarfile`, or one sample has an ending twice. When the
@@ -96,6 +97,11 @@ def _expand_one(shard: Source) -> Sequence[Source]:
             "subprocess.Popen([...], stdout=subprocess.PIPE).stdout"
         )
     parts = _BRACES.split(shard)
+    if any("{" in part or "}" in part for part in parts):
+        raise ValueError(
+            f"{shard!r} has braces inside of braces, or without their other half. Write a list of shards, or "
+            "give a path with braces in its name as a pathlib.Path"
+        )
     choices = [
         [part] if index % 2 == 0 else _choices(part, shard) for index, part in enumerate(parts)
     ]
@@ -114,7 +120,9 @@ def _choices(inside: str, pattern: str) -> Sequence[str]:
             raise ValueError(f"the range {{{inside}}} in {pattern!r} runs backwards")
         if last - first >= _MAX_SHARDS:
             raise ValueError(f"the range {{{inside}}} in {pattern!r} is too long")
-        width = len(match[1]) if match[1].startswith("0") else 0
+        # As in shells: with a zero before one of the ends all are as wide as the wider one.
+        has_zeros = any(end.startswith("0") and end != "0" for end in match.groups())
+        width = max(map(len, match.groups())) if has_zeros else 0
         return [f"{number:0{width}}" for number in range(first, last + 1)]
     if "," in inside:
         return inside.split(",")
@@ -126,36 +134,29 @@ def _choices(inside: str, pattern: str) -> Sequence[str]:
 
 def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
     for source in sources:
-        yield from _samples_of(source, _name(source))
+        with closing(open_tar_input(source)) as archive:
+            yield from _samples_of(Archive(archive), _url(source) or archive.name)
 
 
-def _name(source: Source) -> str:
-    if isinstance(source, str | os.PathLike):
-        return os.fsdecode(os.fspath(source))
-    size = getattr(source, "nbytes", None)
-    if size is None and isinstance(source, bytes | bytearray):
-        size = len(source)
-    return f"{type(source).__name__} object" if size is None else f"bytes of length {size}"
+def _url(source: Source) -> str | None:
+    return os.fsdecode(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
 
 
-def _samples_of(source: Source, url: str) -> Iterator[dict[str, Any]]:
+def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
     sample: dict[str, Any] = {}
     key = None
-    with closing(iter_tarfile(source)) as members:
-        for name, content in members:
-            match = _NAME.fullmatch(name)
-            if match is None:
-                continue
-            if match[1] != key:
-                if sample:
-                    yield sample
-                key = match[1]
-                sample = {"__key__": key, "__url__": url}
-            ending = match[2].lower()
-            if ending in sample:
-                raise ArrayFormatError(
-                    f"sample {key!r} has {ending!r} twice", source=url, member=name
-                )
-            sample[ending] = content
+    for name, content in archive.members():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        if match[1] != key:
+            if sample:
+                yield sample
+            key = match[1]
+            sample = {"__key__": key, "__url__": url}
+        ending = match[2].lower()
+        if ending in sample:
+            archive.fail(f"sample {key!r} has {ending!r} twice")
+        sample[ending] = content
     if sample:
         yield sample

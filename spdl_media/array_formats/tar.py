@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import NoReturn
 
 from spdl_media.array_formats import _tar_header
-from spdl_media.array_formats._tar_header import BLOCK, Header, HeaderError
+from spdl_media.array_formats._tar_header import BLOCK, ChecksumError, Header, HeaderError
 from spdl_media.array_formats._tar_input import TarInput, open_tar_input
 from spdl_media.array_formats.errors import ArrayFormatError
 from spdl_media.inputs import Source
@@ -33,8 +33,9 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
 
     Raises:
         ArrayFormatError: Not a tar archive, damaged (each header has a checksum; the files themselves have
-            none), a sparse file, or cut short, also between two members: an archive ends with a block of
-            zeros. The error names the member and the place. What follows the end is not read.
+            none), a sparse file, the rest of a file from another volume, or cut short, also between two
+            members: an archive ends with a block of zeros. The error names the member and the place. What
+            follows the end is not read.
         SourceError: The source cannot be opened or read.
         TypeError: Not a source.
 
@@ -47,12 +48,12 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
     """
     source = open_tar_input(src)
     try:
-        yield from _Archive(source).members()
+        yield from Archive(source).members()
     finally:
         source.close()
 
 
-class _Archive:
+class Archive:
     """The headers of an archive, and what those before a member say of it."""
 
     def __init__(self, source: TarInput) -> None:
@@ -72,6 +73,7 @@ class _Archive:
             self._header_offset = source.offset + padding
             block = bytes(source.read(padding + BLOCK)[padding:])
             if block == _tar_header.NO_BLOCK:
+                self._check_end()
                 return
             header = self._next_header(block)
             size = header.size
@@ -99,9 +101,11 @@ class _Archive:
         if not is_special:
             self._member = str(header.name, "utf-8", "surrogateescape")
         if header.kind == _tar_header.SPARSE:
-            self._fail(
+            self.fail(
                 "is a sparse file, which is not read; write it anew with tar without --sparse"
             )
+        if header.kind == _tar_header.CONTINUED:
+            self.fail("goes on from another volume; write one archive, without --multi-volume")
         return header
 
     def _apply(self, header: Header) -> Header:
@@ -119,7 +123,7 @@ class _Archive:
             return
         if header.size > _MAX_HEADER_SIZE:
             what = f"has a pax header or long name of {header.size} bytes"
-            self._fail(f"{self._behind()}{what}; {_MAX_HEADER_SIZE} are the most read")
+            self.fail(f"{self._behind()}{what}; {_MAX_HEADER_SIZE} are the most read")
         data = bytes(self._source.read(header.size))
         if len(data) < header.size:
             self._fail_cut(header.size, len(data))
@@ -132,17 +136,22 @@ class _Archive:
         try:
             records = _tar_header.parse_pax(data)
         except HeaderError as error:
-            self._fail(f"{self._behind()}{error}", error)
+            self.fail(f"{self._behind()}{error}", error)
         (self._of_all if header.kind == _tar_header.PAX_GLOBAL else self._of_next).update(records)
+
+    def _check_end(self) -> None:
+        if self._of_next or self._long_name:
+            where = "behind it " if self._member is not None else ""
+            self.fail(f"the pax header or long name {where}belongs to no member")
 
     def _fail_header(self, block: bytes, error: HeaderError) -> NoReturn:
         message = f"{self._behind()}{error}"
-        if self._header_offset == 0:
+        if self._header_offset == 0 and isinstance(error, ChecksumError):
             message = f"is not a tar archive: it begins with {block[:16]!r}"
         for magic, name in _PACKED.items():
             if self._header_offset == 0 and block.startswith(magic):
                 message = f"is packed by {name}; unpack it on the way in, as with {name}.open(...)"
-        self._fail(message, error)
+        self.fail(message, error)
 
     def _behind(self) -> str:
         """What begins a message about the header that is being read: the last member is named before it."""
@@ -150,14 +159,15 @@ class _Archive:
 
     def _fail_end(self, length: int) -> NoReturn:
         if self._header_offset == 0:
-            self._fail(f"is not a tar archive: it has {length} bytes, less than a header")
+            self.fail(f"is not a tar archive: it has {length} bytes, less than a header")
         where = "within the header behind it" if length else "behind it: there is no end mark"
-        self._fail(f"the archive is cut short {where}")
+        self.fail(f"the archive is cut short {where}")
 
     def _fail_cut(self, size: int, there: int) -> NoReturn:
-        self._fail(f"is cut short: {there} of {size} bytes are there")
+        self.fail(f"is cut short: {there} of {size} bytes are there")
 
-    def _fail(self, message: str, cause: Exception | None = None) -> NoReturn:
+    def fail(self, message: str, cause: Exception | None = None) -> NoReturn:
+        """Raise what is wrong with the member that was read last, or stands here."""
         raise ArrayFormatError(
             message, source=self._source.name, member=self._member, offset=self._header_offset
         ) from cause

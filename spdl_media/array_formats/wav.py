@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
 
 _CHUNK = struct.Struct("<4sI")
-_LONG_SIZE = struct.Struct("<Q")
+_SIZE = struct.Struct("<I")
+_LONG_SIZES = struct.Struct("<2Q")
 _FORMAT = struct.Struct("<HHIIHH")
 _WANTED = (b"fmt ", b"ds64", b"data")
 _EXTENSIBLE = 0xFFFE
@@ -27,7 +29,7 @@ _EXTENSIBLE = 0xFFFE
 _EXTENSION = struct.Struct("<HHIH14s")
 _GUID_END = bytes.fromhex("000000001000800000aa00389b71")
 # What is written where the size is not known yet (a pipe), or stands in "ds64" (RF64).
-_NO_SIZE = 0xFFFFFFFF
+_NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 class WAVHeader(NamedTuple):
@@ -71,7 +73,8 @@ def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
             array or CPU tensor.
 
     Returns:
-        The header. Of a file whose size was not known when it was begun, ``data_size`` is what there is.
+        The header. Of a file that was begun when its size was not known, and never finished,
+            ``data_size`` is what there is.
 
     Raises:
         ArrayFormatError: Not WAV, cut short before the first sample, or values that contradict each other.
@@ -109,7 +112,7 @@ def load_wav(
         ArrayFormatError: Not WAV, cut short, of another sample format, or values that contradict each
             other. No memory is allocated before the sizes are checked.
         TypeError: ``data`` is not memory (a path, for example), or a time is no number.
-        ValueError: The offset is negative or past the end, or the duration is negative.
+        ValueError: The offset is negative or past the end, the duration is negative, or one is NaN.
 
     Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
     """
@@ -141,21 +144,33 @@ def load_wav(
 
 def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
     """First sample and the one after the last."""
-    begin = parse_window((0 if offset is None else offset, None)).start
-    if begin is None or begin < 0:
-        raise ValueError(f"time_offset_seconds must be 0 or more and finite, not {offset!r}")
+    begin = _seconds("time_offset_seconds", 0 if offset is None else offset)
+    if begin is None:
+        raise ValueError(f"time_offset_seconds must be finite, not {offset!r}")
     start, _ = Window(begin).samples(header.sample_rate)
     if start > header.num_samples:
         length = header.num_samples / header.sample_rate
         raise ValueError(f"time_offset_seconds={offset!r} is past the end, at {length:g} s")
-    length_asked = parse_window((None, duration)).end
+    length_asked = None if duration is None else _seconds("duration_seconds", duration)
     if length_asked is None:
         return start, header.num_samples
-    if length_asked < 0:
-        raise ValueError(f"duration_seconds must be 0 or more, not {duration!r}")
     _, stop = Window(None, begin + length_asked).samples(header.sample_rate)
     assert stop is not None, "the window has an end"
     return start, min(max(start, stop), header.num_samples)
+
+
+def _seconds(name: str, value: Seconds) -> Fraction | None:
+    """A time from 0 on; ``None`` is infinity."""
+    message = f"{name} must be a number of seconds, 0 or more, not {value!r}"
+    try:
+        seconds = parse_window((None, value)).end
+    except TypeError as error:
+        raise TypeError(message) from error
+    except ValueError as error:
+        raise ValueError(message) from error
+    if seconds is not None and seconds < 0:
+        raise ValueError(message)
+    return seconds
 
 
 def _parse(content: Content) -> WAVHeader:
@@ -170,8 +185,26 @@ def _parse(content: Content) -> WAVHeader:
         _fail(
             content, "has samples before the chunk 'fmt ' that describes them", chunks[b"data"][0]
         )
-    long_size = _read_long_size(content, *chunks[b"ds64"]) if b"ds64" in chunks else None
-    return _header(content, _read_format(content, *chunks[b"fmt "]), *chunks[b"data"], long_size)
+    offset, size = chunks[b"data"]
+    riff_size = _SIZE.unpack_from(content, 4)[0]
+    if head[:4] != b"RIFF" and b"ds64" in chunks:
+        riff_size, long_size = _read_long_sizes(content, *chunks[b"ds64"])
+        size = long_size if size == _NO_SIZE else size
+    is_known = _is_known(size, offset, riff_size)
+    return _header(
+        content, _read_format(content, *chunks[b"fmt "]), offset, size if is_known else None
+    )
+
+
+def _is_known(size: int, offset: int, riff_size: int) -> bool:
+    """Whether the writer has filled in the size of the samples, and not only begun the header.
+
+    Some begin with 0, so that a file that was never finished looks empty; but so does its end, which would
+    be before the first sample.
+    """
+    if size == 0:
+        return riff_size not in (_NO_SIZE, _NO_LONG_SIZE) and riff_size + _CHUNK.size > offset
+    return size not in (_NO_SIZE, _NO_LONG_SIZE)
 
 
 def _find_chunks(content: Content) -> dict[bytes, tuple[int, int]]:
@@ -204,17 +237,15 @@ def _read_format(content: Content, offset: int, size: int) -> tuple[int, ...]:
     return *fields, code
 
 
-def _read_long_size(content: Content, offset: int, size: int) -> int:
-    """What RF64 says of the samples, where their own chunk has no room for it."""
+def _read_long_sizes(content: Content, offset: int, size: int) -> tuple[int, int]:
+    """What RF64 says of the file and the samples, where their own chunks have no room for it."""
     if size < 28 or offset + 28 > len(content):
         _fail(content, f"its chunk 'ds64' has {size} bytes, less than 28", offset)
-    value: int = _LONG_SIZE.unpack_from(content, offset + 8)[0]
-    return value
+    riff_size, data_size = _LONG_SIZES.unpack_from(content, offset)
+    return riff_size, data_size
 
 
-def _header(
-    content: Content, format: tuple[int, ...], offset: int, size: int, long_size: int | None
-) -> WAVHeader:
+def _header(content: Content, format: tuple[int, ...], offset: int, size: int | None) -> WAVHeader:
     code, num_channels, rate, byte_rate, block_align, bits, sample_format = format
     place = offset - _CHUNK.size
     if not (num_channels and rate and block_align):
@@ -225,9 +256,9 @@ def _header(
             f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit"
         )
         _fail(content, message, place)
-    if size == _NO_SIZE:
+    if size is None:
         rest = len(content) - offset
-        size = rest - rest % block_align if long_size is None else long_size
+        size = rest - rest % block_align
     if size % block_align:
         message = (
             f"has {size} bytes of samples, no multiple of {block_align} for one of all channels"

@@ -151,13 +151,19 @@ def test_it_is_a_mapping() -> None:
     assert repr(loaded) == "<NpzFile: a, b>"
     with pytest.raises(KeyError, match="'c'; there are 'a', 'b'"):
         loaded["c"]
+    with pytest.raises(KeyError, match="5; there are 'a', 'b'"):
+        loaded[5]  # type: ignore[index]
+    assert loaded.get(5) is None  # type: ignore[call-overload]
 
 
 def test_names_that_end_in_npy_are_told_apart() -> None:
     loaded = sm.load_npz(npz({"a": np.arange(1), "a.npy": np.arange(2)}))
     assert {name: len(value) for name, value in loaded.items()} == {"a": 1, "a.npy": 2}
-    loaded = sm.load_npz(zip_of({"a": npy(np.arange(1)), "a.npy": npy(np.arange(2))}))
-    assert {name: len(value) for name, value in loaded.items()} == {"a": 1, "a.npy": 2}
+    members = {"a": npy(np.arange(1)), "a.npy": npy(np.arange(2)), "b.npy": npy(np.arange(3))}
+    loaded = sm.load_npz(zip_of(members))
+    assert {name: len(value) for name, value in loaded.items()} == {"a": 1, "a.npy": 2, "b.npy": 3}
+    assert "b" in loaded
+    assert len(loaded["b"]) == 3
 
 
 def test_an_empty_archive() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,8 @@ def test_an_ending_twice() -> None:
     with pytest.raises(sm.ArrayFormatError, match="sample 'b' has 'jpg' twice") as caught:
         next(samples)
     assert caught.value.member == "b.JPG"
+    assert caught.value.offset == 2048
+    assert caught.value.source == f"bytes of length {len(data)}"
 
 
 @pytest.fixture
@@ -111,6 +114,9 @@ def test_patterns_of_numbers_and_words(shards: Path) -> None:
         ("{000..001}x{1..2}", ["000x1", "000x2", "001x1", "001x2"]),
         ("s3://b/{train,val}-{0..1}.tar", [f"s3://b/{w}-{k}.tar" for w in ("train", "val") for k in (0, 1)]),
         ("{a,}", ["a", ""]),
+        ("{01..100}", [f"{k:03}" for k in range(1, 101)]),
+        ("{8..012}", ["008", "009", "010", "011", "012"]),
+        ("{0..10}", [f"{k}" for k in range(11)]),
     ],
 )  # fmt: skip
 def test_expansion(pattern: str, expected: list[str]) -> None:
@@ -125,6 +131,11 @@ def test_expansion(pattern: str, expected: list[str]) -> None:
         ("{0..9999}{0..9999}", "stands for 100000000 shards; 10000000 are the most"),
         ("{abc}", "is neither a range such as {000..099} nor words"),
         ("{}", "is neither a range"),
+        ("{\u0660..\u0663}", "is neither a range"),
+        ("{a,{b,c}}", "has braces inside of braces, or without their other half"),
+        ("a{{0..1}}", "has braces inside of braces"),
+        ("train-{000..099.tar", "without their other half"),
+        ("train-000..099}.tar", "without their other half"),
         ("pipe:curl https://x/a.tar", "no command is run here"),
     ],
 )
@@ -188,6 +199,46 @@ def test_what_a_command_writes() -> None:
         assert process.stdout
         [sample] = sm.iter_samples(process.stdout)
     assert sample["cls"] == b"7"
+
+
+def test_files_are_called_by_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar({"a.cls": b"", "a.CLS": b""}))
+    with path.open("rb") as file, pytest.raises(sm.ArrayFormatError, match="twice") as caught:
+        next(sm.iter_samples(file))
+    assert caught.value.source == f"BufferedReader {str(path)!r}"
+    path.write_bytes(tar({"a.cls": b""}))
+    with path.open("rb") as file:
+        assert next(sm.iter_samples(file))["__url__"] == caught.value.source
+    assert next(sm.iter_samples(f"file://{path}"))["__url__"] == f"file://{path}"
+
+
+@pytest.mark.parametrize("command", ["raise SystemExit(3)", "import os; os.write(1, bytes(100))"])
+def test_a_command_that_fails_is_an_archive_cut_short(command: str) -> None:
+    arguments = [sys.executable, "-c", command]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        with pytest.raises(sm.ArrayFormatError, match="is not a tar archive: it has"):
+            list(sm.iter_samples(process.stdout))
+
+
+def test_as_the_source_of_a_loader(shards: Path) -> None:
+    def make() -> sm.DataLoader[Any]:
+        return sm.DataLoader(
+            sm.iter_samples(f"{shards}/train-{{000..011}}.tar"),
+            preprocessor=lambda sample: int(sample["cls"]),
+            batch_size=5,
+            output_order="input",
+        )
+
+    loader = make()
+    batches = iter(loader)
+    first = next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    batches.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [first, *resumed] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
 
 
 def test_urls() -> None:

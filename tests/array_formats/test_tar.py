@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_formats.made_files import tar, tar_header, tar_member
+from http_server import serve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -268,6 +269,26 @@ def test_urls() -> None:
     assert contents("memory://tars/a.tar") == MEMBERS
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("sizes", [True, False])
+def test_urls_of_servers_with_and_without_ranges(ranges: bool, sizes: bool) -> None:
+    pytest.importorskip("aiohttp")
+    members = {f"{k}.bin": os.urandom(30_000) for k in range(20)}
+    with serve({"a.tar": tar(members)}, ranges=ranges, sizes=sizes) as server:
+        assert contents(f"{server.url}/a.tar") == members
+
+
+def test_a_url_whose_server_ends_early() -> None:
+    pytest.importorskip("aiohttp")
+    data = tar({f"{k}.bin": os.urandom(30_000) for k in range(20)})[:400_000]
+    with (
+        serve({"a.tar": data}, ranges=False, sizes=True) as server,
+        pytest.raises(sm.ArrayFormatError, match=r"member '13.bin': is cut short") as caught,
+    ):
+        contents(f"{server.url}/a.tar")
+    assert caught.value.source == f"{server.url}/a.tar"
+
+
 def num_open_files() -> int:
     folder = Path("/proc/self/fd")
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
@@ -365,7 +386,12 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11, b"Z"), "0 of 309485009821345068724781055 "),
         (GOOD + with_field(124, b"77777777777\0", b"L"), "a pax header or long name of 8589934591"),
         (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes are there"),
+        (with_field(124, b"-0000000001\0"), "^[^:]*: has b'-0000000001.x00' where a number of octal"),
         (GOOD + with_field(156, b"S"), "member 'name': is a sparse file"),
+        (GOOD + with_field(156, b"M"), "member 'name': goes on from another volume"),
+        (GOOD + tar_member(b"p", b"13 path=long\n", b"x") + END,
+         "member 'good': the pax header or long name behind it belongs to no member"),
+        (tar_member(b"p", b"long", b"L") + END, "pax header or long name belongs to no member"),
         (GOOD + tar_member(b"p", b"x 3", b"x") + END, "pax header that cannot be read from b'x 3'"),
         (GOOD + tar_member(b"p", b"0 a=b\n", b"x") + END, "pax header that cannot be read"),
         (GOOD + tar_member(b"p", b"6 a=b", b"x") + END, "pax header that cannot be read"),
@@ -389,6 +415,27 @@ def test_sparse_files_of_pax() -> None:
     with pytest.raises(sm.ArrayFormatError, match="member 'n': is a sparse file") as caught:
         contents(data)
     assert caught.value.member == "n"
+
+
+@pytest.mark.parametrize("key", [b"path", b"GNU.sparse.name"])
+def test_sparse_files_are_named_as_they_were(key: bytes) -> None:
+    records = b"22 GNU.sparse.major=1\n" + b"%d %b=real\n" % (len(key) + 9, key)
+    data = tar_member(b"p", records, b"x") + tar_member(b"GNUSparseFile.0/real", b"abc") + END
+    with pytest.raises(sm.ArrayFormatError, match="member 'real': is a sparse file"):
+        contents(data)
+
+
+def test_a_pax_header_for_all_may_be_the_last() -> None:
+    assert contents(tar_member(b"p", b"11 path=ab\n", b"g") + END) == {}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [b"5\0garbage".ljust(12, b"!"), b"   5 " + b"\0" + b"123456", b"00000005\0\xff\xff\xff"],
+)
+def test_what_stands_behind_the_end_of_a_number(field: bytes) -> None:
+    data = tar_header(b"name", field) + b"12345".ljust(512, b"\0") + END
+    assert contents(data) == {"name": b"12345"} == dict(of_tarfile(data))
 
 
 @pytest.mark.parametrize("source", [5, None, object()])

@@ -215,19 +215,32 @@ def test_windows_that_touch_lose_nothing(one: float, two: float) -> None:
 @pytest.mark.parametrize(
     ("offset", "duration", "match"),
     [
-        (-0.1, None, "time_offset_seconds must be 0 or more and finite, not -0.1"),
-        (float("-inf"), None, "must be 0 or more and finite"),
+        (-0.1, None, "time_offset_seconds must be a number of seconds, 0 or more, not -0.1"),
+        (float("-inf"), None, "time_offset_seconds must be .* 0 or more, not -inf"),
         (1.001, None, "time_offset_seconds=1.001 is past the end, at 1 s"),
-        (0, -1, "duration_seconds must be 0 or more, not -1"),
-        (float("nan"), None, "not a number of seconds"),
-        (0, float("nan"), "not a number of seconds"),
-        (float("inf"), None, "holds no time"),
+        (0, -1, "duration_seconds must be a number of seconds, 0 or more, not -1"),
+        (float("nan"), None, "time_offset_seconds must be a number of seconds, 0 or more, not nan"),
+        (0, float("nan"), "duration_seconds must be a number of seconds, 0 or more, not nan"),
+        (float("inf"), None, "time_offset_seconds must be finite, not inf"),
+        (0, float("-inf"), "duration_seconds must be a number of seconds, 0 or more, not -inf"),
     ],
 )
 def test_windows_that_cannot_be(offset: Any, duration: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         sm.load_wav(STEREO, offset, duration)
     assert not isinstance(caught.value, sm.MediaError)
+
+
+@pytest.mark.parametrize("value", [True, 1j, b"1", [1], (0, 1)])
+def test_times_that_are_no_numbers(value: Any) -> None:
+    with pytest.raises(
+        TypeError, match="time_offset_seconds must be a number of seconds, 0 or more, not"
+    ):
+        sm.load_wav(STEREO, value)
+    with pytest.raises(
+        TypeError, match="duration_seconds must be a number of seconds, 0 or more, not"
+    ):
+        sm.load_wav(STEREO, None, value)
 
 
 @pytest.mark.parametrize("value", ["x.wav", None, io.BytesIO(STEREO)])
@@ -287,6 +300,46 @@ def test_a_size_that_was_not_known_means_all_there_is() -> None:
     assert sm.load_wav(data).shape == (5, 2)
 
 
+def unfinished(riff_size: int, *, kind: bytes = b"RIFF", before: bytes = b"") -> bytes:
+    """What a writer leaves that could not go back to its header."""
+    body = before + chunk(b"fmt ", wav_format(PCM, 2, 16))
+    size = 0 if kind == b"RIFF" else 0xFFFFFFFF
+    return (
+        kind + struct.pack("<I", riff_size) + b"WAVE" + body + chunk(b"data", bytes(20), size=size)
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        unfinished(0),
+        unfinished(36),
+        unfinished(0xFFFFFFFF),
+        unfinished(0xFFFFFFFF, kind=b"RF64", before=chunk(b"ds64", bytes(28))),
+        unfinished(0xFFFFFFFF, kind=b"RF64", before=chunk(b"ds64", b"\xff" * 16 + bytes(12))),
+    ],
+)
+def test_a_header_that_was_never_finished_means_all_there_is(data: bytes) -> None:
+    assert sm.parse_wav(data).data_size == 20
+    assert sm.load_wav(data).shape == (5, 2)
+
+
+@pytest.mark.parametrize("behind", [b"", chunk(b"LIST", b"behind")])
+def test_no_samples_are_no_unfinished_header(behind: bytes) -> None:
+    assert sm.load_wav(wav(wav_format(PCM, 2, 16), b"", after=behind)).shape == (0, 2)
+    sizes = chunk(b"ds64", struct.pack("<QQQI", 80 + len(behind), 0, 0, 0))
+    data = wav(
+        wav_format(PCM, 2, 16), b"", after=behind, before=sizes, kind=b"RF64", size=2**32 - 1
+    )
+    assert sm.load_wav(data).shape == (0, 2)
+
+
+def test_long_sizes_are_those_of_rf64_alone() -> None:
+    sizes = chunk(b"ds64", struct.pack("<QQQI", 0, 8, 2, 0))
+    data = wav(wav_format(PCM, 2, 16), bytes(20), before=sizes, size=0xFFFFFFFF)
+    assert sm.load_wav(data).shape == (5, 2)
+
+
 def test_every_cut_is_noticed() -> None:
     sizes = chunk(b"ds64", struct.pack("<QQQI", 0, 60, 10, 0))
     format = wav_format(EXTENSIBLE, 2, 24, sub_code=PCM)
@@ -334,7 +387,7 @@ def extensible(guid_end: bytes) -> bytes:
         (wav(wav_format(1, 1, 8), b"", kind=b"RF64", before=chunk(b"ds64", bytes(8))),
          "'ds64' has 8 bytes, less than 28"),
         (wav(wav_format(1, 1, 8), b"", kind=b"RF64", size=0xFFFFFFFF,
-             before=chunk(b"ds64", b"\xff" * 28)), "of 18446744073709551615 bytes of samples"),
+             before=chunk(b"ds64", bytes(8) + b"\xfe" * 20)), "of 18374403900871474942 bytes of samples"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be(data: bytes, match: str) -> None:
