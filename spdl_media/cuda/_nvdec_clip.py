@@ -1,0 +1,295 @@
+"""Packets of a window to one array on a device: the three ways, and the step from one to another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from spdl_media._backends import is_available
+from spdl_media._decoding.defaults import cut_short_error
+from spdl_media._decoding.pictures import PictureDecoder
+from spdl_media._filters.stages import Rate
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DecodeConfig
+from spdl_media.convert import convert_frames
+from spdl_media.cuda._nvdec_dali import decode_by_number
+from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda._nvdec_planes import format_name, is_on_device
+from spdl_media.cuda._nvdec_rule import (
+    Clip,
+    CPUFallbackWarning,
+    VideoDecoderName,
+    Way,
+    choose,
+    clip_of,
+    not_on_nvdec,
+    nvdec_refusal,
+)
+from spdl_media.cuda._nvdec_timeline import FrameTime, at_rate
+from spdl_media.cuda._nvdec_writer import FrameWriter, Output
+from spdl_media.decode import decode_packets
+from spdl_media.errors import ConvertError, DecodeError
+from spdl_media.filter_desc import get_video_filter_desc
+from spdl_media.packets import (
+    PacketFacts,
+    VideoPackets,
+    av_packets,
+    discarded_pts,
+    facts_of,
+)
+from spdl_media.timing import ticks_to_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClip:
+    """Frames on a device, with their times.
+
+    Attributes:
+        array: The pictures, one behind the other.
+        pts: Their timestamps, in units of ``time_base``; those that the CPU path gives.
+        time_base: Seconds in one unit.
+        timestamps: The same in seconds on the container's clock.
+        way: How they were decoded.
+    """
+
+    array: Any
+    pts: tuple[int | None, ...]
+    time_base: Fraction
+    timestamps: tuple[float, ...]
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of packets.
+
+    Attributes:
+        output: What is made of each frame.
+        config: How to decode.
+        num_frames: At most so many frames; ``None``: all.
+        frame_rate: Frames in a second; ``None``: as they are.
+        decoder: The way, or ``"auto"``.
+        may_use_dali: Whether ``"auto"`` may be DALI.
+    """
+
+    output: Output
+    config: DecodeConfig
+    num_frames: int | None = None
+    frame_rate: Rate | None = None
+    decoder: VideoDecoderName = "auto"
+    may_use_dali: bool = False
+
+
+class NotOnDeviceError(Exception):
+    """FFmpeg fell back to its software decoder: the hardware does not take this stream."""
+
+
+class DevicePictures(PictureDecoder):
+    """The decoder of pictures with FFmpeg's decoder on the device: the same window, lead-in and damage.
+
+    Its frames hold surfaces of the decoder, of which there are few: each is to be copied before the next
+    packet.
+
+    Args:
+        device: Where to decode.
+        codec: Parameters of the stream.
+        facts: Facts of the packets.
+        config: How to decode.
+    """
+
+    def __init__(
+        self, device: VideoDevice, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig
+    ) -> None:
+        # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
+        super().__init__(replace(codec, decoder=codec.name), facts, config)
+        self._context = device.open_decoder(codec, config, facts.source)
+
+    @property
+    def standing(self) -> int:
+        """The orientation that frames are to be turned from."""
+        return self.orientation if self._config.orient else 1
+
+    def on_device(self, packet: Any) -> Iterator[Any]:
+        """Frames that are ready after this packet; ``None`` gives those held back.
+
+        Raises:
+            NotOnDeviceError: They are in host memory.
+            DecodeError: The data is damaged.
+        """
+        for frame in self.decode(packet):
+            if not is_on_device(frame):
+                raise NotOnDeviceError(format_name(frame))
+            yield frame
+
+
+def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    """Decode packets to an array on a device, by the way that the rule or the request says.
+
+    Raises:
+        DecodeError: The data is damaged, or the forced decoder does not take it.
+        ConvertError: No frame lies in the window, or they make no one array.
+    """
+    clip = clip_of(packets, device.kind, request.output, request.config)
+    has_dali = request.may_use_dali and is_available("dali")
+    way = choose(clip, request.decoder, may_use_dali=has_dali, source=packets.source)
+    if way == "dali":
+        return _by_dali(packets, device, request, clip)
+    if way == "pyav":
+        try:
+            return _by_pyav(packets, device, request)
+        except NotOnDeviceError as found:
+            error = not_on_nvdec(packets.codec, str(found), packets.source)
+            if request.decoder != "auto":
+                raise error from None
+            warn_of_fallback(str(error))
+    else:
+        warn_of_fallback(f"{packets.source}: {nvdec_refusal(packets.codec)}")
+    return _by_cpu(packets, device, request)
+
+
+def warn_of_fallback(reason: str) -> None:
+    """Say that the CPU decodes, and why."""
+    warnings.warn(
+        f"{reason}. The CPU decodes this video, and its frames are copied to the device",
+        CPUFallbackWarning,
+        stacklevel=4,
+    )
+
+
+def _by_dali(
+    packets: VideoPackets, device: VideoDevice, request: Request, clip: Clip
+) -> DeviceClip:
+    missing = cut_short_error(packets, request.config)
+    if missing is not None:
+        raise missing
+    wanted = clip.timeline.wanted
+    times = [clip.timeline.times[number] for number in wanted]
+    positions, pts, time_base = _selected(times, packets, request)
+    if not positions:
+        raise _no_frame(packets)
+    orientation = facts_of(packets).orientation if request.config.orient else 1
+    array = decode_by_number(
+        packets,
+        clip.timeline,
+        [wanted[position] for position in positions],
+        device,
+        request.output,
+        orientation=orientation,
+    )
+    return _timed(array, pts, time_base, packets, "dali")
+
+
+def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    facts, coded = facts_of(packets), av_packets(packets)
+    _check_start(packets)
+    limit = request.num_frames if request.frame_rate is None else None
+    missing = cut_short_error(packets, request.config)
+    if missing is not None and limit is None:
+        raise missing
+    pictures = DevicePictures(device, packets.codec, facts, request.config)
+    pictures.discarded = discarded_pts(packets)
+    # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
+    pictures.needs_key = any(packet.is_keyframe for packet in coded)
+    room = min(len(packets.get_timestamps()) or len(coded), limit or len(coded))
+    writer = FrameWriter(device, request.output, max(1, room), packets.source)
+    times: list[FrameTime] = []
+    for packet in (*coded, None) if coded else ():
+        for frame in pictures.on_device(packet):
+            if len(times) != limit:
+                writer.add(frame, pictures.standing)
+                times.append((frame.pts, frame.duration or 0))
+        if len(times) == limit:
+            break
+    if missing is not None and len(times) != limit:
+        raise missing
+    if not times:
+        raise _no_frame(packets)
+    array = writer.result()
+    positions, pts, time_base = _selected(times, packets, request)
+    if positions != list(range(len(times))):
+        array = device.take(array, positions)
+    return _timed(array, pts, time_base, packets, "pyav")
+
+
+def _check_start(packets: VideoPackets) -> None:
+    coded = av_packets(packets)
+    if facts_of(packets).continues and coded and not coded[0].is_keyframe:
+        raise DecodeError(
+            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
+            "alone. streaming_load_video_nvdec decodes a whole stream, batch by batch",
+            source=packets.source,
+        )
+
+
+def _by_cpu(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    frames = decode_packets(
+        packets,
+        cpu_filter(packets.codec, request.output, request.frame_rate),
+        request.config,
+        num_frames=request.num_frames,
+    )
+    array = device.upload(host_array(frames, request.output))
+    return DeviceClip(array, frames.pts, frames.time_base, frames.timestamps, "cpu")
+
+
+def host_array(frames: Any, output: Output) -> np.ndarray[Any, Any]:
+    """Frames of the CPU in the shape that the output has on a device."""
+    if output.pix_fmt == "nv12":
+        array: np.ndarray[Any, Any] = convert_frames(frames).array[:, 0]
+        return array
+    return convert_frames(frames, layout=output.layout).array
+
+
+def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None) -> str:
+    """The filter graph that makes on the CPU what is made on a device."""
+    pix_fmt: str = output.pix_fmt
+    if pix_fmt == "nv12" and any(depth in str(codec.pix_fmt) for depth in ("p10", "p12")):
+        pix_fmt = "p010le" if "p10" in str(codec.pix_fmt) else "p016le"
+    desc = get_video_filter_desc(
+        frame_rate=frame_rate,
+        scale_width=output.width,
+        scale_height=output.height,
+        scale_mode=output.scale_mode,
+        scale_algo=output.scale_algo,
+        pix_fmt=pix_fmt,
+    )
+    crop = output.crop
+    width, height = f"iw-{crop.left + crop.right}", f"ih-{crop.top + crop.bottom}"
+    cut = f"crop={width}:{height}:{crop.left}:{crop.top}," if any(crop.sides) else ""
+    return f"{cut}{desc}"
+
+
+def _selected(
+    times: Sequence[FrameTime], packets: VideoPackets, request: Request
+) -> tuple[list[int], list[int], Fraction]:
+    """Positions of the frames that are asked for, their timestamps, and the unit of these."""
+    if request.frame_rate is None:
+        chosen = list(enumerate(pts for pts, _ in times))
+        time_base = packets.time_base
+    else:
+        rate, chosen = at_rate(
+            times, packets.time_base, request.frame_rate, packets.codec.frame_rate
+        )
+        time_base = 1 / rate
+    chosen = chosen[: request.num_frames]
+    return [position for position, _ in chosen], [pts for _, pts in chosen], time_base
+
+
+def _timed(
+    array: Any, pts: Sequence[int], time_base: Fraction, packets: VideoPackets, way: Way
+) -> DeviceClip:
+    zero = facts_of(packets).zero
+    seconds = tuple(float(ticks_to_seconds(time, time_base, zero)) for time in pts)
+    return DeviceClip(array, tuple(pts), time_base, seconds, way)
+
+
+def _no_frame(packets: VideoPackets) -> ConvertError:
+    return ConvertError(
+        f"there is no frame in the window {facts_of(packets).window}, so there is nothing to convert",
+        source=packets.source,
+    )

@@ -1,0 +1,73 @@
+"""What the tests of DALI's pictures share: files, results as NumPy arrays, and how far apart they may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spdl_media as sm
+from spdl_media.testing import make_image
+
+# Mean levels of 255 between the two paths, which the GPU path is held to.
+CLOSE = 2.0
+
+
+def photo(width: int, height: int, seed: int = 0) -> np.ndarray:
+    """A picture with the statistics of a photograph: soft, with a few edges and a little noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    waves = [
+        np.sin(x / rng.uniform(8, 40) + rng.uniform(0, 6)) * np.cos(y / rng.uniform(8, 40))
+        for _ in range(3)
+    ]
+    picture = 128 + 60 * np.stack(waves, -1)
+    picture[height // 3 : height // 2, width // 4 : width // 2] += 50
+    picture += rng.normal(0, 2, picture.shape)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def jpeg(width: int, height: int, seed: int = 0, *, pix_fmt: str = "yuvj420p") -> bytes:
+    return make_image(
+        photo(width, height, seed),
+        codec="mjpeg",
+        pix_fmt=pix_fmt,
+        options={"qmin": "2", "qmax": "2"},
+    )
+
+
+def host(array: Any) -> np.ndarray:
+    """DALI's array of the CPU, as NumPy's."""
+    return np.asarray(array)
+
+
+def differences(array: Any, other: Any) -> np.ndarray:
+    """Mean absolute difference of each row, in levels."""
+    one, two = host(array).astype(int), np.asarray(other).astype(int)
+    assert one.shape == two.shape
+    return np.abs(one - two).reshape(len(one), -1).mean(1)
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    """The JPEG with an Exif tag that says how it stands."""
+    entry = bytes.fromhex("0112 0003 00000001") + orientation.to_bytes(2, "big") + b"\0\0"
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + entry + bytes(4)
+    return data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:]
+
+
+def png_with_wrong_data(picture: np.ndarray) -> bytes:
+    """A PNG whole to the end, with a header that can be read, and pixels that cannot."""
+    import struct
+    import zlib
+
+    data = make_image(picture)
+    start = data.index(b"IDAT")
+    (size,) = struct.unpack(">I", data[start - 4 : start])
+    body = b"IDAT" + b"\0" * size
+    check = struct.pack(">I", zlib.crc32(body))
+    return data[:start] + body + check + data[start + size + 8 :]
+
+
+def cpu(srcs: Any, **options: Any) -> np.ndarray:
+    """The CPU path's batch."""
+    return np.asarray(sm.load_image_batch(srcs, **options))
