@@ -24,13 +24,29 @@ The modules with public names, of which each imports only those above it:
 ``async_load``    the same as awaitables
 ``collate``       :func:`collate`: items of several fields into buffers
 ``crops``         :func:`random_resized_crop`
+``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
+``samplers``      indices for the processes of a distributed training
+``source``        samplers, and sources made of others
+``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
+
+Beside them stands ``pipeline``, which knows nothing of media. It, ``source`` and ``dataloader`` are
+imported when they are first used.
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from spdl_media._backends._pyav import set_log_level
+from spdl_media.array_formats.errors import ArrayFormatError
+from spdl_media.array_formats.npy import load_npy
+from spdl_media.array_formats.npz import NpzFile, load_npz
+from spdl_media.array_formats.samples import iter_samples
+from spdl_media.array_formats.tar import iter_tarfile
+from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
 from spdl_media.arrays import to_jax, to_numba, to_numpy, to_torch
 from spdl_media.async_load import (
     async_load_audio,
@@ -82,7 +98,11 @@ from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoS
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 
+if TYPE_CHECKING:
+    from spdl_media.dataloader import DataLoader
+
 __all__ = (
+    "ArrayFormatError",
     "AudioCodec",
     "AudioDecoder",
     "AudioFrames",
@@ -93,6 +113,7 @@ __all__ = (
     "Clip",
     "Codec",
     "ConvertError",
+    "DataLoader",
     "DecodeConfig",
     "DecodeError",
     "DemuxConfig",
@@ -107,6 +128,7 @@ __all__ = (
     "MediaError",
     "MediaInfo",
     "MissingDependencyError",
+    "NpzFile",
     "OtherStreamInfo",
     "Packets",
     "Source",
@@ -120,6 +142,7 @@ __all__ = (
     "VideoFrames",
     "VideoPackets",
     "VideoStreamInfo",
+    "WAVHeader",
     "Window",
     "apply_bsf",
     "async_load_audio",
@@ -142,11 +165,17 @@ __all__ = (
     "get_buffer_desc",
     "get_filter_desc",
     "get_video_filter_desc",
+    "iter_samples",
+    "iter_tarfile",
     "load_audio",
     "load_clip",
     "load_image",
     "load_image_batch",
+    "load_npy",
+    "load_npz",
     "load_video",
+    "load_wav",
+    "parse_wav",
     "probe",
     "random_resized_crop",
     "set_log_level",
@@ -155,3 +184,18 @@ __all__ = (
     "to_numpy",
     "to_torch",
 )
+
+# Modules that bring asyncio along, or are not needed by everyone.
+_LAZY_MODULES = ("dataloader", "pipeline", "source")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataLoader":
+        return importlib.import_module("spdl_media.dataloader").DataLoader
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"spdl_media.{name}")
+    raise AttributeError(f"module 'spdl_media' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY_MODULES})

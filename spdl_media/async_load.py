@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import ArrayLayout, OnError
+from spdl_media._loading.batch import ArrayLayout, OnError, image_batch_steps
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
 from spdl_media.buffer import CPUBuffer
@@ -24,7 +24,6 @@ from spdl_media.crops import Box
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,
-    image_batch_steps,
     load_audio,
     load_clip,
     load_image,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from spdl_media.buffer import CPUBuffer
-from spdl_media.convert import convert_array, convert_frames
+from spdl_media.convert import convert_array, convert_frames, stack_arrays
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
@@ -41,7 +42,8 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
 
     Raises:
         ConvertError: There are no items, their structure differs, or frames or arrays of a field differ.
-        TypeError: Numbers that no array type holds, or a storage that is none.
+        TypeError: ``items`` are no sequence, numbers that no array type holds, arrays of other things than
+            numbers, or a storage that is none.
         ValueError: ``storage`` names a field that does not exist.
 
     Thread safety: safe.
@@ -50,6 +52,8 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         >>> collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
         {'label': <CPUBuffer: (2,) int64>, 'name': ['cat', 'dog']}
     """
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise TypeError(f"collate takes a sequence of items, not one of {type(items).__name__}")
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")
@@ -172,8 +176,15 @@ def _collate_frames(values: list[Any], storage: Storage | None, _: str) -> CPUBu
 
 
 def _collate_numbers(values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
-    try:
+    with _named(where):
         return convert_array(values, storage)
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Say which field a value of the wrong kind belongs to."""
+    try:
+        yield
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from error
 
@@ -186,7 +197,8 @@ def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> C
                 f"{where} of item 0 has shape {arrays[0].shape} and type {arrays[0].dtype}, of item "
                 f"{position} {array.shape} and {array.dtype}; one buffer holds one shape and type"
             )
-    return convert_array(np.stack(arrays), storage)
+    with _named(where):
+        return stack_arrays(arrays, storage)
 
 
 _CONVERTERS: tuple[tuple[Callable[[Any], bool], Callable[..., CPUBuffer]], ...] = (

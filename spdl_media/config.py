@@ -10,6 +10,7 @@ from typing import Literal, get_args
 __all__ = ("DecodeConfig", "DemuxConfig", "OnCorrupt", "decode_config", "demux_config")
 
 OnCorrupt = Literal["raise", "keep", "drop"]
+Downscale = Literal["dct"]
 
 _MIN_BUFFER_SIZE = 1024
 
@@ -47,6 +48,7 @@ class DecodeConfig:
     decoder_options: Mapping[str, str] = field(default_factory=dict)
     orient: bool = True
     on_corrupt: OnCorrupt = "raise"
+    downscale: Downscale | None = None
 
     def __post_init__(self) -> None:
         if self.decoder is not None and not isinstance(self.decoder, str):
@@ -57,12 +59,15 @@ class DecodeConfig:
             raise ValueError(
                 f"on_corrupt must be one of {get_args(OnCorrupt)}, not {self.on_corrupt!r}"
             )
+        if self.downscale not in (*get_args(Downscale), None):
+            raise ValueError(f"downscale must be 'dct' or None, not {self.downscale!r}")
         options = _string_options("decoder_options", self.decoder_options)
         object.__setattr__(self, "decoder_options", options)
 
     def __reduce__(self) -> tuple[object, ...]:
         options = dict(self.decoder_options)
-        return DecodeConfig, (self.decoder, options, self.orient, self.on_corrupt)
+        plain = (self.decoder, options, self.orient, self.on_corrupt, self.downscale)
+        return DecodeConfig, plain
 
 
 def demux_config(
@@ -97,6 +102,7 @@ def decode_config(
     decoder_options: Mapping[str, object] | None = None,
     orient: bool = True,
     on_corrupt: OnCorrupt = "raise",
+    downscale: Downscale | None = None,
 ) -> DecodeConfig:
     """Choose how packets are decoded.
 
@@ -109,16 +115,21 @@ def decode_config(
         on_corrupt: What becomes of damage that the decoder notices: ``"raise"`` a
             :class:`~spdl_media.DecodeError`, ``"keep"`` the frame, marked in ``frames.is_corrupt``,
             or ``"drop"`` it, counted in ``frames.num_dropped``.
+        downscale: ``"dct"`` lets large JPEG stills shrink while they are decoded, to 1/2, 1/4 or 1/8 of
+            their sides but 1.2 times those of the result at least, by libjpeg-turbo; the filters then
+            scale as they do without it. It needs the package simplejpeg, and has an effect on YCbCr
+            pictures that a filter of this library scales to RGB; all else is decoded as ever, and so is
+            what libjpeg-turbo finds anything the matter with.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``on_corrupt`` is none of the three.
+        ValueError: ``on_corrupt`` is none of the three, or ``downscale`` neither of its two.
 
     See:
         FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
     """
     options = _string_options("decoder_options", decoder_options or {})
-    return DecodeConfig(decoder, options, orient, on_corrupt)
+    return DecodeConfig(decoder, options, orient, on_corrupt, downscale)
 
 
 def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._converting.checks import Pictures, check_audio, check_counts, check_formats
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames, facts_of
+from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.layouts import SAMPLE_DTYPES, PixelLayout, pixel_layout
 from spdl_media.planes import picture_planes
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
@@ -22,7 +23,6 @@ __all__ = ("convert_array", "convert_frames")
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
-Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
 # As a tuple, because isinstance with A | B makes the union anew at each call.
 _KINDS = (AudioFrames, VideoFrames, ImageFrames)
@@ -55,7 +55,8 @@ def convert_frames(
 
     Args:
         frames: ``ImageFrames``, ``VideoFrames``, ``AudioFrames``, or a sequence of one of these kinds.
-            Not consumed. All must have one size (number of frames or samples, too) and format.
+            Not consumed. All must have one size (number of frames or samples, too) and format, and YUV
+            pictures one matrix and range.
         storage: Memory to fill; fresh memory without one.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, whatever the format's own order.
             ``"planes"`` for one array a plane, which every format has.
@@ -125,8 +126,8 @@ def _not_frames(found: str) -> str:
 def _convert_pictures(
     items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
 ) -> CPUBuffer | tuple[CPUBuffer, ...]:
-    _check_counts(items)
-    _check_formats(items)
+    check_counts(items)
+    check_formats(items)
     first = items[0]
     front: Shape = () if single else (len(items),)
     if isinstance(first, VideoFrames):
@@ -137,51 +138,6 @@ def _convert_pictures(
     array = _new_array((*front, *plan.shape), plan.dtype, storage)
     _copy_planes(items, plan.targets(array.reshape(-1, *plan.shape)))
     return CPUBuffer(array)
-
-
-def _check_counts(items: Pictures) -> None:
-    first = items[0]
-    if not isinstance(first, VideoFrames):
-        return
-    for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
-        if not len(item):
-            raise ConvertError(
-                f"there is no frame in the window {facts_of(item).window}", source=item.source
-            )
-        if len(item) != len(first):
-            raise ConvertError(
-                f"item 0 ({first.source}) has {len(first)} frames, but item {position} ({item.source}) has "
-                f"{len(item)}. decode_packets(num_frames=) and tpad in the filter make them equal"
-            )
-
-
-def _check_formats(items: Pictures) -> None:
-    expected = None
-    for position, item in enumerate(items):
-        for index, frame in enumerate(av_frames(item)):
-            found = frame.width, frame.height, frame.format.name
-            expected = expected or found
-            if found != expected:
-                raise ConvertError(
-                    f"{_where(items, 0, 0)} is {_in_words(expected)}, but "
-                    f"{_where(items, position, index)} is {_in_words(found)}. One array holds one size and "
-                    "format: give decode_packets a filter that scales and converts",
-                    source=items[position].source,
-                )
-    width, height, pix_fmt = expected or (0, 0, "")
-    if not (width and height):
-        raise ConvertError(
-            f"a frame of {width}x{height} {pix_fmt} has no pixels", source=items[0].source
-        )
-
-
-def _where(items: Pictures, position: int, index: int) -> str:
-    frame = f"frame {index} of " if isinstance(items[position], VideoFrames) else ""
-    return f"{frame}item {position} ({items[position].source})"
-
-
-def _in_words(format: tuple[int, int, str]) -> str:
-    return f"{format[0]}x{format[1]} {format[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +235,7 @@ def _convert_planes(
 def _convert_audio(
     items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
 ) -> CPUBuffer:
-    _check_audio(items, pad=pad)
+    check_audio(items, pad=pad)
     first = items[0]
     planar = first.sample_fmt.endswith("p")
     dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
@@ -307,44 +263,6 @@ def _copy_samples(target: Array, frames: AudioFrames) -> None:
     target[start:] = 128 if target.dtype == np.uint8 else 0
 
 
-def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
-    expected = None
-    for position, item in enumerate(items):
-        if not len(item):
-            raise ConvertError(
-                f"there is no sample in the window {facts_of(item).window}", source=item.source
-            )
-        # A stream may change in its middle.
-        for chunk in item.chunks:
-            frame = chunk.frame
-            found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
-            expected = expected or found
-            if found != expected:
-                raise ConvertError(
-                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
-                    f"({item.source}) is {_sound(found)}. One array holds one format: "
-                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
-                )
-    lengths = [len(item) for item in items]
-    if len(set(lengths)) > 1 and not pad:
-        raise ConvertError(
-            f"the items have different lengths: {_some(lengths)} samples. pad=True fills with silence to the "
-            "longest; timestamp= and num_frames= cut"
-        )
-
-
-def _sound(format: tuple[int, str, int]) -> str:
-    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
-
-
-def _some(lengths: list[int]) -> str:
-    """At most eight of them, and the span of the rest."""
-    shown = ", ".join(map(str, lengths[:8]))
-    if len(lengths) <= 8:
-        return shown
-    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
-
-
 def convert_array(
     values: npt.ArrayLike, storage: Storage | None = None, *, dtype: npt.DTypeLike | None = None
 ) -> CPUBuffer:
@@ -354,7 +272,8 @@ def convert_array(
         values: Numbers, nested sequences of them, or an array.
         storage: Memory to fill; fresh memory without one.
         dtype: Type of the result; ``None``: the values' own, which for Python's numbers is int64, float64 or
-            bool. Values are never cut: not floats to integers, nor integers to a range that lacks them.
+            bool. Values are never cut: not floats to integers, nor numbers to a range that lacks them.
+            Floats of fewer bits hold the nearest that they have.
 
     Returns:
         A buffer, a copy, of the values' shape and type.
@@ -371,26 +290,52 @@ def convert_array(
         raise TypeError(f"the values do not make one array: {error}") from error
     wanted = source.dtype if dtype is None else np.dtype(dtype)
     for found in (source.dtype, wanted):
-        if found.kind not in "biufc":
-            raise TypeError(f"convert_array takes numbers, not {found} of {type(values).__name__}")
+        _check_number(found, type(values))
     _check_not_cut(source, wanted)
     array = _new_array(source.shape, wanted.newbyteorder("=").str, storage)
     array[...] = source
     return CPUBuffer(array)
 
 
+def _check_number(dtype: np.dtype[Any], owner: type) -> None:
+    if dtype.kind not in "biufc":
+        raise TypeError(f"a buffer holds numbers, not {dtype} of {owner.__name__}")
+
+
 def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
     if not source.size or np.can_cast(source.dtype, wanted, "safe"):
         return
+    reason = "round the values yourself, or leave dtype out"
+    fits = np.can_cast(source.dtype, wanted, "same_kind")
     if source.dtype.kind in "iu" and wanted.kind in "iu":
         limits = np.iinfo(wanted)
         fits = source.min() >= limits.min and source.max() <= limits.max
         reason = f"it holds {limits.min} to {limits.max}, and the values are others"
-    else:
-        fits = np.can_cast(source.dtype, wanted, "same_kind")
-        reason = "round the values yourself, or leave dtype out"
+    elif fits:
+        largest = np.finfo(wanted).max
+        finite = (
+            1.0 * source[np.isfinite(source)]
+        )  # the least integer has no absolute value of its type
+        fits = not (np.abs(finite) > largest).any()
+        reason = f"it holds {-largest:g} to {largest:g}, and the values are others"
     if not fits:
         raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")
+
+
+def stack_arrays(arrays: Sequence[Array], storage: Storage | None) -> CPUBuffer:
+    """Copy arrays of one shape and type into a buffer, each once, with their number in front.
+
+    Raises:
+        TypeError: The arrays hold no numbers.
+        StorageTooSmallError: The storage has too few bytes.
+    """
+    first = arrays[0]
+    _check_number(first.dtype, type(first))
+    native = first.dtype.newbyteorder("=").str
+    result = _new_array((len(arrays), *first.shape), native, storage)
+    for position, array in enumerate(arrays):
+        result[position] = array
+    return CPUBuffer(result)
 
 
 def _new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:

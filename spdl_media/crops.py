@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Sequence
+from numbers import Real
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,8 @@ __all__ = ("random_resized_crop",)
 
 Box: TypeAlias = tuple[int, int, int, int]
 """``(x, y, width, height)`` in pixels of the upright picture, from its upper left corner."""
+
+T = TypeVar("T")
 
 _ATTEMPTS = 10
 
@@ -39,6 +43,7 @@ def random_resized_crop(
         ``(x, y, width, height)`` for ``crops=`` of :func:`~spdl_media.load_image_batch`.
 
     Raises:
+        TypeError: ``rng`` is no generator of NumPy's, or ``size``, ``scale`` or ``ratio`` no two numbers.
         ValueError: A size that is not positive, or bounds that are not positive and in order.
 
     Thread safety: safe, if no other thread uses ``rng``.
@@ -47,6 +52,8 @@ def random_resized_crop(
         >>> random_resized_crop((500, 375), np.random.default_rng(0), scale=(1, 1), ratio=(4 / 3, 4 / 3))
         (0, 0, 500, 375)
     """
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(f"rng must be a generator, such as np.random.default_rng(), not {rng!r}")
     width, height = _checked_size(size)
     areas = _checked_bounds("scale", scale)
     ratios = _checked_bounds("ratio", ratio)
@@ -71,17 +78,28 @@ def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
 
 
 def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
-    width, height = (_whole(side, f"size must be (width, height), not {size!r}") for side in size)
+    message = f"size must be (width, height), not {size!r}"
+    width, height = (_whole(side, message) for side in _pair(size, message))
     if width < 1 or height < 1:
         raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
     return width, height
 
 
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
-    least, largest = bounds
+    message = f"{name} must be (least, largest), both positive, not {bounds!r}"
+    least, largest = _pair(bounds, message)
+    if not all(isinstance(bound, Real) for bound in (least, largest)):
+        raise TypeError(message)
     if not 0 < least <= largest < math.inf:
-        raise ValueError(f"{name} must be (least, largest), both positive, not {bounds!r}")
+        raise ValueError(message)
     return least, largest
+
+
+def _pair(values: Sequence[T], message: str) -> tuple[T, T]:
+    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != 2:
+        raise TypeError(message)
+    first, second = values
+    return first, second
 
 
 def _whole(value: object, message: str) -> int:

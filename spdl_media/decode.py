@@ -16,12 +16,15 @@ from spdl_media._decoding.defaults import (
     picture_filter,
     sample_filter,
 )
-from spdl_media._decoding.path import PicturePath, SamplePath, without_damage_check
+from spdl_media._decoding.downscale import decode_downscaled
+from spdl_media._decoding.jpegs import decode_plain_jpeg
+from spdl_media._decoding.path import PictureFilter, PicturePath, SamplePath, without_damage_check
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.frames import (
     AudioChunk,
     AudioFrames,
+    FrameFacts,
     Frames,
     ImageFrames,
     VideoFrames,
@@ -93,6 +96,7 @@ def decode_packets(
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
         FilterError: The filter graph cannot be used.
+        MissingDependencyError: ``decode_config(downscale="dct")`` needs simplejpeg.
         ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: safe.
@@ -121,6 +125,12 @@ def decode_packets(
 def _decode_image(
     packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
 ) -> ImageFrames:
+    if config.downscale is not None:
+        small = decode_downscaled(packets, filter_desc, config)
+        if small is not None:
+            return _image(small, packets, turned=config.orient)
+    if (frame := decode_plain_jpeg(packets, config)) is not None:
+        return _filtered(frame, packets, filter_desc, config)
     facts = facts_of(packets)
     # There is one picture, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
@@ -138,6 +148,25 @@ def _decode_image(
     return whole if not facts.incomplete else whole.marked_corrupt()
 
 
+def _filtered(
+    frame: av.VideoFrame, packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
+) -> ImageFrames:
+    filter = PictureFilter(packets.codec, filter_desc, config)
+    frames = filter.push(frame, facts_of(packets).orientation) or filter.flush()
+    if not frames:
+        raise _no_picture(packets)
+    return _image(frames[0], packets, turned=filter.upright)
+
+
+def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> ImageFrames:
+    """A whole picture without any damage, with its facts."""
+    facts = facts_of(packets)
+    orientation = 1 if turned else facts.orientation
+    return ImageFrames(
+        (frame,), FrameFacts(facts.source, facts.zero, facts.window, orientation=orientation)
+    )
+
+
 def _picture(
     packets: ImagePackets,
     filter_desc: str | None,
@@ -151,12 +180,15 @@ def _picture(
     finally:
         path.close()
     if frame is None:
-        raise DecodeError(
-            f"the {packets.codec.name} data holds no picture that can be decoded",
-            source=packets.source,
-        )
+        raise _no_picture(packets)
     facts = path.facts()
     return ImageFrames((frame,), replace(facts, is_corrupt=True) if is_corrupt else facts)
+
+
+def _no_picture(packets: ImagePackets) -> DecodeError:
+    return DecodeError(
+        f"the {packets.codec.name} data holds no picture that can be decoded", source=packets.source
+    )
 
 
 def _decode_video(

@@ -4,6 +4,7 @@
     ├── SourceError (OSError)           the source cannot be opened or read
     ├── DemuxError (ValueError)         opened, but not media, no such stream, broken container
     ├── DecodeError (ValueError)        damaged or unsupported data
+    │   └── ArrayFormatError            the same of npy, npz, wav and tar (in ``array_formats``)
     ├── FilterError (ValueError)        the filter description cannot be used
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage

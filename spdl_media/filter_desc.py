@@ -130,9 +130,9 @@ def get_video_filter_desc(
         scale_mode: With both sides given, ``"pad"`` fits the whole picture inside and puts a border
             around it, ``"crop"`` covers the whole size and cuts off what lies over it, ``None`` stretches.
             The result has exactly the size that was asked for.
-        quality: ``"fast"`` scales with FFmpeg's less exact arithmetic, and RGB is made of a picture that was
-            scaled with half of its chroma: 1.2 to 1.6 levels off on photographs, more at sharp edges between
-            colours.
+        quality: ``"fast"`` makes RGB of a picture that was scaled with half of its chroma, and with a
+            bilinear kernel for it where luma has a bicubic one: 1.2 to 1.6 levels off on photographs, more at
+            sharp edges between colours.
         crop_width: Width of a piece from the middle, after scaling. Not above the picture's.
         crop_height: Height of a piece from the middle.
         pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps what the filters give.

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import (
-    ArrayLayout,
-    Known,
-    OnError,
-    check_array_layout,
-    check_on_error,
-    decode_each,
-    to_batch,
-)
+from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, image_batch_steps
 from spdl_media._loading.options import PictureOptions, SoundOptions
-from spdl_media._loading.pictures import CropPlan, decode_picture
+from spdl_media._loading.pictures import CropPlan
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
 from spdl_media.decode import decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
-from spdl_media.errors import ConvertError
 from spdl_media.inputs import Source
 from spdl_media.storage import Storage
 from spdl_media.timing import Seconds, Timestamp, Window, clip_window
@@ -161,50 +151,6 @@ def load_image_batch(
         on_error,
     )
     return decode_and_convert(lambda: False)
-
-
-def image_batch_steps(
-    srcs: Iterable[Source],
-    options: PictureOptions,
-    filter_desc: str | Default | None,
-    cuts: CropPlan,
-    demux_config: DemuxConfig | None,
-    decode_config: DecodeConfig | None,
-    storage: Storage | None,
-    layout: ArrayLayout | None,
-    on_error: OnError,
-) -> Callable[[Callable[[], bool]], CPUBuffer]:
-    """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
-    check_on_error(on_error)
-    check_array_layout(layout)
-    desc = options.desc(filter_desc)
-    if isinstance(srcs, str | bytes | bytearray | memoryview):
-        raise TypeError(
-            f"load_image_batch takes a sequence of sources, not one of {type(srcs).__name__}; load_image "
-            "takes one"
-        )
-    inputs = list(srcs)
-    if not inputs:
-        raise ConvertError("there are no inputs to load: the sequence is empty")
-    cuts.check(len(inputs))
-    decode = partial(
-        decode_picture, desc=desc, cuts=cuts, demux_config=demux_config, decode_config=decode_config
-    )
-
-    def run(stopped: Callable[[], bool]) -> CPUBuffer:
-        outcome = decode_each(inputs, decode, on_error=on_error, stopped=stopped)
-        known = _known(options)
-        return to_batch(
-            outcome, len(inputs), known, storage=storage, layout=layout, fill=on_error == "fill"
-        )
-
-    return run
-
-
-def _known(options: PictureOptions) -> Known | None:
-    if options.width is None or options.height is None or options.pix_fmt is None:
-        return None
-    return Known(options.width, options.height, options.pix_fmt)
 
 
 def load_video(

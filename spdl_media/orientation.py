@@ -38,6 +38,9 @@ __all__ = (
     "swaps_sides",
 )
 
+Box: TypeAlias = tuple[int, int, int, int]
+"""x, y, width, height."""
+
 _Matrix: TypeAlias = tuple[int, int, int, int]
 
 # Where a pixel of the stored picture goes: (a, b, c, d) for x' = ax + by, y' = cx + dy, with x to
@@ -114,6 +117,26 @@ def swaps_sides(orientation: int) -> bool:
     return orientation >= 5
 
 
+def stored_flips(orientation: int) -> tuple[bool, bool]:
+    """Which axes of the stored picture run backwards in the upright one; for modules of this package.
+
+    To turn it upright, exchange left and right if the first says so, top and bottom if the second does,
+    and then rows and columns if :func:`swaps_sides` says so.
+    """
+    _check(orientation)
+    a, b, c, d = _MATRICES[orientation]
+    return a + c < 0, b + d < 0
+
+
+def stored_box(box: Box, orientation: int, width: int, height: int) -> Box:
+    """Where a box of the upright picture lies in the stored one of this size; for modules of this package."""
+    x, y, w, h = box
+    if swaps_sides(orientation):
+        x, y, w, h = y, x, h, w
+    backwards, upwards = stored_flips(orientation)
+    return width - x - w if backwards else x, height - y - h if upwards else y, w, h
+
+
 def _check(orientation: int) -> None:
     if orientation not in _MATRICES:
         raise ValueError(f"orientation must be one of 1 to 8, as in Exif, not {orientation!r}")
@@ -184,6 +207,14 @@ def _tiff(view: memoryview) -> int:
 def _exif_block(view: memoryview) -> int:
     # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
     return _tiff(view[6:] if bytes(view[:6]) == b"Exif\0\0" else view)
+
+
+def exif_block_orientation(view: memoryview) -> int:
+    """Read how a picture lies from a block of Exif; 1 where it is broken. For modules of this package."""
+    try:
+        return _exif_block(view)
+    except struct.error:
+        return 1
 
 
 def _jpeg(view: memoryview) -> int:

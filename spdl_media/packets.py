@@ -15,6 +15,7 @@ import av
 from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._backends._pyav import AvPacket
+from spdl_media._stills.jpeg import JpegHead
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.orientation import rotation, swaps_sides
 from spdl_media.timing import Window, ticks_to_seconds
@@ -35,6 +36,7 @@ class PacketFacts:
         orientation: EXIF number of how the pictures stand.
         continues: The packets follow others, so the first need not be a key frame.
         incomplete: What is missing from a file that is cut short, where its decoder would not notice.
+        jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
     """
 
     source: str = "packets"
@@ -43,6 +45,7 @@ class PacketFacts:
     orientation: int = 1
     continues: bool = False
     incomplete: str | None = None
+    jpeg: JpegHead | None = None
 
 
 class _Packets(Generic[C]):
@@ -150,7 +153,9 @@ class _Packets(Generic[C]):
 
     def with_packets(self, packets: Sequence[AvPacket], codec: C) -> Self:
         """Other packets with the same facts; for modules of this package."""
-        return type(self)(packets, codec, self._facts, self._discarded)
+        # The header was that of other data.
+        facts = self._facts if self._facts.jpeg is None else replace(self._facts, jpeg=None)
+        return type(self)(packets, codec, facts, self._discarded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = [_to_row(packet) for packet in self._packets]
@@ -251,6 +256,16 @@ def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
     if isinstance(packets, ImagePackets):
         return tuple(_with_data(packet, _padded(packet)) for packet in packets._packets)
     return packets._packets
+
+
+def coded_picture(packets: ImagePackets) -> memoryview:
+    """The data of the first packet of a picture, without a copy and without padding."""
+    return memoryview(packets._packets[0])
+
+
+def padded_picture(packets: ImagePackets) -> AvPacket:
+    """The same data in a packet that decoders may read, without what a still has no use for."""
+    return make_packet(_padded(packets._packets[0]), packets.codec.time_base)
 
 
 def facts_of(packets: Packets) -> PacketFacts:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import math
+import operator
 import sys
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
+from numbers import Real
 from queue import Empty, SimpleQueue
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,9 @@ OnExhausted: TypeAlias = Literal["allocate", "wait", "raise"]
 
 # JAX shares memory only from 64 bytes on, and so do the widest vector loads.
 ALIGNMENT = 64
+
+# A thread that waits this long looks for blocks in garbage, which costs more than most waits are long.
+_PATIENCE = 1.0
 
 
 class StorageInUseWarning(UserWarning):
@@ -121,14 +129,41 @@ class _Lease:
         weakref.finalize(self, at_end, block).atexit = False
 
 
+class _FreeBlocks:
+    """Blocks that nobody uses, of which the last to come is the first to go.
+
+    So blocks that are never needed are never touched, and the system finds no pages for them.
+    Finalizers bring blocks back at any moment in any thread, even inside of ``get`` and ``put``. What a
+    queue made for that hands out are tokens, one for each block.
+    """
+
+    __slots__ = ("_blocks", "_tokens")
+
+    def __init__(self) -> None:
+        self._blocks: deque[_Block] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return self._tokens.qsize()
+
+    def put(self, block: _Block) -> None:
+        self._blocks.append(block)
+        self._tokens.put(None)
+
+    def get(self, timeout: float = 0.0) -> _Block:
+        """Take a block; ``queue.Empty`` when there was none for ``timeout`` seconds."""
+        self._tokens.get(timeout=timeout)
+        return self._blocks.pop()
+
+
 class CPUStorage:
     """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
 
     Thread safety: safe.
     """
 
-    def __init__(self, size: int, *, pin_memory: bool = True) -> None:
-        self._size = _checked_size(size)
+    def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
+        self._size = _at_least_one("size", size, " byte")
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._block = _Block(self._size, self._pin_with)
         self._lock = threading.Lock()
@@ -176,7 +211,10 @@ def _mark_free(block: _Block) -> None:
     block.in_use = False
 
 
-def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:  # noqa: FBT001, FBT002  # as SPDL has it
+def cpu_storage(
+    size: SupportsIndex,
+    pin_memory: bool = True,  # noqa: FBT001, FBT002  # as SPDL has it
+) -> CPUStorage:
     """Allocate host memory once, for :func:`~spdl_media.convert_frames` to fill again and again.
 
     A block that an earlier buffer still uses is never overwritten: fresh memory of the same kind is taken
@@ -188,6 +226,7 @@ def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:  # noqa: FBT0
             memory and one warning.
 
     Raises:
+        TypeError: ``size`` is not a whole number.
         ValueError: ``size`` is not positive.
 
     Thread safety: safe.
@@ -199,7 +238,7 @@ class StoragePool:
     """Blocks of host memory that are leased to buffers and come back when their last array is gone.
 
     :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
-    garbage collector finds them.
+    garbage collector finds them; it is asked to before the pool grows or raises, and after a second's wait.
 
     Args:
         size: Bytes of a block.
@@ -211,6 +250,7 @@ class StoragePool:
         timeout: Seconds to wait at most with ``"wait"``; then a TimeoutError. ``None``: for ever.
 
     Raises:
+        TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
         ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative, or ``on_exhausted`` is
             none of the three.
 
@@ -219,8 +259,8 @@ class StoragePool:
 
     def __init__(
         self,
-        size: int,
-        count: int = 4,
+        size: SupportsIndex,
+        count: SupportsIndex = 4,
         *,
         pin_memory: bool = True,
         on_exhausted: OnExhausted = "allocate",
@@ -230,18 +270,14 @@ class StoragePool:
             raise ValueError(
                 f"on_exhausted must be 'allocate', 'wait' or 'raise', not {on_exhausted!r}"
             )
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, not {timeout}")
-        self._count = _checked_count(count)
-        self._size = _checked_size(size)
+        self._count = _at_least_one("count", count)
+        self._size = _at_least_one("size", size, " byte")
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._on_exhausted = on_exhausted
-        self._timeout = timeout
-        # Blocks come back from finalizers, which run at any moment in any thread, even inside of get() and
-        # put(): the one queue made for that.
-        self._free: SimpleQueue[_Block] = SimpleQueue()
-        for _ in range(count):
-            self._free.put(_Block(size, self._pin_with))
+        self._timeout = _checked_timeout(timeout)
+        self._free = _FreeBlocks()
+        for _ in range(self._count):
+            self._free.put(_Block(self._size, self._pin_with))
         self._lock = threading.Lock()
         self._warned = False
 
@@ -258,7 +294,7 @@ class StoragePool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody uses at this moment."""
-        return self._free.qsize()
+        return len(self._free)
 
     @property
     def is_pinned(self) -> bool:
@@ -278,30 +314,43 @@ class StoragePool:
         """
         _check_fits(nbytes, self._size)
         try:
-            block = self._free.get_nowait()
+            block = self._free.get()
         except Empty:
             return self._acquire_late()
         return np.asarray(_Lease(block, self._free.put))
 
     def _acquire_late(self) -> Bytes:
         """What :meth:`acquire` does once all blocks are in use."""
+        if self._on_exhausted == "wait":
+            return np.asarray(_Lease(self._wait(), self._free.put))
+        gc.collect()
+        try:
+            block = self._free.get()
+        except Empty:
+            return self._acquire_more()
+        return np.asarray(_Lease(block, self._free.put))
+
+    def _wait(self) -> _Block:
+        first = min(self._timeout, _PATIENCE)
+        try:
+            return self._free.get(timeout=first)
+        except Empty:
+            # Threads that all wait make nothing, so nothing else would start the garbage collector.
+            gc.collect()
+        try:
+            return self._free.get(timeout=min(self._timeout - first, threading.TIMEOUT_MAX))
+        except Empty:
+            raise TimeoutError(
+                f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
+                "buffers earlier, or give the pool more blocks"
+            ) from None
+
+    def _acquire_more(self) -> Bytes:
         if self._on_exhausted == "raise":
             raise RuntimeError(
                 f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
                 "more blocks, or let it wait: on_exhausted='wait'"
             )
-        if self._on_exhausted == "allocate":
-            return self._acquire_more()
-        try:
-            block = self._free.get(timeout=self._timeout)
-        except Empty:
-            raise TimeoutError(
-                f"all {self._count} blocks of the pool stayed in use for {self._timeout} s. Let go of "
-                "buffers earlier, or give the pool more blocks"
-            ) from None
-        return np.asarray(_Lease(block, self._free.put))
-
-    def _acquire_more(self) -> Bytes:
         # Leased before the warning, which may be an error: then the block is free, and not lost.
         memory = np.asarray(_Lease(_Block(self._size, self._pin_with), self._free.put))
         with self._lock:
@@ -336,20 +385,26 @@ def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
     return storage.acquire(nbytes)
 
 
-def _checked_size(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"size must be an int, not {size!r}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1 byte, not {size}")
-    return size
+def _at_least_one(name: str, value: SupportsIndex, unit: str = "") -> int:
+    try:
+        number = operator.index(value)  # NumPy's integers too: sizes are products of shapes
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1{unit}, not {number}")
+    return number
 
 
-def _checked_count(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count must be an int, not {count!r}")
-    if count < 1:
-        raise ValueError(f"count must be at least 1, not {count}")
-    return count
+def _checked_timeout(timeout: float | None) -> float:
+    if timeout is None:
+        return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be at least 0 seconds, not {timeout}")
+    return float(timeout)
 
 
 def _check_fits(nbytes: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -48,24 +49,39 @@ def differences(array: Any, other: Any) -> np.ndarray:
     return np.abs(one - two).reshape(len(one), -1).mean(1)
 
 
+def _exif(orientation: int) -> bytes:
+    entry = bytes.fromhex("0112 0003 00000001") + orientation.to_bytes(2, "big") + b"\0\0"
+    return b"MM\0*\0\0\0\x08\0\x01" + entry + bytes(4)
+
+
 def with_orientation(data: bytes, orientation: int) -> bytes:
     """The JPEG with an Exif tag that says how it stands."""
-    entry = bytes.fromhex("0112 0003 00000001") + orientation.to_bytes(2, "big") + b"\0\0"
-    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + entry + bytes(4)
+    exif = b"Exif\0\0" + _exif(orientation)
     return data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:]
+
+
+def _chunk(body: bytes) -> bytes:
+    return (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def png_with_orientation(picture: np.ndarray, orientation: int) -> bytes:
+    """A PNG with an Exif chunk that says how it stands."""
+    data, head = make_image(picture), 33
+    return data[:head] + _chunk(b"eXIf" + _exif(orientation)) + data[head:]
 
 
 def png_with_wrong_data(picture: np.ndarray) -> bytes:
     """A PNG whole to the end, with a header that can be read, and pixels that cannot."""
-    import struct
-    import zlib
-
     data = make_image(picture)
-    start = data.index(b"IDAT")
-    (size,) = struct.unpack(">I", data[start - 4 : start])
-    body = b"IDAT" + b"\0" * size
-    check = struct.pack(">I", zlib.crc32(body))
-    return data[:start] + body + check + data[start + size + 8 :]
+    start = data.index(b"IDAT") - 4
+    size = int.from_bytes(data[start : start + 4], "big")
+    return data[:start] + _chunk(b"IDAT" + bytes(size)) + data[start + size + 12 :]
+
+
+def png_header(data: bytes, side: int) -> bytes:
+    """The PNG with a header that says other sizes."""
+    header = data[12:16] + side.to_bytes(4, "big") * 2 + data[24:29]
+    return data[:8] + _chunk(header) + data[33:]
 
 
 def cpu(srcs: Any, **options: Any) -> np.ndarray:

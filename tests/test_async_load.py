@@ -144,3 +144,36 @@ def test_a_cancelled_batch_ends_before_its_next_picture() -> None:
 
         asyncio.run(load())
     assert not never.asked.is_set()
+
+
+def test_a_cancelled_batch_gives_its_memory_back() -> None:
+    gate = Gate(SOURCES[3])
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    with ThreadPoolExecutor(1) as executor:
+
+        async def load() -> None:
+            sources = [*SOURCES[:3], gate]
+            task = asyncio.create_task(
+                sm.async_load_image_batch(sources, storage=pool, executor=executor)
+            )
+            await asyncio.to_thread(gate.asked.wait, 30)
+            assert await cancelled(task)
+            gate.open.set()
+
+        asyncio.run(load())
+    assert pool.num_free == pool.count == 1
+
+
+def test_a_timeout_cancels() -> None:
+    gate, never = Gate(SOURCES[0]), Gate(SOURCES[1])
+    with ThreadPoolExecutor(1) as executor:
+
+        async def load() -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    sm.async_load_image_batch([gate, never], executor=executor), 0.01
+                )
+            gate.open.set()
+
+        asyncio.run(load())
+    assert not never.asked.is_set()

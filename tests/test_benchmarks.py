@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ from spdl_media.testing import make_image
 CHECKOUT = Path(__file__).resolve().parent.parent
 IMAGES = CHECKOUT / "samples" / "benchmarks" / "images.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-OURS = ["spdl_media", "spdl_media, fast", "spdl_media, in steps"]
+DOWNSCALE = ["spdl_media, downscale"] if importlib.util.find_spec("simplejpeg") else []
+OURS = ["spdl_media", "spdl_media, fast", *DOWNSCALE, "spdl_media, in steps"]
 SPREAD = {"median", "lowest", "highest"}
 
 
@@ -60,7 +62,8 @@ def test_images_writes_figures_of_every_way(folder: Path, tmp_path: Path) -> Non
     assert [line[:24].strip() for line in lines[1:]] == list(document["results"])
     for row in document["results"].values():
         assert set(row["images_per_second"]) == {"1", "2"}
-        for spread in (*row["images_per_second"].values(), row["two_over_one"], row["gil_loss"]):
+        gil = [row[name] for name in ("gil_loss", "gil_microseconds", "beside_per_second")]
+        for spread in (*row["images_per_second"].values(), row["two_over_one"], *gil):
             assert set(spread) == SPREAD
             assert spread["lowest"] <= spread["median"] <= spread["highest"]
         assert row["images_per_second"]["1"]["lowest"] > 0

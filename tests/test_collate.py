@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from plane_oracle import sound
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
@@ -128,7 +131,7 @@ def test_storage_by_field() -> None:
         ([(1,)], {3: None}, ValueError, r"storage= names \[3\], but item has the fields \[0\]"),
         ([(1,)], 5, TypeError, "storage= maps them to storages"),
         ([(1,)], {0: 5}, TypeError, r"item\[0\] takes a CPUStorage or a StoragePool, not 5"),
-        ([2**70, 1], None, TypeError, "item: convert_array"),
+        ([2**70, 1], None, TypeError, "item: a buffer holds numbers, not object of list"),
     ],
 )
 def test_items_that_do_not_go_together(
@@ -148,3 +151,54 @@ def test_frames_of_two_sizes() -> None:
     other = sm.decode_packets(sm.demux_image(make_image(PICTURES[0][:10])))
     with pytest.raises(sm.ConvertError, match=r"20x16.*20x10"):
         sm.collate([(FRAMES[0], 1), (other, 2)])
+
+
+@pytest.mark.parametrize("items", [{"a": 1}, "abc", b"abc", 7, None])
+def test_what_is_no_sequence_of_items(items: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"takes a sequence of items, not one of {type(items).__name__}"
+    ):
+        sm.collate(items)
+
+
+def test_arrays_are_copied_once() -> None:
+    arrays = [np.full(100_000, i, np.float32) for i in range(4)]
+    storage = sm.cpu_storage(4 * arrays[0].nbytes, pin_memory=False)
+    sm.collate(arrays, storage=storage).release()
+    gc.collect()
+    tracemalloc.start()
+    buffer = sm.collate(arrays, storage=storage)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most <= 65536
+    np.testing.assert_array_equal(values(buffer), arrays)
+
+
+def test_arrays_of_no_dimension_and_of_foreign_byte_order() -> None:
+    assert values(sm.collate([np.array(3), np.array(5)])).tolist() == [3, 5]
+    batch = sm.collate([np.array([1, 2], ">i4")] * 2)
+    assert batch.dtype == np.dtype("int32")
+    assert values(batch).tolist() == [[1, 2], [1, 2]]
+    assert sm.collate([np.zeros((0, 2))] * 3).shape == (3, 0, 2)
+
+
+def test_arrays_of_strings_are_told_by_their_field() -> None:
+    with pytest.raises(
+        TypeError, match=r"item\['name'\]: a buffer holds numbers, not <U1 of ndarray"
+    ):
+        sm.collate([{"name": np.array(["a"])}])
+
+
+def test_videos_and_sound() -> None:
+    video = sm.VideoFrames([FRAMES[0]._frames[0]] * 4)
+    samples = sound(np.zeros((10, 2), np.float32))
+    pictures, waves = sm.collate([(video, samples)] * 3)
+    assert (pictures.shape, waves.shape) == ((3, 4, 16, 20, 3), (3, 2, 10))
+
+
+def test_a_failed_item_leaves_nothing_leased() -> None:
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    items = [(frame, np.zeros(2 + i)) for i, frame in enumerate(FRAMES)]
+    with pytest.raises(sm.ConvertError, match=r"item\[1\] of item 0 has shape") as kept:
+        sm.collate(items, storage={0: pool})
+    assert pool.num_free == 1, f"{kept} holds a buffer"

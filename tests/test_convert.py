@@ -12,10 +12,18 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from plane_oracle import ROWS, frame_of, image, rgb
+from plane_oracle import ROWS, frame_of, image, rgb, sound
 
 import spdl_media as sm
-from spdl_media.testing import frame_index, index_frames, index_planes, make_image, make_video
+from spdl_media.testing import (
+    VideoTrack,
+    frame_index,
+    index_frames,
+    index_planes,
+    make_image,
+    make_media,
+    make_video,
+)
 
 BY_NAME = {row.pix_fmt: row for row in ROWS}
 
@@ -248,3 +256,39 @@ def test_a_storage_that_just_fits() -> None:
     planes = BY_NAME["yuv420p"].planes(16, 8, 0)
     exact = sm.cpu_storage(128 + 64 + 32, pin_memory=False)
     assert len(sm.convert_frames(image(planes, "yuv420p"), exact, layout="planes")) == 3
+
+
+def test_sound_takes_no_memory_beside_the_storage() -> None:
+    samples = np.zeros((40_000, 2), np.float32)
+    for sample_fmt in ("fltp", "flt"):
+        items = [
+            sound(samples, sample_fmt, cuts=range(0, 40_000, 1000)),
+            sound(samples[:30_000], sample_fmt),
+        ]
+        storage = sm.cpu_storage(2 * samples.nbytes, pin_memory=False)
+        sm.convert_frames(items, storage, pad=True).release()
+        gc.collect()
+        tracemalloc.start()
+        buffer = sm.convert_frames(items, storage, pad=True)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert buffer.nbytes == storage.nbytes
+        assert most <= 65536
+        del buffer
+
+
+def test_frames_of_different_streams() -> None:
+    """Two streams of one file may differ in all that one array must share."""
+    small, large = index_planes(4, 64, 48), index_planes(4, 32, 24)
+    tracks = [VideoTrack(frames=one, codec="libx265") for one in (small, large)]
+    movie = make_media(tracks, format="matroska")
+    frames = [
+        sm.decode_packets(sm.demux_video(movie, stream_index=index, name=f"stream {index}"), None)
+        for index in (0, 1)
+    ]
+    with pytest.raises(
+        sm.ConvertError,
+        match=r"frame 0 of item 0 \(stream 0\) is 64x48 yuv420p, but frame 0 of item 1 \(stream 1\) is "
+        "32x24 yuv420p",
+    ):
+        sm.convert_frames(frames)

@@ -78,7 +78,7 @@ def test_lengths_that_differ_are_named() -> None:
 @pytest.mark.parametrize("name", [*MADE, *(f"{name}p" for name in MADE)])
 def test_pad_fills_with_silence(name: str) -> None:
     dtype = FORMATS[name.removesuffix("p")]
-    parts = [ramp(count, 2, dtype, 1) for count in (30, 20, 25)]
+    parts = [ramp(count, 2, dtype, 1) for count in (20, 30, 25)]
     storage = sm.cpu_storage(3 * 30 * 2 * 8, pin_memory=False)
     dirty = sm.convert_array(np.full(storage.nbytes, 77, np.uint8), storage)
     del dirty
@@ -185,6 +185,10 @@ def test_labels_are_int64_by_themselves() -> None:
         ([2**31], np.int32),
         (np.array([2**63], np.uint64), np.int64),
         ([2], bool),
+        ([100_000], "float16"),
+        (np.array([-(2**63)]), "float16"),
+        ([1e39, 0.0], "float32"),
+        ([1e39j], "complex64"),
     ],
 )
 def test_nothing_is_cut(values: Any, dtype: Any) -> None:
@@ -204,6 +208,8 @@ def test_nothing_is_cut(values: Any, dtype: Any) -> None:
         ([True], "int64"),
         ([], "int32"),
         ([1, 2], ">i4"),
+        ([float("inf"), -float("inf"), 0.25], "float16"),
+        ([65504, -65504], "float16"),
     ],
 )
 def test_types_that_hold_the_values(values: Any, dtype: str) -> None:
@@ -215,12 +221,12 @@ def test_types_that_hold_the_values(values: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["cat", "dog"], "takes numbers, not <U3 of list"),
+        (["cat", "dog"], "holds numbers, not <U3 of list"),
         ([[1, 2], [3]], "do not make one array"),
-        ([1, None], "takes numbers, not object"),
-        ([10**30], "takes numbers, not object"),
-        ("7", "takes numbers, not <U1 of str"),
-        (np.array(["2026-01-01"], "datetime64[D]"), "takes numbers, not datetime64"),
+        ([1, None], "holds numbers, not object"),
+        ([10**30], "holds numbers, not object"),
+        ("7", "holds numbers, not <U1 of str"),
+        (np.array(["2026-01-01"], "datetime64[D]"), "holds numbers, not datetime64"),
     ],
 )
 def test_what_is_no_number(values: Any, message: str) -> None:

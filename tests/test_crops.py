@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import numpy as np
 import pytest
+from oriented import upright
+from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
@@ -185,6 +188,13 @@ def test_thin_pictures_give_their_middle(
         ((5.5, 5), {}, TypeError, "size must be"),
         ((5, 5), {"scale": (0, 1)}, ValueError, r"scale must be \(least, largest\)"),
         ((5, 5), {"ratio": (2, 1)}, ValueError, r"ratio must be \(least, largest\)"),
+        (500, {}, TypeError, r"size must be \(width, height\), not 500"),
+        ((5, 5, 3), {}, TypeError, r"size must be \(width, height\), not \(5, 5, 3\)"),
+        ((True, 5), {}, TypeError, "size must be"),
+        ((5, 5), {"scale": 0.5}, TypeError, r"scale must be \(least, largest\)"),
+        ((5, 5), {"scale": (0.1, 0.2, 1)}, TypeError, r"scale must be \(least, largest\)"),
+        ((5, 5), {"ratio": ("a", "b")}, TypeError, r"ratio must be \(least, largest\)"),
+        ((5, 5), {"scale": (math.nan, 1)}, ValueError, r"scale must be \(least, largest\)"),
     ],
 )
 def test_boxes_of_nothing(size: Any, options: Any, error: type[Exception], match: str) -> None:
@@ -197,3 +207,38 @@ def test_random_boxes_load() -> None:
     boxes = [sm.random_resized_crop((WIDTH, HEIGHT), rng) for _ in range(16)]
     batch = sm.load_image_batch([PNG] * 16, crops=boxes, width=24, height=24, scale_mode=None)
     assert batch.shape == (16, 24, 24, 3)
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+def test_scale_mode_is_that_of_the_cut_picture(mode: Any) -> None:
+    """The box is twice as wide as high, and white; what else there is would show."""
+    picture = np.zeros((40, 60, 3), np.uint8)
+    picture[10:20, 20:40] = 255
+    (row,) = np.asarray(
+        sm.load_image_batch(
+            [make_image(picture)], crops=[(20, 10, 20, 10)], width=24, height=24, scale_mode=mode
+        )
+    )
+    expected = np.full((24, 24, 3), 255)
+    if mode == "pad":
+        expected[:6] = expected[18:] = 0
+    np.testing.assert_array_equal(row, expected)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("flip", [False, True])
+def test_boxes_of_each_orientation(orientation: int, flip: bool) -> None:
+    stored = png_with_exif(PNG, exif_block(orientation))
+    turned = upright(PICTURE, orientation)
+    x, y, w, h = 3, 5, 17, 11
+    batch = sm.load_image_batch([stored], crops=[(x, y, w, h)], flips=[flip])
+    expected = turned[y : y + h, x : x + w]
+    np.testing.assert_array_equal(np.asarray(batch)[0], expected[:, ::-1] if flip else expected)
+
+
+@pytest.mark.parametrize("rng", [5, None, np.random, np.random.RandomState(0), random])
+def test_what_is_no_generator(rng: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"rng must be a generator, such as np.random.default_rng\(\)"
+    ):
+        sm.random_resized_crop((5, 5), rng)

@@ -1,7 +1,8 @@
-"""Each fast path equals the plain one, bit for bit."""
+"""Each fast path equals the plain one, bit for bit or within its bound."""
 
 from __future__ import annotations
 
+import io
 import re
 from fractions import Fraction
 from typing import Any, get_args
@@ -9,15 +10,19 @@ from typing import Any, get_args
 import av
 import numpy as np
 import pytest
+from av.video.reformatter import Interpolation, VideoReformatter
 from hypothesis import given
 from hypothesis import strategies as st
 
+import spdl_media as sm
 from spdl_media import get_video_filter_desc
+from spdl_media._decoding import downscale, jpegs
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media._filters.stages import ScaleAlgo
 from spdl_media.crops import crop_filters
 from spdl_media.errors import FilterError
 from spdl_media.filter_graph import FrameFilter
+from spdl_media.testing import make_image
 
 SOURCES = (
     "yuvj420p yuvj422p yuvj440p yuvj411p yuvj444p yuv444p yuva444p yuv444p10le gray gray10le gray16be "
@@ -278,3 +283,150 @@ def test_scalers_are_kept_for_some_sizes_only() -> None:
         frame = noise("yuvj420p", width, 24, width)
         frame.time_base = Fraction(1, 25)
         assert_same(desc, frame)
+
+
+# From here on, whole files: made ones and, where they are at hand, photographs.
+
+FILES = (
+    "noise 4:2:0",
+    "noise 4:2:2",
+    "noise 4:4:4",
+    "odd",
+    "tiny",
+    "photos",
+    "photos_hd",
+    "images_odd",
+)
+
+
+@pytest.fixture(params=FILES)
+def files(request: pytest.FixtureRequest) -> list[bytes]:
+    """JPEGs of one kind that decode."""
+    kind = request.param
+    if kind in ("photos", "photos_hd", "images_odd"):
+        paths = sorted((request.getfixturevalue("media_dir") / kind).glob("*.jp*g"))
+        return [path.read_bytes() for path in paths[:6] if _decodes(path)]
+    width, height = {"odd": (63, 47), "tiny": (1, 3)}.get(kind, (96, 64))
+    pix_fmt = {"noise 4:2:2": "yuvj422p", "noise 4:4:4": "yuvj444p"}.get(kind, "yuvj420p")
+    rng = np.random.default_rng(len(kind))
+    pictures = [rng.integers(0, 256, (height, width, 3), np.uint8) for _ in range(4)]
+    return [
+        make_image(picture, codec="mjpeg", pix_fmt=pix_fmt, options={"qmin": "3", "qmax": "3"})
+        for picture in pictures
+    ]
+
+
+def _decodes(path: Any) -> bool:
+    try:
+        sm.decode_packets(sm.demux_image(path), None)
+    except sm.MediaError:
+        return False
+    return True
+
+
+def planes(data: bytes, **options: Any) -> list[Any]:
+    frames = sm.decode_packets(sm.demux_image(data), None, sm.decode_config(**options))
+    return [plane.copy() for plane in frames.planes]
+
+
+def by_container(data: bytes, options: dict[str, str] | None = None) -> av.VideoFrame:
+    with av.open(io.BytesIO(data), format="jpeg_pipe") as container:
+        container.streams[0].codec_context.options = options or {}
+        frame: av.VideoFrame = next(container.decode(video=0))
+    return frame
+
+
+def assert_equal(got: list[Any], wanted: list[Any], within: int = 0) -> None:
+    for plane, right in zip(got, wanted, strict=True):
+        assert plane.shape == right.shape
+        assert np.abs(plane.astype(int) - right).max() <= within
+
+
+def test_the_decoder_without_a_container(files: list[bytes]) -> None:
+    idct = sm.codec._STILL_JPEG_OPTIONS
+    for data in files:
+        frame = by_container(data, idct)
+        assert_equal(planes(data), list(sm.frames.ImageFrames((frame,)).planes))
+
+
+def test_the_quick_inverse_dct_is_one_level_off_at_most(files: list[bytes]) -> None:
+    for data in files:
+        assert_equal(planes(data), planes(data, decoder_options={"idct": "auto"}), within=1)
+
+
+def test_a_decoder_that_stays_open(files: list[bytes]) -> None:
+    jpegs._at_rest.context = None
+    fresh = []
+    for data in files:
+        fresh.append(planes(data))
+        jpegs._at_rest.context = None
+    for index in [*range(len(files)), *reversed(range(len(files)))]:
+        assert_equal(planes(files[index]), fresh[index])
+
+
+def test_scaling_in_two_steps(files: list[bytes]) -> None:
+    """Against swscale's most exact way in one step: one level, in a few values."""
+    flags = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
+    flags |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+    for data in files:
+        for width, height in ((224, 224), (64, 48), (33, 65)):
+            frame = sm.frames.av_frames(sm.decode_packets(sm.demux_image(data), None))[0]
+            wanted = VideoReformatter().reformat(
+                frame, width, height, "rgb24", interpolation=int(flags), threads=1
+            )
+            got = sm.load_image(data, width=width, height=height, scale_mode=None)
+            if sm.demux_image(data).orientation != 1:
+                continue
+            difference = np.abs(np.asarray(got).astype(int) - wanted.to_ndarray())
+            assert difference.max() <= 1
+            assert difference.mean() <= 0.01
+
+
+def test_the_whole_way_is_that_through_a_graph(files: list[bytes]) -> None:
+    for data in files:
+        for options in ({}, {"quality": "fast"}, {"scale_mode": "crop"}):
+            desc = get_video_filter_desc(scale_width=64, scale_height=48, **options)
+            # "copy" does nothing, but it takes a graph.
+            plain, graph = (
+                np.asarray(sm.convert_frames(sm.decode_packets(sm.demux_image(data), text)))
+                for text in (desc, f"copy,{desc}")
+            )
+            np.testing.assert_array_equal(plain, graph)
+
+
+def test_decoding_at_less_than_the_size(
+    files: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one level for photographs; noise has nothing but the frequencies that are left out."""
+    pytest.importorskip("simplejpeg")
+    used = []
+    run = downscale._decode
+    monkeypatch.setattr(downscale, "_decode", lambda *args: used.append(args) or run(*args))
+    large = [data for data in files if min(_size(data)) >= 600]
+    for data in files:
+        small, whole = (
+            np.asarray(sm.load_image(data, width=224, height=224, decode_config=config))
+            for config in (sm.decode_config(downscale="dct"), None)
+        )
+        difference = np.abs(small.astype(int) - whole).mean()
+        assert difference <= (1 if data in large else 0)
+    assert len(used) == len(large)
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    frames = sm.decode_packets(sm.demux_image(data), None)
+    return frames.width, frames.height
+
+
+def test_memory_from_pools(files: list[bytes]) -> None:
+    options: dict[str, Any] = {"width": 40, "height": 30}
+    wanted = np.asarray(sm.load_image_batch(files, **options))
+    pool = sm.StoragePool(wanted.nbytes, count=2, pin_memory=False)
+    kept = [sm.load_image_batch(files, **options, storage=pool) for _ in range(2)]
+    for batch in kept:
+        np.testing.assert_array_equal(np.asarray(batch), wanted)
+    del kept, batch
+    for _ in range(4):  # in blocks that were used before
+        other = sm.load_image_batch(files[::-1], **options, storage=pool)
+        np.testing.assert_array_equal(np.asarray(other), wanted[::-1])
+    assert pool.count == 2

@@ -385,7 +385,7 @@ def test_one_side_of_a_thin_picture(given: str, wanted: tuple[int, int]) -> None
 
 def test_the_fast_quality() -> None:
     desc = get_video_filter_desc(scale_width=8, scale_height=6, scale_mode=None, quality="fast")
-    assert desc == "scale=8:6:flags=bicubic,format=yuv420p,format=rgb24,format=rgb24"
+    assert desc == "scale=8:6:flags=bicublin,format=yuv420p,format=rgb24,format=rgb24"
     padded = get_video_filter_desc(scale_width=8, scale_height=6, quality="fast")
     assert padded is not None
     assert "format=rgb24,pad=8:6:" in padded

@@ -18,6 +18,7 @@ ORDER = [
     [
         "_stills.parts",
         "orientation",
+        "_stills.jpeg",
         "_stills.completeness",
         "_stills.stills",
     ],
@@ -29,18 +30,27 @@ ORDER = [
     ["bitstream"],
     ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
     ["planes", "frames"],
-    ["_filters.plain_chain", "_filters.wiring", "_filters.ends", "filter_graph"],
+    [
+        "_filters.cuts",
+        "_filters.steps",
+        "_filters.plain_chain",
+        "_filters.wiring",
+        "_filters.ends",
+        "filter_graph",
+    ],
     [
         "_decoding.sei",
         "_decoding.pictures",
         "_decoding.samples",
         "_decoding.odd_sizes",
         "_decoding.path",
+        "_decoding.jpegs",
+        "_decoding.downscale",
     ],
     ["_decoding.defaults", "decode", "decoders"],
     ["storage"],
     ["buffer"],
-    ["convert"],
+    ["_converting.checks", "convert"],
     ["transfer"],
     ["arrays"],
     ["cuda", "array_formats"],
@@ -48,16 +58,26 @@ ORDER = [
     ["_loading.options", "_loading.pictures", "_loading.batch"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["source"],
+    ["_sources.checks", "_sources.chance", "_sources.ranks", "_sources.protocols"],
+    ["_sources.merging", "_sources.repeating"],
+    ["samplers", "source"],
+    ["_dataloading.intervals", "_dataloading.state", "_dataloading.ledger", "_dataloading.tagged"],
+    ["_dataloading.feed", "_dataloading.calls", "_dataloading.checks"],
     ["dataloader"],
     ["cli", "__main__"],
 ]
-HELPERS = {"_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_loading"}
+HELPERS = {
+    *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_converting", "_loading"),
+    *("_sources", "_dataloading"),
+}
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
 BESIDE = {"testing", "pipeline"}
-JOINS_PIPELINE = {"dataloader", "cli"}
+JOINS_PIPELINE = {
+    *("_dataloading.tagged", "_dataloading.calls", "_dataloading.checks", "dataloader"),
+    "cli",
+}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
@@ -65,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
     "asyncio": {"pipeline", "dataloader", "async_load"},
     # Through the table in _backends alone, which imports them by name.
+    "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
 

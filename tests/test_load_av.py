@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -205,3 +206,36 @@ def test_a_clip_needs_both_streams() -> None:
         sm.load_clip(VIDEO, 0, 1)
     with pytest.raises(sm.DemuxError, match="there is no video stream"):
         sm.load_clip(FLAC, 0, 1)
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska"])
+def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
+    """Against the samples that went into the file, at starts and lengths that fall between samples."""
+    samples = index_samples(16000, 2)
+    pictures = index_planes(20, 64, 48)
+    movie = make_media(
+        [
+            VideoTrack(frames=pictures, codec="libx265", gop_size=5, max_b_frames=2),
+            AudioTrack(samples=samples, sample_rate=8000, codec="flac"),
+        ],
+        format=format,
+    )
+    for start, duration in ((0, 0.5), ("0.25", "0.3001"), (Fraction(1, 3), 0.2), (1.0001, 5)):
+        clip = sm.load_clip(movie, start, duration, sample_fmt="s16p", pix_fmt="gray")
+        first = Fraction(str(start))
+        last = first + Fraction(str(duration))
+        cut = samples[math.ceil(first * 8000) : math.ceil(last * 8000)]
+        np.testing.assert_array_equal(np.asarray(clip.audio), cut.T)
+        # A filter counts in the ticks of the file, which in Matroska are milliseconds.
+        tick = 0.001 if format == "matroska" else 0
+        assert clip.audio_timestamp == pytest.approx(math.ceil(first * 8000) / 8000, abs=tick / 2)
+        shown = [index for index in range(20) if first <= Fraction(index, 10) < last]
+        assert len(clip.timestamps) == len(shown)
+        assert clip.timestamps == pytest.approx([index / 10 for index in shown])
+
+
+def test_a_failed_clip_leaves_nothing_leased(clips: dict[str, bytes]) -> None:
+    pools = [sm.StoragePool(n, 1, pin_memory=False, on_exhausted="raise") for n in (1 << 20, 8)]
+    with pytest.raises(sm.StorageTooSmallError, match="the storage has 8") as kept:
+        sm.load_clip(clips["mkv-pcm"], 0, 0.5, video_storage=pools[0], audio_storage=pools[1])
+    assert [pool.num_free for pool in pools] == [1, 1], f"{kept} holds a buffer"

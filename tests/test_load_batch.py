@@ -8,11 +8,18 @@ import threading
 import weakref
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media.testing import frame_index, index_frames, make_image
+from spdl_media.testing import (
+    frame_index,
+    index_frames,
+    index_samples,
+    make_audio,
+    make_image,
+)
 
 WIDTH, HEIGHT, COUNT = 40, 30, 32
 PICTURES = index_frames(COUNT, WIDTH, HEIGHT)
@@ -220,3 +227,69 @@ def test_fast_is_within_its_bound(media_dir) -> None:
         for quality in ("accurate", "fast")
     )
     assert 0 < np.abs(fast - accurate).mean() <= 1.6
+
+
+def _alive() -> int:
+    kinds = (av.VideoFrame, av.Packet, sm.ImagePackets, sm.ImageFrames)
+    return sum(type(one) in kinds for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"srcs": with_bad(31)},
+        {"srcs": [BAD] * 3, "on_error": "fill"},
+        {"srcs": [SOURCES[0], make_image(PICTURES[1][:20])], "on_error": "skip"},
+        {"srcs": [*SOURCES, 3]},
+        {"srcs": SOURCES, "crops": [None] * 31 + [(0, 0, 99, 9)]},
+        {"srcs": SOURCES, "filter_desc": "nosuchfilter"},
+        {"srcs": SOURCES, "storage": sm.cpu_storage(5, pin_memory=False)},
+    ],
+    ids=["bad", "all bad", "sizes", "no source", "crop", "filter", "storage"],
+)
+def test_a_failed_batch_leaves_no_frame_behind(options: dict[str, Any]) -> None:
+    """Once the error is gone, and without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = _alive()
+        kept = sm.decode_packets(sm.demux_image(SOURCES[0]))
+        assert _alive() > before
+        del kept
+        try:
+            sm.load_image_batch(**options)
+        except (sm.MediaError, TypeError):
+            pass
+        else:
+            pytest.fail("nothing was raised")
+        assert _alive() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:memory cannot be pinned")
+def test_the_way_from_files_to_tensors(tmp_path) -> None:
+    """The first example of all, on made files."""
+    jpegs = [make_image(picture, codec="mjpeg") for picture in PICTURES[:4]]
+    paths = [tmp_path / f"{index}.jpg" for index in range(4)]
+    for path, jpeg in zip(paths, jpegs, strict=True):
+        path.write_bytes(jpeg)
+    batch = sm.load_image_batch(paths, width=224, height=224)
+    assert (batch.shape, batch.dtype) == ((4, 224, 224, 3), np.uint8)
+    planes = sm.load_image_batch(paths, width=224, height=224, pix_fmt="yuv420p")
+    assert planes.shape == (4, 1, 336, 224)
+    pool = sm.StoragePool(32 * 224 * 224 * 3, count=4, pin_memory=True)
+    desc = sm.get_video_filter_desc(scale_width=224, scale_height=224)
+    frames = [sm.decode_packets(sm.demux_image(path), desc) for path in paths]
+    buffer = sm.convert_frames(frames, storage=pool)
+    assert pool.num_free == 3
+    np.testing.assert_array_equal(np.asarray(buffer), np.asarray(batch))
+    (tmp_path / "speech.flac").write_bytes(
+        make_audio(index_samples(16000, 2), 8000, codec="flac", format="flac")
+    )
+    waveform = sm.to_numpy(sm.load_audio(str(tmp_path / "speech.flac"), timestamp=(0.5, 1.5)))
+    assert (waveform.shape, waveform.dtype) == ((2, 8000), np.float32)
+    torch = pytest.importorskip("torch")
+    tensor = sm.to_torch(batch)
+    assert tensor.dtype == torch.uint8
+    assert tensor.data_ptr() == batch.array.ctypes.data

@@ -447,3 +447,67 @@ def test_bad_options() -> None:
     for timeout in (-1, float("nan")):
         with pytest.raises(ValueError, match="timeout must be at least 0 seconds"):
             pool_of(1, timeout=timeout)
+
+
+def test_sizes_and_counts_may_be_integers_of_numpy() -> None:
+    size = np.prod((6, 8, 3))
+    storage = sm.cpu_storage(size, pin_memory=False)
+    pool = sm.StoragePool(size, np.int32(2), pin_memory=False)
+    for lender in (storage, pool):
+        assert lender.nbytes == 144
+        assert type(lender.nbytes) is int
+        assert sm.convert_frames(rgb(8, 6), lender).shape == (6, 8, 3)
+    assert (pool.count, pool.num_free) == (2, 2)
+
+
+@pytest.mark.parametrize("timeout", [1e12, float("inf"), None])
+def test_a_wait_without_an_end(timeout: float | None) -> None:
+    pool = pool_of(1, on_exhausted="wait", timeout=timeout)
+    held = [sm.convert_frames(rgb(8, 6), pool)]
+    waiting = threading.Event()
+
+    def give_back() -> None:
+        waiting.wait(30)
+        held.clear()
+
+    thread = threading.Thread(target=give_back)
+    thread.start()
+    waiting.set()
+    assert sm.convert_frames(rgb(8, 6, 5), pool).array[0, 0, 0] == 5
+    thread.join()
+
+
+@pytest.mark.parametrize("on_exhausted", ["allocate", "wait", "raise"])
+def test_blocks_in_garbage_are_found_before_anybody_suffers(
+    on_exhausted: Any, monkeypatch: Any
+) -> None:
+    """Threads that all wait make nothing, and so would never start the garbage collector."""
+    monkeypatch.setattr(storage_module, "_PATIENCE", 0.01)
+    pool = pool_of(1, on_exhausted=on_exhausted, timeout=20)
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: list[Any] = [sm.convert_frames(rgb(8, 6), pool)]
+        cycle.append(cycle)
+        del cycle
+        assert pool.num_free == 0
+        assert (sm.convert_frames(rgb(8, 6, 7), pool).array == 7).all()
+        assert pool.count == pool.num_free == 1
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("timeout", ["3", True, [1]])
+def test_a_timeout_is_a_number(timeout: Any) -> None:
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not "):
+        pool_of(1, timeout=timeout)
+
+
+def test_a_pool_gives_the_block_that_came_back_last() -> None:
+    pool = sm.StoragePool(64, count=3, pin_memory=False)
+    first = pool.acquire(64)
+    address = first.ctypes.data
+    del first
+    # Blocks that are never needed stay untouched, and take no memory of the system.
+    for _ in range(5):
+        assert pool.acquire(64).ctypes.data == address

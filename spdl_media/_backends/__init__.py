@@ -25,6 +25,7 @@ INSTALL = MappingProxyType(
             "nvidia.nvimgcodec",
             "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",
         ),
+        "simplejpeg": ("simplejpeg", 'pip install "spdl_media[jpeg]"'),
         "torch": ("torch", 'pip install "spdl_media[torch]"'),
     }
 )

@@ -91,6 +91,12 @@ def _capture_log() -> None:
         av.logging.set_skip_repeated(False)
 
 
+def forwards_log() -> bool:
+    """Whether FFmpeg's lines go to the program's log. Else they are kept in from here on."""
+    _capture_log()
+    return _LogState.forwarded
+
+
 @contextmanager
 def ffmpeg_log() -> Iterator[list[LogLine]]:
     """Collect what FFmpeg logs in this thread in a block."""

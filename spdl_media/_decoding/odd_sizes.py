@@ -10,6 +10,7 @@ for common sizes (0.2 levels at 224x224), and left alone.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import av
 import numpy as np
@@ -20,6 +21,7 @@ from spdl_media.frames import ImageFrames
 _CONVERSION = re.compile(r"scale=flags=[\w+]+,format=gbra?p\w*(?=,|$)")
 
 
+@lru_cache(maxsize=512)
 def conversion_of(desc: str) -> str | None:
     """The conversion to planar RGB, without scaling, that a description begins with."""
     match = _CONVERSION.match(desc)

@@ -23,6 +23,89 @@ from spdl_media.packets import PacketFacts
 from spdl_media.timing import nearest_sample
 
 
+class PictureFilter:
+    """Turns decoded pictures of one stream upright, and filters them.
+
+    Attributes:
+        upright: Whether what came out was turned.
+        copied_corrupt: Timestamps of damaged frames that were copied, which PyAV cannot mark on a copy.
+    """
+
+    __slots__ = (
+        "_codec",
+        "_conversion",
+        "_desc",
+        "_graph",
+        "_graph_desc",
+        "_orient",
+        "_plain",
+        "copied_corrupt",
+        "upright",
+    )
+
+    def __init__(self, codec: VideoCodec, filter_desc: str | None, config: DecodeConfig) -> None:
+        self._codec = codec
+        self._desc = filter_desc
+        self._orient = config.orient
+        self._graph: FrameFilter | None = None
+        self._graph_desc = ""
+        self._conversion = None if filter_desc is None else conversion_of(filter_desc)
+        self._plain = None if filter_desc is None else plain_chain(filter_desc)
+        if filter_desc is not None and self._plain is None:
+            FrameFilter(
+                filter_desc, kind="video"
+            )  # says what is wrong before a window proves empty
+        self.upright = False
+        self.copied_corrupt: frozenset[int | None] = frozenset()
+
+    def push(self, frame: av.VideoFrame, orientation: int) -> list[av.VideoFrame]:
+        """The frames that come out for this one, which is given away."""
+        if self._desc is None:
+            return [frame]
+        turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
+        self.upright = self._orient
+        if self._conversion is not None and (turn or has_cut_chroma(frame)):
+            return self._converted(frame, self._conversion, turn)
+        still = self._codec.frame_rate is None
+        if still and not turn and self._plain is not None and self._plain.accepts(frame):
+            return [self._plain(frame)]
+        return self._through_graph(frame, ",".join(filter(None, (turn, self._desc))))
+
+    def flush(self) -> list[av.VideoFrame]:
+        """The frames that the graph holds back."""
+        return [] if self._graph is None else self._graph.flush()
+
+    def _converted(self, frame: av.VideoFrame, conversion: str, turn: str) -> list[av.VideoFrame]:
+        """Convert first, and turn then: FFmpeg turns 4:2:2 only by way of another chroma."""
+        rest = (self._desc or "")[len(conversion) :].removeprefix(",")
+        cut = ""
+        if has_cut_chroma(frame):
+            cut = f"crop={frame.width}:{frame.height}:0:0"
+            if frame.is_corrupt:
+                self.copied_corrupt |= {frame.pts}
+            frame = with_even_sides(frame)
+        desc = ",".join(filter(None, (conversion, cut, turn, rest)))
+        return self._through_graph(frame, desc)
+
+    def _through_graph(self, frame: av.VideoFrame, desc: str) -> list[av.VideoFrame]:
+        before: list[av.VideoFrame] = []
+        if (
+            self._graph is not None and desc != self._graph_desc
+        ):  # the size has changed in the stream
+            before = self._graph.flush()
+            self._graph = None
+        if self._graph is None:
+            self._graph_desc = desc
+            self._graph = FrameFilter(
+                desc,
+                kind="video",
+                time_base=self._codec.time_base,
+                frame_rate=self._codec.frame_rate,
+                sample_aspect_ratio=self._codec.sample_aspect_ratio,
+            )
+        return before + self._graph.push(frame)
+
+
 class PicturePath:
     """Packets to decoded pictures, cut to the window, turned upright, and filtered, in this order."""
 
@@ -33,74 +116,21 @@ class PicturePath:
         filter_desc: str | None,
         config: DecodeConfig,
     ) -> None:
-        self._codec = codec
-        self._desc = filter_desc
-        self._config = config
         self.decoder = PictureDecoder(codec, facts, config)
-        self._filter: FrameFilter | None = None
-        self._filter_desc = ""
-        self._conversion = None if filter_desc is None else conversion_of(filter_desc)
-        self._plain = None if filter_desc is None else plain_chain(filter_desc)
-        if filter_desc is not None and self._plain is None:
-            FrameFilter(
-                filter_desc, kind="video"
-            )  # says what is wrong before a window proves empty
-        self._upright = False
+        self._filter = PictureFilter(codec, filter_desc, config)
 
     def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
         """Frames that come out for these packets; a final ``None`` gives those held back."""
         for packet in packets:
             for frame in self.decoder.decode(packet):
-                yield from self._filtered(frame)
-            if packet is None and self._filter is not None:
+                yield from self._filter.push(frame, self.decoder.orientation)
+            if packet is None:
                 yield from self._filter.flush()
 
     def drain(self) -> Iterator[av.VideoFrame]:
         """Frames that the decoder holds back, through the same filters, before it starts anew."""
         for frame in self.decoder.drain():
-            yield from self._filtered(frame)
-
-    def _filtered(self, frame: av.VideoFrame) -> list[av.VideoFrame]:
-        if self._desc is None:
-            return [frame]
-        turn = UPRIGHT_FILTERS[self.decoder.orientation] if self._config.orient else ""
-        self._upright = self._config.orient
-        if self._conversion is not None and (turn or has_cut_chroma(frame)):
-            return self._converted(frame, self._conversion, turn)
-        still = self._codec.frame_rate is None
-        if still and not turn and self._plain is not None and self._plain.accepts(frame):
-            return [self._plain(frame)]
-        return self._through_graph(frame, ",".join(filter(None, (turn, self._desc))))
-
-    def _converted(self, frame: av.VideoFrame, conversion: str, turn: str) -> list[av.VideoFrame]:
-        """Convert first, and turn then: FFmpeg turns 4:2:2 only by way of another chroma."""
-        rest = (self._desc or "")[len(conversion) :].removeprefix(",")
-        cut = ""
-        if has_cut_chroma(frame):
-            cut = f"crop={frame.width}:{frame.height}:0:0"
-            if frame.is_corrupt:  # PyAV cannot mark the copy
-                self.decoder.corrupt_pts |= {frame.pts}
-            frame = with_even_sides(frame)
-        desc = ",".join(filter(None, (conversion, cut, turn, rest)))
-        return self._through_graph(frame, desc)
-
-    def _through_graph(self, frame: av.VideoFrame, desc: str) -> list[av.VideoFrame]:
-        before: list[av.VideoFrame] = []
-        if (
-            self._filter is not None and desc != self._filter_desc
-        ):  # the size has changed in the stream
-            before = self._filter.flush()
-            self._filter = None
-        if self._filter is None:
-            self._filter_desc = desc
-            self._filter = FrameFilter(
-                desc,
-                kind="video",
-                time_base=self._codec.time_base,
-                frame_rate=self._codec.frame_rate,
-                sample_aspect_ratio=self._codec.sample_aspect_ratio,
-            )
-        return before + self._filter.push(frame)
+            yield from self._filter.push(frame, self.decoder.orientation)
 
     def facts(self) -> FrameFacts:
         """What is to be said of the frames that came out since the last call."""
@@ -109,10 +139,10 @@ class PicturePath:
             decoder.facts.source,
             decoder.facts.zero,
             decoder.facts.window,
-            orientation=1 if self._upright else decoder.orientation,
+            orientation=1 if self._filter.upright else decoder.orientation,
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,
-            corrupt_pts=decoder.corrupt_pts,
+            corrupt_pts=decoder.corrupt_pts | self._filter.copied_corrupt,
         )
         decoder.num_skipped = decoder.num_dropped = 0
         return facts

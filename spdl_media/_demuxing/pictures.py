@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import av
 
 from spdl_media._demuxing.container import Container, as_video
 from spdl_media._stills.completeness import check_complete
+from spdl_media._stills.jpeg import read_jpeg_head
 from spdl_media._stills.stills import HEAD_SIZE, STILL_FORMATS, container_still, still_codec
 from spdl_media.codec import VideoCodec, read_video_codec
 from spdl_media.config import DemuxConfig
@@ -60,11 +63,13 @@ def _demux_still(input: Input, decoder: str) -> ImagePackets:
     data = input.read_all()
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
-    codec = VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)
+    codec = _still_stream(decoder)
+    head = read_jpeg_head(data) if decoder == "mjpeg" else None
     facts = PacketFacts(
         input.name,
-        orientation=exif_orientation(data),
+        orientation=exif_orientation(data) if head is None else head.orientation,
         incomplete=check_complete(decoder, data),
+        jpeg=head,
     )
     return ImagePackets([make_packet(data, codec.time_base)], codec, facts)
 
@@ -84,3 +89,8 @@ def first_picture(container: Container) -> ImagePackets:
             facts = PacketFacts(container.name, container.zero, orientation=orientation)
             return ImagePackets([packet], codec, facts)
     raise container.error("the video stream has no key frame, so there is no first picture")
+
+
+@cache
+def _still_stream(decoder: str) -> VideoCodec:
+    return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)

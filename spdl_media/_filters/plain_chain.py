@@ -20,19 +20,16 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeAlias
 
 import av
-import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from spdl_media._filters.cuts import INTERLEAVED, RGB, Cut, Size
 from spdl_media._filters.graph_syntax import Node, parse_graph
+from spdl_media._filters.steps import FULL_RANGE, GBR, HALF_CHROMA, Crop, Pad, Scale, Step
 from spdl_media.errors import FilterError
-from spdl_media.planes import picture_planes
-
-Size: TypeAlias = tuple[int, int]
 
 _FLAGS = {
     "fast_bilinear": Interpolation.FAST_BILINEAR,
@@ -49,174 +46,38 @@ _FLAGS = {
     "full_chroma_int": Interpolation.FULL_CHR_H_INT,
     "full_chroma_inp": Interpolation.FULL_CHR_H_INP,
 }
-_INTERLEAVED = {
-    "gbrp": frozenset(("rgb24", "bgr24")),
-    "gbrap": frozenset(("rgba", "bgra", "argb", "abgr")),
-}
-# The quick way: chroma keeps half of its width and height until RGB is made.
-_HALF_CHROMA = "yuv420p"
-_PACKED_RGB = frozenset(("rgb24", "bgr24"))
-_RGB = frozenset(_INTERLEAVED).union(*_INTERLEAVED.values())
-_FORMATS = _RGB | {_HALF_CHROMA}
+_PACKED_RGB = INTERLEAVED["gbrp"]
+_FORMATS = RGB | {HALF_CHROMA}
 # Formats in which borders are made and cut.
-_MARGINS = _PACKED_RGB.union(_INTERLEAVED)
-# Formats of 8 bits that are cut and mirrored here.
-_CUTTABLE = _RGB.union("gray yuv444p yuvj444p yuvj440p yuvj422p yuvj420p".split())
+_MARGINS = _PACKED_RGB.union(INTERLEAVED)
 # Scalers of a thread for one chain. One for photographs of 1920 pixels' width takes some 300 KiB.
 _MAX_SIZES = 16
-_GBR, _FULL_RANGE, _OPAQUE = 0, 2, 255
-_UNKNOWN_MATRIX, _UNKNOWN_RANGE = 2, 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Scale to a size, and convert.
-
-    ``fit`` is how the aspect ratio is kept: decrease, increase, disable. ``least`` is what a side is at
-    least; 0 is FFmpeg's own way, which then fails.
-    """
-
-    width: int | None
-    height: int | None
-    fit: str
-    flags: int
-    pix_fmt: str
-    least: int = 0
-
-    def size(self, width: int, height: int) -> Size | None:
-        if self.width is None or self.height is None:
-            return width, height
-        if self.width < 0 or self.height < 0:
-            return (
-                self._keep(self.height, width, height) if self.width < 0 else self.width,
-                self._keep(self.width, height, width) if self.height < 0 else self.height,
-            )
-        if self.fit == "disable":
-            return self.width, self.height
-        choose = min if self.fit == "decrease" else max
-        return (
-            choose(self.width, self._keep(self.height, width, height)),
-            choose(self.height, self._keep(self.width, height, width)),
-        )
-
-    def _keep(self, value: int, times: int, by: int) -> int:
-        return max(self.least, _rescale(value, times, by))
-
-    def run(self, frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFrame:
-        width, height = self.size(frame.width, frame.height) or (0, 0)
-        tags = self._tags(frame)
-        result = reformatter.reformat(
-            frame, width, height, self.pix_fmt, interpolation=self.flags, threads=1
-        )
-        if result is not frame:
-            result.colorspace, result.color_range = tags
-        return result
-
-    def _tags(self, frame: av.VideoFrame) -> tuple[int, int]:
-        """Matrix and range of the result, as a graph states them."""
-        if self.pix_fmt != _HALF_CHROMA:
-            return _GBR, _FULL_RANGE
-        if frame.format.name in _RGB:
-            return _UNKNOWN_MATRIX, _UNKNOWN_RANGE
-        return int(frame.colorspace), int(frame.color_range)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pad:
-    """A black border around the middle, in RGB."""
-
-    width: int
-    height: int
-
-    def size(self, width: int, height: int) -> Size | None:
-        fits = width <= self.width and height <= self.height
-        return (self.width, self.height) if fits else None
-
-    def run(self, frame: av.VideoFrame, _: VideoReformatter) -> av.VideoFrame:
-        if (frame.width, frame.height) == (self.width, self.height):
-            return frame
-        left, top = (self.width - frame.width) // 2, (self.height - frame.height) // 2
-        result = _like(frame, self.width, self.height)
-        for index, (target, source) in enumerate(zip(_planes(result), _planes(frame), strict=True)):
-            target[:] = _OPAQUE if index == 3 else 0
-            target[top : top + frame.height, left : left + frame.width] = source
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Crop:
-    """The middle of a picture in RGB."""
-
-    width: int
-    height: int
-
-    def size(self, width: int, height: int) -> Size | None:
-        fits = width >= self.width and height >= self.height
-        return (self.width, self.height) if fits else None
-
-    def run(self, frame: av.VideoFrame, _: VideoReformatter) -> av.VideoFrame:
-        if (frame.width, frame.height) == (self.width, self.height):
-            return frame
-        # FFmpeg rounds halves to the even number, as Python's round does.
-        left, top = round((frame.width - self.width) / 2), round((frame.height - self.height) / 2)
-        result = _like(frame, self.width, self.height)
-        for target, source in zip(_planes(result), _planes(frame), strict=True):
-            target[:] = source[top : top + self.height, left : left + self.width]
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A box of the decoded picture, then left and right exchanged, in one copy.
-
-    Chroma begins with the sample that the box's corner lies in, as in FFmpeg's crop with ``exact=1``.
-    """
-
-    box: tuple[int, int, int, int] | None
-    mirror: bool
-
-    def fits(self, frame: av.VideoFrame) -> bool:
-        if frame.format.name not in _CUTTABLE:
-            return False
-        x, y, width, height = self.box or (0, 0, 1, 1)
-        return x + width <= frame.width and y + height <= frame.height
-
-    def run(self, frame: av.VideoFrame) -> av.VideoFrame:
-        x, y, width, height = self.box or (0, 0, frame.width, frame.height)
-        result = _like(frame, width, height)
-        targets = _planes(result)
-        for index, (target, source) in enumerate(zip(targets, picture_planes(frame), strict=True)):
-            across, down = _chroma_steps(frame.format.name) if index in (1, 2) else (1, 1)
-            left, top = x // across, y // down
-            part = source[top : top + target.shape[0], left : left + target.shape[1]]
-            target[:] = part[:, ::-1] if self.mirror else part
-        return result
-
-
-_Step: TypeAlias = _Scale | _Pad | _Crop
 
 
 class PlainChain:
     """The steps of a chain that needs no graph.
 
+    Attributes:
+        cut: What is cut out before the steps, if anything.
+
     Thread safety: free to share; each thread has scalers of its own.
     """
 
-    __slots__ = ("_cut", "_local", "_pads_or_crops", "_steps", "_via_chroma")
+    __slots__ = ("_local", "_pads_or_crops", "_steps", "_via_chroma", "cut")
 
-    def __init__(self, steps: tuple[_Step, ...]) -> None:
+    def __init__(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
-        self._cut: _Cut | None = None
-        self._pads_or_crops = any(isinstance(step, _Pad | _Crop) for step in steps)
+        self.cut: Cut | None = None
+        self._pads_or_crops = any(isinstance(step, Pad | Crop) for step in steps)
         self._via_chroma = any(
-            isinstance(step, _Scale) and step.pix_fmt == _HALF_CHROMA for step in steps
+            isinstance(step, Scale) and step.pix_fmt == HALF_CHROMA for step in steps
         )
         self._local = threading.local()
 
-    def after(self, cut: _Cut) -> PlainChain:
+    def after(self, cut: Cut) -> PlainChain:
         """The same steps behind a cut, with the same scalers."""
         chain = PlainChain(self._steps)
-        chain._cut, chain._pads_or_crops, chain._local = cut, True, self._local
+        chain.cut, chain._pads_or_crops, chain._local = cut, True, self._local
         return chain
 
     def accepts(self, frame: av.VideoFrame) -> bool:
@@ -227,41 +88,61 @@ class PlainChain:
             return False
         if self._via_chroma and not _keeps_range(frame):
             return False
-        if self._cut is not None and not self._cut.fits(frame):
+        if self.cut is not None and not self.cut.fits(frame):
             return False
-        box = None if self._cut is None else self._cut.box
-        size = (frame.width, frame.height) if box is None else box[2:]
+        return self.sizes(frame.width, frame.height) is not None
+
+    def sizes(self, width: int, height: int) -> list[Size] | None:
+        """The size after each step, for a picture of this size before the cut; ``None``: one fails."""
+        size = (width, height) if self.cut is None else self.cut.size(width, height)
+        sizes = []
         for step in self._steps:
             after = step.size(*size)
             if after is None or 0 in after:
-                return False
+                return None
             size = after
-        return True
+            sizes.append(size)
+        return sizes
 
     def __call__(self, frame: av.VideoFrame) -> av.VideoFrame:
-        """Run the steps.
+        """Cut, and run the steps, on a frame that :meth:`accepts` accepted.
 
         The frame is given away: it can be the result, with colour facts written to it, and the scaler
         changes its fields meanwhile, so no other thread may see it.
         """
-        if self._cut is not None:
-            frame = self._cut.run(frame)
+        sizes = self.sizes(frame.width, frame.height) or []
+        if self.cut is not None:
+            frame = self.cut.run(frame)
+        if self._steps and self._changes_nothing(frame, sizes):
+            frame.colorspace, frame.color_range = GBR, FULL_RANGE
+            return frame
+        return self.run(frame, sizes)
+
+    def run(self, frame: av.VideoFrame, sizes: list[Size]) -> av.VideoFrame:
+        """Run the steps alone, to sizes that :meth:`sizes` gave. The frame is given away, as in a call."""
         if not self._steps:
             return frame
-        if self._changes_nothing(frame):
-            frame.colorspace, frame.color_range = _GBR, _FULL_RANGE
-            return frame
-        for step, reformatter in zip(self._steps, self._reformatters(frame), strict=True):
-            frame = step.run(frame, reformatter)
+        scalers = self._reformatters(frame)
+        for step, size, scaler in zip(self._steps, sizes, scalers, strict=True):
+            frame = step.run(frame, size, scaler)
         return frame
 
-    def _changes_nothing(self, frame: av.VideoFrame) -> bool:
+    def _changes_nothing(self, frame: av.VideoFrame, sizes: list[Size]) -> bool:
         """Packed RGB of this size already: through planar RGB and back, it would come out as it is."""
         last = self._steps[-1]
-        packed = isinstance(last, _Scale) and last.pix_fmt == frame.format.name
-        sides = frame.width, frame.height
+        packed = isinstance(last, Scale) and last.pix_fmt == frame.format.name
         rewritten = self._pads_or_crops or self._via_chroma
-        return packed and not rewritten and all(step.size(*sides) == sides for step in self._steps)
+        return packed and not rewritten and set(sizes) == {(frame.width, frame.height)}
+
+    def from_rgb(self) -> PlainChain:
+        """The chain for RGB pictures: for them, the way by half of the chroma is none that is quick."""
+        return _without_chroma(self._steps) if self._via_chroma else self
+
+    @property
+    def scales_first(self) -> bool:
+        """Whether the first step scales to a size, so that a picture that is small already will do."""
+        first = self._steps[0] if self._steps else None
+        return isinstance(first, Scale) and first.width is not None
 
     def _reformatters(self, frame: av.VideoFrame) -> list[VideoReformatter]:
         # One for each step: one that serves two rebuilds its tables at each change of format.
@@ -277,6 +158,18 @@ class PlainChain:
         return found
 
 
+@lru_cache(maxsize=64)
+def _without_chroma(steps: tuple[Step, ...]) -> PlainChain:
+    return PlainChain(
+        tuple(
+            replace(step, pix_fmt="gbrp")
+            if isinstance(step, Scale) and step.pix_fmt == HALF_CHROMA
+            else step
+            for step in steps
+        )
+    )
+
+
 def plain_chain(desc: str) -> PlainChain | None:
     """The plain chain that a description is, or ``None``: it takes a graph.
 
@@ -285,6 +178,8 @@ def plain_chain(desc: str) -> PlainChain | None:
     before them, what :func:`~spdl_media.crops.crop_filters` writes.
     Text that does not parse is not plain; the graph says what is wrong with it.
     """
+    if not desc.startswith(("crop=", "hflip,")):
+        return _read_chain(desc)
     # Boxes differ from picture to picture, and what follows does not: it is read once.
     match = _CUT.match(desc)
     if match is None or not match.end():
@@ -295,7 +190,7 @@ def plain_chain(desc: str) -> PlainChain | None:
     box = (
         (int(match["x"]), int(match["y"]), int(match["w"]), int(match["h"])) if match["x"] else None
     )
-    return chain.after(_Cut(box, mirror=match["mirror"] is not None))
+    return chain.after(Cut(box, mirror=match["mirror"] is not None))
 
 
 @lru_cache(maxsize=512)
@@ -315,13 +210,13 @@ def _read_chain(desc: str) -> PlainChain | None:
     return PlainChain(tuple(step for step in steps if step))
 
 
-def _ends_in_half_chroma(steps: list[_Step | None]) -> bool:
+def _ends_in_half_chroma(steps: list[Step | None]) -> bool:
     """That is no way to RGB: such frames state more, such as where chroma stands."""
     last = steps[-1] if steps else None
-    return isinstance(last, _Scale) and last.pix_fmt == _HALF_CHROMA
+    return isinstance(last, Scale) and last.pix_fmt == HALF_CHROMA
 
 
-def _steps(nodes: list[Node]) -> Iterator[_Step | None]:
+def _steps(nodes: list[Node]) -> Iterator[Step | None]:
     """The steps in turn; ``None`` where one is not plain."""
     pix_fmt, position = "", 0
     while position < len(nodes):
@@ -332,10 +227,10 @@ def _steps(nodes: list[Node]) -> Iterator[_Step | None]:
             yield _read_scale(node.args or "", pix_fmt)
             position += 2
             continue
-        packed = _PACKED_RGB if pix_fmt == _HALF_CHROMA else _INTERLEAVED.get(pix_fmt, ())
+        packed = _PACKED_RGB if pix_fmt == HALF_CHROMA else INTERLEAVED.get(pix_fmt, ())
         if node.name == "format" and node.args in packed:
             pix_fmt = node.args or ""
-            yield _Scale(None, None, "disable", int(Interpolation.BICUBIC), pix_fmt)
+            yield Scale(None, None, "disable", int(Interpolation.BICUBIC), pix_fmt)
         elif node.name == "pad" and pix_fmt in _MARGINS:
             yield _read_pad(node.args or "")
         elif node.name == "crop" and pix_fmt in _MARGINS:
@@ -353,14 +248,14 @@ _KEPT_WIDTH = re.compile(r"max\(1,round\((\d+)\*iw/ih\)\):\1(?=:|$)")
 _KEPT_HEIGHT = re.compile(r"(\d+):max\(1,round\(\1\*ih/iw\)\)(?=:|$)")
 
 
-def _read_scale(args: str, pix_fmt: str) -> _Scale | None:
+def _read_scale(args: str, pix_fmt: str) -> Scale | None:
     literal = _FITTED.sub(r"\1:\2:force_original_aspect_ratio=decrease", args)
     literal = _KEPT_HEIGHT.sub(r"\1:-1", _KEPT_WIDTH.sub(r"-1:\1", literal))
     scale = _read_literal_scale(literal, pix_fmt)
     return scale if scale is None or literal == args else replace(scale, least=1)
 
 
-def _read_literal_scale(args: str, pix_fmt: str) -> _Scale | None:
+def _read_literal_scale(args: str, pix_fmt: str) -> Scale | None:
     sizes, options = _split(args)
     flags = _read_flags(options.pop("flags", ""))
     fit = options.pop("force_original_aspect_ratio", "disable")
@@ -370,12 +265,12 @@ def _read_literal_scale(args: str, pix_fmt: str) -> _Scale | None:
     if not known or flags is None or pix_fmt not in _FORMATS:
         return None
     if not width and not height:
-        return _Scale(None, None, "disable", flags, pix_fmt)
+        return Scale(None, None, "disable", flags, pix_fmt)
     if not (_is_side(width) and _is_side(height)) or (width == height == "-1"):
         return None
     if fit != "disable" and "-1" in (width, height):
         return None
-    return _Scale(int(width), int(height), fit, flags, pix_fmt)
+    return Scale(int(width), int(height), fit, flags, pix_fmt)
 
 
 def _is_side(text: str) -> bool:
@@ -403,14 +298,14 @@ _CUT = re.compile(
 )
 
 
-def _read_pad(args: str) -> _Pad | None:
+def _read_pad(args: str) -> Pad | None:
     match = _PAD.fullmatch(args)
-    return _Pad(int(match[1]), int(match[2])) if match else None
+    return Pad(int(match[1]), int(match[2])) if match else None
 
 
-def _read_crop(args: str) -> _Crop | None:
+def _read_crop(args: str) -> Crop | None:
     match = _CROP.fullmatch(args)
-    return _Crop(int(match[1]), int(match[2])) if match else None
+    return Crop(int(match[1]), int(match[2])) if match else None
 
 
 def _split(args: str) -> tuple[list[str], dict[str, str]]:
@@ -442,14 +337,7 @@ def _same_without_graph(pix_fmt: str) -> bool:
 def _keeps_range(frame: av.VideoFrame) -> bool:
     """Whether the range stays as it is in ``yuv420p``, alone and in a graph."""
     name = frame.format.name
-    return name in _RGB or (name.startswith("yuvj") and frame.color_range == _FULL_RANGE)
-
-
-@lru_cache(maxsize=64)
-def _chroma_steps(pix_fmt: str) -> Size:
-    """Pixels across and down for which there is one sample of chroma."""
-    format = av.VideoFormat(pix_fmt, 16, 16)
-    return 16 // format.chroma_width(), 16 // format.chroma_height()
+    return name in RGB or (name.startswith("yuvj") and frame.color_range == FULL_RANGE)
 
 
 def _carries_more(frame: av.VideoFrame) -> bool:
@@ -458,30 +346,3 @@ def _carries_more(frame: av.VideoFrame) -> bool:
         return frame.is_corrupt or bool(frame.metadata)
     except UnicodeDecodeError:
         return True
-
-
-def _rescale(value: int, times: int, by: int) -> int:
-    """As FFmpeg's ``av_rescale``: rounded to the nearest, halves up."""
-    return (value * times + by // 2) // by
-
-
-def _like(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:
-    result = av.VideoFrame(width, height, frame.format.name)
-    result.pts, result.dts = frame.pts, frame.dts
-    if frame.time_base:
-        result.time_base = frame.time_base
-    result.duration = frame.duration
-    result.colorspace, result.color_range = frame.colorspace, frame.color_range
-    result.color_primaries, result.color_trc = frame.color_primaries, frame.color_trc
-    return result
-
-
-def _planes(frame: av.VideoFrame) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
-    """The planes of an 8-bit format made here, rows without padding; packed ones as (H, W, C)."""
-    planes = frame.planes
-    channels = len(frame.format.components) if len(planes) == 1 else 1
-    for plane in planes:
-        memory: Any = plane  # a buffer, which PyAV's stubs do not say
-        rows = np.frombuffer(memory, np.uint8).reshape(plane.height, plane.line_size)
-        view = rows[:, : plane.width * channels]
-        yield view if channels == 1 else view.reshape(plane.height, plane.width, channels)

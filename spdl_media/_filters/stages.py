@@ -26,6 +26,9 @@ ScaleMode: TypeAlias = Literal["pad", "crop"]
 Quality: TypeAlias = Literal["accurate", "fast"]
 Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 
+# Of a fast bicubic, only luma is: chroma is bilinear, which takes 13% off the time and adds 0.03 levels.
+_QUICK = {"bicubic": "bicublin"}
+
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 
 # Packed RGB -> planar RGB of the same depth, with alpha where the packed one has it.
@@ -99,7 +102,9 @@ def scale(
     for name, side in (("scale_width", width), ("scale_height", height)):
         if side is not None:
             positive(name, side)
-    flags = f"flags={algo}+{ACCURATE}" if quality == "accurate" else f"flags={algo}"
+    flags = (
+        f"flags={algo}+{ACCURATE}" if quality == "accurate" else f"flags={_QUICK.get(algo, algo)}"
+    )
     converted = [f"format={name}" for name in formats]
     exact = not formats
     if width is None or height is None or mode is None:
@@ -169,7 +174,8 @@ def formats_on_the_way(pix_fmt: str | None, quality: str) -> tuple[str, ...]:
     planar = PLANAR.get(pix_fmt or "")
     if planar is None or pix_fmt is None:
         return ()
-    # Without alpha and more than 8 bits, which it would lose.
+    # Without alpha and more than 8 bits, which it would lose. Not yuv422p, though from JPEG it would be 0.2
+    # levels truer: what is RGB comes back with other colours, because FFmpeg mistakes the range.
     return ("yuv420p", pix_fmt) if quality == "fast" and planar == "gbrp" else (planar,)
 
 

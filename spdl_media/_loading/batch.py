@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from spdl_media._decoding.defaults import Default
+from spdl_media._loading.options import PictureOptions
+from spdl_media._loading.pictures import CropPlan, decode_picture
 from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.errors import (
     ConvertError,
@@ -19,6 +24,7 @@ from spdl_media.errors import (
     with_message,
 )
 from spdl_media.frames import ImageFrames
+from spdl_media.inputs import Source
 from spdl_media.layouts import pixel_layout
 from spdl_media.storage import Storage
 
@@ -64,6 +70,50 @@ def check_array_layout(layout: str | None) -> None:
             f"layout must be 'NCHW', 'NHWC' or None, not {layout!r}. convert_frames(layout='planes') gives "
             "one array a plane"
         )
+
+
+def image_batch_steps(
+    srcs: Iterable[Source],
+    options: PictureOptions,
+    filter_desc: str | Default | None,
+    cuts: CropPlan,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    storage: Storage | None,
+    layout: ArrayLayout | None,
+    on_error: OnError,
+) -> Callable[[Callable[[], bool]], CPUBuffer]:
+    """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
+    check_on_error(on_error)
+    check_array_layout(layout)
+    desc = options.desc(filter_desc)
+    if isinstance(srcs, str | bytes | bytearray | memoryview):
+        raise TypeError(
+            f"load_image_batch takes a sequence of sources, not one of {type(srcs).__name__}; load_image "
+            "takes one"
+        )
+    inputs = list(srcs)
+    if not inputs:
+        raise ConvertError("there are no inputs to load: the sequence is empty")
+    cuts.check(len(inputs))
+    decode = partial(
+        decode_picture, desc=desc, cuts=cuts, demux_config=demux_config, decode_config=decode_config
+    )
+
+    def run(stopped: Callable[[], bool]) -> CPUBuffer:
+        outcome = decode_each(inputs, decode, on_error=on_error, stopped=stopped)
+        known = _known(options)
+        return to_batch(
+            outcome, len(inputs), known, storage=storage, layout=layout, fill=on_error == "fill"
+        )
+
+    return run
+
+
+def _known(options: PictureOptions) -> Known | None:
+    if options.width is None or options.height is None or options.pix_fmt is None:
+        return None
+    return Known(options.width, options.height, options.pix_fmt)
 
 
 def decode_each(

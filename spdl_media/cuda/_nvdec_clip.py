@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import av
 import numpy as np
 
 from spdl_media._backends import is_available
@@ -100,6 +101,8 @@ class DevicePictures(PictureDecoder):
         codec: Parameters of the stream.
         facts: Facts of the packets.
         config: How to decode.
+
+    Its ``decode`` raises a NotOnDeviceError as :class:`OnDevice` does.
     """
 
     def __init__(
@@ -107,24 +110,44 @@ class DevicePictures(PictureDecoder):
     ) -> None:
         # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
         super().__init__(replace(codec, decoder=codec.name), facts, config)
-        self._context = device.open_decoder(codec, config, facts.source)
+        self._context = OnDevice(device.open_decoder(codec, config, facts.source))  # type: ignore[assignment]
 
     @property
     def standing(self) -> int:
         """The orientation that frames are to be turned from."""
         return self.orientation if self._config.orient else 1
 
-    def on_device(self, packet: Any) -> Iterator[Any]:
-        """Frames that are ready after this packet; ``None`` gives those held back.
+
+class OnDevice:
+    """A decoder that gives frames on the device, or says that it does not.
+
+    Args:
+        decoder: PyAV's.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def decode(self, packet: Any) -> list[Any]:
+        """Frames that are ready after this packet.
 
         Raises:
-            NotOnDeviceError: They are in host memory.
-            DecodeError: The data is damaged.
+            NotOnDeviceError: They are in host memory, or there is no decoder but the hardware's.
         """
-        for frame in self.decode(packet):
+        try:
+            frames: list[Any] = self._decoder.decode(packet)
+        except (
+            av.error.NotImplementedError
+        ) as error:  # FFmpeg's own AV1 decoder has no software part
+            raise NotOnDeviceError("no") from error
+        for frame in frames:
             if not is_on_device(frame):
                 raise NotOnDeviceError(format_name(frame))
-            yield frame
+        return frames
+
+    def flush_buffers(self) -> None:
+        """Start anew."""
+        self._decoder.flush_buffers()
 
 
 def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
@@ -157,7 +180,7 @@ def warn_of_fallback(reason: str) -> None:
     warnings.warn(
         f"{reason}. The CPU decodes this video, and its frames are copied to the device",
         CPUFallbackWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
@@ -199,7 +222,7 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     writer = FrameWriter(device, request.output, max(1, room), packets.source)
     times: list[FrameTime] = []
     for packet in (*coded, None) if coded else ():
-        for frame in pictures.on_device(packet):
+        for frame in pictures.decode(packet):
             if len(times) != limit:
                 writer.add(frame, pictures.standing)
                 times.append((frame.pts, frame.duration or 0))

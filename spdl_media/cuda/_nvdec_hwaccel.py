@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,14 @@ from spdl_media.codec import VideoCodec, _set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError
 
-_DRIVER = "libcuda.so.1"
-_VIDEO_LIBRARY = "libnvcuvid.so.1"
+_DRIVER, _VIDEO_LIBRARY = (
+    ("nvcuda.dll", "nvcuvid.dll")
+    if sys.platform == "win32"
+    else ("libcuda.so.1", "libnvcuvid.so.1")
+)
+# Frames that may be held beside those that the decoder needs: at the end of a stream, as many come out at
+# once as it holds back to put them into order.
+_MORE_FRAMES = 4
 
 
 def open_on_device(
@@ -46,7 +53,11 @@ def open_on_device(
             context.thread_count = 1
             _set_video(context, replace(codec, pix_fmt=None))  # the decoder states its own
             rate = f"{codec.time_base.numerator}/{codec.time_base.denominator}"
-            context.options = {"pkt_timebase": rate, **config.decoder_options}
+            context.options = {
+                "pkt_timebase": rate,
+                "extra_hw_frames": str(codec.reorder_depth + _MORE_FRAMES),
+                **config.decoder_options,
+            }
             context.open(strict=False)
         except av.FFmpegError as error:
             raise device_error(device_index, describe(error, lines), source) from error

@@ -13,8 +13,8 @@ any other                                                          the CPU, with
 
 DALI's operator takes whole files, knows frames by their number alone, converts by BT.601 without asking the
 stream, and gives 8-bit RGB. It reads its numbers off the packets, so a packet that gives no frame, or two,
-shifts all that follow. The rows say where none of this does harm. PyAV's decoder gives the decoder's own
-planes and timestamps, one packet after the other.
+shifts all that follow; it does not report damage. The rows say where none of this does harm. PyAV's decoder
+gives the decoder's own planes and timestamps, one packet after the other.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ _REMEDY = "decoder='auto' decodes it on the CPU and copies the frames to the dev
 def not_on_nvdec(codec: VideoCodec, found: str, source: str) -> DecodeError:
     """The error for a stream that was opened, but which NVDEC does not decode after all."""
     return DecodeError(
-        f"NVDEC does not decode this {codec.name} stream: FFmpeg gave {found} frames in host memory. "
+        f"NVDEC does not decode this {codec.name} stream: FFmpeg gave {found} frames, and not on the device. "
         f"{_REMEDY}",
         source=source,
     )

@@ -107,7 +107,7 @@ class BatchStream:
         return packets
 
     def _written(self, writer: FrameWriter, pictures: DevicePictures, packet: Any) -> Iterator[Any]:
-        for frame in pictures.on_device(packet):
+        for frame in pictures.decode(packet):
             self._started, self._untried = True, []
             writer.add(frame, pictures.standing)
             del frame  # its surface is the decoder's again while the batch is used

@@ -96,17 +96,12 @@ class Operators:
 
     def _places(self, rows: Rows, sizes: Sequence[tuple[int, int]]) -> list[Placement]:
         places = [
-            None if one is None else self._place(one, size)
+            None if one is None else placement(*size, self._options)
             for one, size in zip(rows.values(), sizes, strict=True)
         ]
         out = _one_size(rows, places) or self._known_size()
         zeros = Placement(*out, 0, 0, *out)
         return [place or zeros for place in places]
-
-    def _place(self, one: Encoded, size: tuple[int, int]) -> Placement:
-        if one.is_finished:
-            return Placement(*size, 0, 0, *size)
-        return placement(*size, self._options)
 
     def _known_size(self) -> tuple[int, int]:
         return self._options.width or 1, self._options.height or 1

@@ -2,9 +2,9 @@
 
 The result is that of the CPU path: the same geometry, the picture upright, cubic scaling with antialiasing.
 On 64 photographs scaled to 224x224 with DALI's CPU operators, the mean difference from
-:func:`~spdl_media.load_image_batch` is 0.35 to 0.51 levels of 255, as the scale mode is, and 1.95 for the worst
-of them. Most of it is 4:2:0 chroma, which FFmpeg scales from its own size; small 4:2:0 pictures that are
-enlarged differ more (63x47 to 224x224: 5.2).
+:func:`~spdl_media.load_image_batch` is 0.35 to 0.51 levels of 255, as the scale mode is, and 1.95 for the
+worst of them. Most of it is 4:2:0 chroma, which FFmpeg scales from its own size; small 4:2:0 pictures that
+are enlarged differ more (63x47 to 224x224: 5.2).
 
 What DALI does not decode, or not to the same picture (GIF, AVIF, TIFF and others), is decoded and scaled on
 the CPU and joins its batch on the device. So does a picture that DALI fails to decode: FFmpeg may manage it,
@@ -19,10 +19,10 @@ milliseconds of CPU time for 32 photographs, decoded only:
     1                           56                           57                     18
     4                           54                           98                     19
 
-Each is tried alone. nvImageCodec, DALI's own decoder, says which one it was in its first try, but its pictures
-would have to be handed to DALI's scaler one by one in the memory of the GPU, which is worth it only where bad
-pictures are common; and most of them never come so far, because files that are cut short and headers that
-cannot be read are found before.
+Each is tried alone. nvImageCodec, DALI's own decoder, says which one it was in its first try, but its
+pictures would have to be handed to DALI's scaler one by one in the memory of the GPU, which is worth it only
+where bad pictures are common; and most of them never come so far, because files that are cut short and
+headers that cannot be read are found before.
 """
 
 from __future__ import annotations

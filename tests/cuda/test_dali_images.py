@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dali_oracle import CLOSE, cpu, differences, host, jpeg, photo, with_orientation
+from dali_oracle import (
+    CLOSE,
+    cpu,
+    differences,
+    host,
+    jpeg,
+    photo,
+    png_with_orientation,
+    with_orientation,
+)
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
@@ -115,6 +124,24 @@ def test_pictures_stand_upright(orientation: int) -> None:
     as_stored = decode_image_batch([data], cuda="cpu", decode_config=config).array
     assert host(as_stored).shape[1:3] == (64, 96)
     assert differences(as_stored, cpu([data], decode_config=config)).max() <= 1
+
+
+def test_other_formats_that_are_turned_are_left_to_ffmpeg() -> None:
+    data = png_with_orientation(photo(50, 40), 6)
+    options: dict[str, Any] = {"width": 24, "height": 32}
+    rows = decode_image_batch([data], cuda="cpu", **options).array
+    np.testing.assert_array_equal(host(rows), cpu([data], **options))
+
+
+def test_animations_are_left_to_ffmpeg(media_dir: Path) -> None:
+    path = media_dir / "images_odd" / "animated.webp"
+    try:
+        oracle = cpu([path])
+    except sm.DecodeError:  # before PyAV 19
+        with pytest.raises(sm.DecodeError, match="animated WebP is decoded from PyAV 19 on"):
+            decode_image_batch([path], cuda="cpu")
+    else:
+        np.testing.assert_array_equal(host(decode_image_batch([path], cuda="cpu").array), oracle)
 
 
 def test_decoding_equals_pillow_bit_for_bit() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dali_oracle import host, jpeg, photo, png_with_wrong_data
+from dali_oracle import host, jpeg, photo, png_header, png_with_wrong_data
 
 import spdl_media as sm
 from spdl_media.testing import make_image
@@ -23,23 +23,17 @@ OPTIONS: dict[str, Any] = {"cuda": "cpu", "width": 24, "height": 20}
 ROWS = host(decode_image_batch(GOOD, **OPTIONS).array)
 
 
-def huge_png() -> bytes:
-    """The header says 100000 x 100000."""
-    import zlib
-
-    data = bytearray(make_image(photo(20, 20)))
-    data[16:24] = (100_000).to_bytes(4, "big") * 2
-    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
-    return bytes(data)
-
-
 BAD: dict[str, tuple[bytes, type[sm.MediaError], str]] = {
     "nothing": (b"", sm.DemuxError, "empty"),
     "text": (b"no picture at all", sm.DemuxError, "FFmpeg"),
     "cut short": (GOOD[0][: len(GOOD[0]) // 2], sm.DecodeError, "cut short"),
     "header only": (GOOD[0][:200] + bytes(400) + b"\xff\xd9", sm.DecodeError, "damaged mjpeg data"),
     "pixels": (png_with_wrong_data(photo(40, 30)), sm.DecodeError, "damaged png data"),
-    "too large": (huge_png(), sm.DecodeError, "damaged png data"),
+    "too large": (
+        png_header(make_image(photo(20, 20)), 100_000),
+        sm.DecodeError,
+        "damaged png data",
+    ),
 }
 
 
@@ -68,6 +62,21 @@ def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
         assert isinstance(why, error)
         assert why.__traceback__ is None
         assert str(pickle.loads(pickle.dumps(why))) == str(why)
+
+
+@pytest.mark.parametrize("kind", set(BAD) - {"pixels"})
+def test_most_bad_pictures_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    run = slots.Slot.run
+
+    def spy(self: Any, operator: str, data: Any, *arguments: Any) -> Any:
+        if operator == "decoders.Image":
+            batches.append(len(data))
+        return run(self, operator, data, *arguments)
+
+    monkeypatch.setattr(slots.Slot, "run", spy)
+    decode_image_batch([*GOOD, BAD[kind][0]], on_error="skip", **OPTIONS)
+    assert batches == [COUNT]
 
 
 def test_all_kinds_at_once_in_the_order_of_the_inputs() -> None:

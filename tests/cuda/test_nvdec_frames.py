@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
+from spdl_media.codec import make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_writer import Output
@@ -275,6 +277,20 @@ def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> 
     assert np.array_equal(got, sm.load_video(data, **options))
     with pytest.raises(sm.DecodeError, match=r"does not decode this .*decoder='auto' decodes it"):
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
+def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
+    """FFmpeg's own AV1 decoder is nothing but hardware, and fails without; another one runs on the CPU."""
+
+    class Older(StandIn):
+        def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+            return make_decoder(replace(codec, decoder="av1"), config, source)
+
+    data, config = clip("libsvtav1"), sm.decode_config(on_corrupt=on_corrupt)
+    with pytest.warns(CPUFallbackWarning, match=r"FFmpeg gave no frames"):
+        got = load_video_nvdec(data, cuda=Older(), decode_config=config)
+    assert np.array_equal(got, sm.load_video(data))
 
 
 def test_the_cpu_gives_what_the_device_would() -> None:

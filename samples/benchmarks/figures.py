@@ -1,0 +1,91 @@
+"""What the benchmarks share about figures: medians with their spread, tables, charts and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+Spread = dict[str, float]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def over(first: Sequence[float], second: Sequence[float]) -> Spread:
+    """Ratios of figures of the same round, which a machine that is slower for a while hardly changes."""
+    return spread([one / other for one, other in zip(first, second, strict=True)])
+
+
+def with_range(value: Spread, digits: int = 0) -> str:
+    """The median, and the lowest and the highest behind it."""
+    median, lowest, highest = (f"{value[k]:.{digits}f}" for k in ("median", "lowest", "highest"))
+    return f"{median} ({lowest}-{highest})"
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns for a terminal, the first one left, the others right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        first, *others = zip(row, widths, strict=True)
+        cells = [f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a page of documentation."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """Where the figures come from: cores, Python, and the versions of those packages that are installed."""
+    found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_json(document: dict[str, Any], path: str | None) -> None:
+    """Write to a file, to stdout for ``-``, or not at all for None."""
+    text = json.dumps(document, indent=1)
+    if path == "-":
+        print(text)
+    elif path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def make_figure(width: float, height: float) -> Any:
+    """An empty figure; None, and a line on stderr, without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no chart: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+        return None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_bars(axes: Any, names: Sequence[str], series: Mapping[str, Sequence[Spread]]) -> None:
+    """Lying bars, from the first name on top; one bar of each series for each name, with its range."""
+    height = 0.8 / len(series)
+    for place, (label, spreads) in enumerate(series.items()):
+        medians = [value["median"] for value in spreads]
+        below = [value["median"] - value["lowest"] for value in spreads]
+        above = [value["highest"] - value["median"] for value in spreads]
+        positions = [index + (place + 0.5) * height - 0.4 for index in range(len(names))]
+        axes.barh(positions, medians, height, xerr=[below, above], label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()

@@ -1,0 +1,354 @@
+"""The loaders that ``dataloader.py`` and ``memory.py`` compare: paths to batches of (images, labels).
+
+A loader is a class. It is made with a :class:`Job`, imports what it needs while it is made, and starts to
+work when it is iterated. Each item is a pair: images ``(B, size, size, 3)`` uint8 in RGB, and labels
+``(B,)`` int64. To add one, write the class and name it in ``OURS`` or ``PEERS``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+Sample = tuple[str, int]
+Batch = tuple[Any, Any]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be loaded, and with how much help.
+
+    Attributes:
+        samples: Paths, and the label of each.
+        size: Side of the pictures.
+        batch: Samples in a batch.
+        workers: Threads or processes that load.
+        arrays: What the loaders that can give both shall give: tensors of PyTorch, or arrays of NumPy.
+    """
+
+    samples: Sequence[Sample]
+    size: int
+    batch: int
+    workers: int
+    arrays: Literal["torch", "numpy"] = "torch"
+
+    @property
+    def batches(self) -> Iterator[Sequence[Sample]]:
+        """The samples of each batch, in order."""
+        for start in range(0, len(self.samples), self.batch):
+            yield self.samples[start : start + self.batch]
+
+    @property
+    def ahead(self) -> int:
+        """Batches that are made before they are asked for: two a worker, as PyTorch has it."""
+        return 2 * self.workers
+
+
+class Loader(Protocol):
+    """What each class below is."""
+
+    def __init__(self, job: Job) -> None: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+def repeated(folder: Path, count: int) -> list[Sample]:
+    """The JPEGs of a folder, again and again; the label is the place of the file in the folder."""
+    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
+        raise FileNotFoundError(f"there is no .jpg or .jpeg file in {folder}")
+    return [(str(paths[index % len(paths)]), index % len(paths)) for index in range(count)]
+
+
+# This library.
+
+
+class OwnDataLoader:
+    """Its DataLoader: pictures are decoded one by one, and gathered in memory that is used again."""
+
+    quality: Literal["accurate", "fast"] = "accurate"
+
+    def __init__(self, job: Job) -> None:
+        import spdl_media as sm
+
+        to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
+        labels_of = make_labels(job.arrays)
+        filters = sm.get_video_filter_desc(
+            scale_width=job.size, scale_height=job.size, scale_mode=None, quality=self.quality
+        )
+        # As many as may be made ahead, one in each thread, one with the caller and one on its way there.
+        count = job.ahead + job.workers + 2
+        pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
+
+        def decode(sample: Sample) -> tuple[sm.ImageFrames, int]:
+            path, label = sample
+            return sm.decode_packets(sm.demux_image(path), filters), label
+
+        def gather(samples: Sequence[tuple[sm.ImageFrames, int]]) -> Batch:
+            frames, labels = zip(*samples, strict=True)
+            return to_array(sm.convert_frames(frames, pool)), labels_of(labels)
+
+        self._loader = sm.DataLoader(
+            job.samples,
+            preprocessor=decode,
+            batch_size=job.batch,
+            aggregator=gather,
+            buffer_size=job.ahead,
+            num_threads=job.workers,
+            output_order="input",
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        return iter(self._loader)
+
+
+class OwnDataLoaderFast(OwnDataLoader):
+    """The same with ``quality="fast"``."""
+
+    quality = "fast"
+
+
+class PoolOfThreads:
+    """``load_image_batch`` in a pool of threads; each loads whole batches, into memory that is used again."""
+
+    def __init__(self, job: Job) -> None:
+        import spdl_media as sm
+
+        self._job = job
+        to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
+        labels_of = make_labels(job.arrays)
+        load = partial(
+            sm.load_image_batch,
+            width=job.size,
+            height=job.size,
+            scale_mode=None,
+        )
+        # One batch is with the caller, one on its way there.
+        pool = partial(sm.StoragePool, job.batch * job.size**2 * 3, job.ahead + 2, pin_memory=False)
+
+        def load_with(storage: Any, samples: Sequence[Sample]) -> Batch:
+            buffer = load([path for path, _ in samples], storage=storage)
+            return to_array(buffer), labels_of([label for _, label in samples])
+
+        # A pool for each time that the loader is iterated.
+        self._start: Callable[[], Callable[[Sequence[Sample]], Batch]] = lambda: partial(
+            load_with, pool()
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        with ThreadPoolExecutor(self._job.workers) as threads:
+            yield from in_order(threads, self._start(), self._job.batches, self._job.ahead)
+
+
+def in_order(
+    threads: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T], ahead: int
+) -> Iterator[R]:
+    """Results in the order of the items, of which at most so many are under way or wait to be taken."""
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(threads.submit(fn, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
+    """What makes labels of one kind of arrays."""
+    if arrays == "numpy":
+        return lambda labels: np.asarray(labels, np.int64)
+    import torch
+
+    return lambda labels: torch.tensor(labels, dtype=torch.int64)
+
+
+# SPDL, as its documentation teaches: the page on migrating from PyTorch, the docstring of its DataLoader, and
+# the page on stages of pipelines.
+
+
+class Spdl:
+    """What the three share."""
+
+    def __init__(self, job: Job) -> None:
+        import spdl.dataloader
+        import spdl.io
+        import spdl.pipeline
+
+        self._job = job
+        self._io, self._pipeline, self._dataloader = spdl.io, spdl.pipeline, spdl.dataloader
+        self._to_array = spdl.io.to_torch if job.arrays == "torch" else spdl.io.to_numpy
+        self._labels_of = make_labels(job.arrays)
+        self._desc = spdl.io.get_video_filter_desc(
+            scale_width=job.size, scale_height=job.size, scale_algo="bicubic", scale_mode=None
+        )
+
+    def _decode(self, sample: Sample) -> tuple[Any, int]:
+        path, label = sample
+        packets = self._io.demux_image(path)
+        return self._io.decode_packets(packets, filter_desc=self._desc), label
+
+    def _convert(self, items: Sequence[tuple[Any, int]]) -> Batch:
+        frames, labels = zip(*items, strict=True)
+        buffer = self._io.convert_frames(list(frames))
+        return self._to_array(buffer), self._labels_of(labels)
+
+    def _load(self, samples: Sequence[Sample]) -> Batch:
+        paths, labels = zip(*samples, strict=True)
+        buffer = self._io.load_image_batch(
+            list(paths), width=None, height=None, filter_desc=self._desc
+        )
+        return self._to_array(buffer), self._labels_of(labels)
+
+
+class SpdlPipeline(Spdl):
+    """A pipeline: pictures are decoded one by one, gathered, and made a batch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        job = self._job
+        pipeline = (
+            self._pipeline.PipelineBuilder()
+            .add_source(job.samples)
+            .pipe(self._decode, concurrency=job.workers, output_order="input")
+            .aggregate(job.batch)
+            .pipe(self._convert)
+            .add_sink(job.ahead)
+            .build(num_threads=job.workers)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline
+
+
+class SpdlBatches(Spdl):
+    """A pipeline: paths are gathered, and each worker loads a whole batch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        job = self._job
+        pipeline = (
+            self._pipeline.PipelineBuilder()
+            .add_source(job.samples)
+            .aggregate(job.batch)
+            .pipe(self._load, concurrency=job.workers, output_order="input")
+            .add_sink(job.ahead)
+            .build(num_threads=job.workers)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline
+
+
+class SpdlDataLoader(Spdl):
+    """Its DataLoader."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order in which they are done."""
+        job = self._job
+        yield from self._dataloader.DataLoader(
+            job.samples,
+            preprocessor=self._decode,
+            batch_size=job.batch,
+            aggregator=self._convert,
+            buffer_size=job.ahead,
+            num_threads=job.workers,
+        )
+
+
+# PyTorch.
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A map-style dataset: it travels to the processes of PyTorch's DataLoader."""
+
+    samples: Sequence[Sample]
+    load: Callable[[str], Any]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        return self.load(path), label
+
+
+def load_with_pillow(path: str, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """(size, size, 3) uint8; Pillow's bicubic smooths when it shrinks."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    # A copy, as torchvision's PILToTensor makes one: PyTorch warns of arrays that cannot be written to.
+    return np.array(small)
+
+
+def load_with_torchvision(path: str, size: int) -> Any:
+    """(3, size, size) uint8, smoothed bicubic."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms.v2.functional import resize
+
+    picture = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+    return resize(picture, [size, size], interpolation=3, antialias=True)
+
+
+class TorchPillow:
+    """PyTorch's DataLoader with processes, in which Pillow loads."""
+
+    def __init__(self, job: Job) -> None:
+        # Imported here, so that processes that are forked have it.
+        import_module("PIL.Image")
+        import torch.utils.data
+
+        self._job = job
+        self._make: Callable[..., Any] = torch.utils.data.DataLoader
+        self._pictures = Pictures(job.samples, partial(load_with_pillow, size=job.size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        job = self._job
+        yield from self._make(self._pictures, batch_size=job.batch, num_workers=job.workers)
+
+
+class TorchTorchvision(TorchPillow):
+    """PyTorch's DataLoader with processes, in which torchvision loads."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        import_module("torchvision.io")
+        import_module("torchvision.transforms.v2.functional")
+        self._pictures = Pictures(job.samples, partial(load_with_torchvision, size=job.size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in the order of the samples."""
+        for images, labels in super().__iter__():
+            yield images.permute(0, 2, 3, 1), labels
+
+
+OURS: dict[str, type[Loader]] = {
+    "spdl_media": OwnDataLoader,
+    "spdl_media, fast": OwnDataLoaderFast,
+    "spdl_media, whole batches": PoolOfThreads,
+}
+PEERS: dict[str, type[Loader]] = {
+    "SPDL, pipeline": SpdlPipeline,
+    "SPDL, batches": SpdlBatches,
+    "SPDL, DataLoader": SpdlDataLoader,
+    "torch, Pillow": TorchPillow,
+    "torch, torchvision": TorchTorchvision,
+}
+LOADERS = OURS | PEERS

@@ -1,0 +1,186 @@
+"""What a pipeline costs an item: stages that do nothing, through this pipeline and through SPDL's.
+
+One round runs a case through both, in an order that alternates from round to round, so that a machine
+that grows slower or faster meanwhile shows in both. The source is a range, the sink holds 3 items, and all
+else is as it is by default: failures are watched, statistics counted. What is printed is the median rate
+of each, and the median of the ratios of the rounds. SPDL is left out where it is not installed.
+
+    python samples/benchmarks/pipeline_overhead.py [--rounds 5] [--seconds 1.0] [--json result.json]
+    python samples/benchmarks/pipeline_overhead.py --ten-million
+
+The second form runs a source of ten million integers and prints how the memory grows meanwhile.
+
+Expected: 10 times SPDL's items a second at 4 and 8 threads, 6 times at 1 thread, 10 times with asynchronous
+functions and with aggregate(32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from spdl_media.pipeline import PipelineBuilder
+
+
+def no_op(item: Any) -> Any:
+    """A stage that does nothing."""
+    return item
+
+
+async def async_no_op(item: Any) -> Any:
+    """The same, asynchronously."""
+    return item
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chain of stages."""
+
+    threads: int
+    stages: int
+    fn: Callable[[Any], Any] | None = no_op
+    order: str = "completion"
+
+    @property
+    def name(self) -> str:
+        """What stands in the table."""
+        if self.fn is None:
+            return "aggregate(32)"
+        kind = "async" if self.fn is async_no_op else "sync"
+        order = ", in order" if self.order == "input" else ""
+        stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
+        return f"{kind}, {stages}, concurrency {self.threads}{order}"
+
+    @property
+    def wanted(self) -> float:
+        """How many times SPDL's rate it is to reach."""
+        return 6.0 if self.fn is no_op and self.threads == 1 else 10.0
+
+
+CASES = [
+    *(Case(threads, stages) for threads in (1, 4, 8) for stages in (1, 3)),
+    *(Case(threads, 3, order="input") for threads in (1, 4, 8)),
+    *(Case(concurrency, 1, async_no_op) for concurrency in (1, 8)),
+    Case(1, 1, None),
+]
+
+
+def build(builder_class: Any, case: Case, source: Iterable[int]) -> Any:
+    """The pipeline of a case."""
+    builder = builder_class().add_source(source)
+    for _ in range(case.stages):
+        if case.fn is None:
+            builder.aggregate(32)
+        else:
+            builder.pipe(case.fn, concurrency=case.threads, output_order=case.order)
+    return builder.add_sink(3).build(num_threads=case.threads)
+
+
+def seconds_for(builder_class: Any, case: Case, count: int) -> float:
+    """Seconds from the first to the last of so many items, without start and stop."""
+    pipeline = build(builder_class, case, range(count))
+    gc.collect()
+    with pipeline.auto_stop():
+        begin = time.perf_counter()
+        for _ in pipeline:
+            pass
+        return time.perf_counter() - begin
+
+
+def measure(builders: dict[str, Any], case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    """Items a second of each, and by how much the first is ahead."""
+    counts = {}
+    for name, builder in builders.items():
+        # Enough items for the wanted time, judging by a short run.
+        counts[name] = max(500, int(1000 / seconds_for(builder, case, 1000) * seconds))
+    rates: dict[str, list[float]] = {name: [] for name in builders}
+    for number in range(rounds):
+        names = list(builders) if number % 2 == 0 else list(builders)[::-1]
+        for name in names:
+            rates[name].append(counts[name] / seconds_for(builders[name], case, counts[name]))
+    result: dict[str, Any] = {name: statistics.median(values) for name, values in rates.items()}
+    if len(builders) == 2:
+        ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
+        result |= {
+            "ratio": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+            "wanted": case.wanted,
+        }
+    return result
+
+
+def ten_million() -> None:
+    """Run a long source and print the memory in use now and then."""
+    count = 10_000_000
+    pipeline = build(PipelineBuilder, Case(4, 1), range(count))
+    begin = time.perf_counter()
+    with pipeline.auto_stop():
+        for number, _ in enumerate(pipeline, 1):
+            if number % 1_000_000 == 0:
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                rate = number / (time.perf_counter() - begin)
+                print(
+                    f"{number:>12,} items{rate:>12,.0f}/s   peak memory {peak:.1f} MiB", flush=True
+                )
+
+
+def find_spdl() -> Any:
+    """SPDL's builder, or ``None``."""
+    try:
+        return importlib.import_module("spdl.pipeline").PipelineBuilder
+    except ImportError:
+        return None
+
+
+def main() -> None:
+    """Measure, print the table, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each pipeline in a round")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--ten-million", action="store_true", help="a long source instead")
+    options = parser.parse_args()
+    if options.ten_million:
+        ten_million()
+        return
+    builders: dict[str, Any] = {"spdl_media": PipelineBuilder}
+    if (spdl := find_spdl()) is not None:
+        builders["spdl"] = spdl
+    results = {}
+    print(
+        f"{'items a second':40}{'spdl_media':>12}{'SPDL':>10}{'ratio':>8}   lowest-highest  wanted"
+    )
+    for case in CASES:
+        row = results[case.name] = measure(builders, case, options.rounds, options.seconds)
+        line = f"{case.name:40}{row['spdl_media']:>12,.0f}"
+        if spdl is not None:
+            spread = f"{row['lowest']:.1f}-{row['highest']:.1f}"
+            line += f"{row['spdl']:>10,.0f}{row['ratio']:>8.1f}   {spread:>14}{row['wanted']:>8.0f}"
+        print(line, flush=True)
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+    }
+    text = json.dumps({"machine": machine, "results": results}, indent=1)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Measurements in fresh processes: start one, read what it found, and watch its memory meanwhile.
+
+Memory is read from ``/proc``, which Linux alone has; elsewhere it is None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+PROC = Path("/proc")
+MIB = 1 << 20
+
+
+def run_fresh(
+    script: str, options: dict[str, Any], *, watch_memory: float | None = None
+) -> dict[str, Any]:
+    """Run ``script --cell OPTIONS`` and read the JSON that is the last line of its output.
+
+    Args:
+        script: A Python script; this Python runs it.
+        options: What it is to do; travels as JSON.
+        watch_memory: Seconds between two looks at the memory of the process and of all below it, from the
+            first line on that it writes. The result then has ``peak_mib``, the highest sum seen. None: nobody
+            looks, and nothing is slowed down.
+
+    Raises:
+        RuntimeError: It failed; the message has the end of what it wrote to stderr.
+    """
+    command = [sys.executable, script, "--cell", json.dumps(options)]
+    with TemporaryFile("w+") as errors:
+        process = subprocess.Popen(  # noqa: S603  # this Python, and a script of this folder
+            command, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        # Not communicate(), which does not see what readline() has read of the next lines.
+        with process, process.stdout or StringIO() as output:
+            first, peak = "", None
+            if watch_memory is not None:
+                first = output.readline()
+                peak = _watch(process, watch_memory)
+            lines = (first + output.read()).splitlines()
+        errors.seek(0)
+        end = "\n".join(errors.read().strip().splitlines()[-15:])
+    if process.returncode:
+        raise RuntimeError(f"{options} ended with status {process.returncode}:\n{end}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found | ({} if watch_memory is None else {"peak_mib": peak})
+
+
+def _watch(process: subprocess.Popen[str], interval: float) -> float | None:
+    """The highest sum until it ends. It must write little, since nobody reads its pipes meanwhile."""
+    peak: float | None = None
+    while process.poll() is None:
+        now = family_mib(process.pid)
+        if now is not None:
+            peak = max(peak or 0.0, now)
+        time.sleep(interval)
+    return peak
+
+
+def family_mib(pid: int) -> float | None:
+    """Memory of a process and all below it, each shared page counted once (the sum of their PSS)."""
+    shares = [share for member in _family(pid) if (share := _pss(member)) is not None]
+    return sum(shares) / MIB if shares else None
+
+
+def resident_mib() -> float | None:
+    """Resident size of this process (VmRSS), or the sum of :func:`family_mib` if it has children."""
+    me = os.getpid()
+    if len(list(_family(me))) > 1:
+        return family_mib(me)
+    size = _field(PROC / str(me) / "status", "VmRSS:")
+    return None if size is None else size / MIB
+
+
+def _pss(pid: int) -> int | None:
+    return _field(PROC / str(pid) / "smaps_rollup", "Pss:")
+
+
+def _field(path: Path, name: str) -> int | None:
+    """Bytes of one line; None where there is no such file or line, as for processes that have ended."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    values = [line.split()[1] for line in text.splitlines() if line.startswith(name)]
+    return int(values[0]) * 1024 if values else None
+
+
+def _family(pid: int) -> Iterator[int]:
+    """The process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for member, parent in _parents():
+        children.setdefault(parent, []).append(member)
+    waiting = [pid]
+    while waiting:
+        member = waiting.pop()
+        yield member
+        waiting += children.get(member, ())
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for path in PROC.glob("[0-9]*/stat"):
+        try:
+            # The name of the program stands in parentheses, and may hold anything.
+            after_name = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        yield int(path.parent.name), int(after_name[1])

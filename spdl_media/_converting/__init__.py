@@ -1,0 +1,1 @@
+"""What :mod:`spdl_media.convert` asks of frames before it copies them."""

@@ -1,0 +1,1 @@
+"""What the sources share: chance that is the same on every machine, ranks, epochs."""

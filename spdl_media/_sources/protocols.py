@@ -1,0 +1,109 @@
+"""What a source may offer beyond iteration, and how it is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+__all__ = (
+    "HasEpochs",
+    "IterableWithShuffle",
+    "SizedIterable",
+    "SizedIterableWithShuffle",
+    "Stateful",
+    "begin_epoch",
+    "epoch_order",
+    "length_of",
+    "place_of",
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class IterableWithShuffle(Iterable[T_co], Protocol[T_co]):
+    """An iterable whose order can be changed."""
+
+    def shuffle(self, seed: int) -> None:
+        """Put the items in the order that belongs to ``seed``, whatever their order was before."""
+
+
+@runtime_checkable
+class SizedIterable(Sized, Iterable[T_co], Protocol[T_co]):
+    """An iterable that knows how many items an iteration gives."""
+
+
+@runtime_checkable
+class SizedIterableWithShuffle(SizedIterable[T_co], Protocol[T_co]):
+    """An iterable that knows its length and whose order can be changed."""
+
+    def shuffle(self, seed: int) -> None:
+        """Put the items in the order that belongs to ``seed``, whatever their order was before."""
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """An iterable that can be told which epoch the next iteration is. PyTorch's samplers are such ones."""
+
+    def set_epoch(self, epoch: int, /) -> None:
+        """Make the next iteration that of an epoch."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An iterable that can tell where it is, and go on from there, as those of torchdata do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the iteration is: behind the item that it gave last."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Make the next iteration go on behind that item."""
+
+
+def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
+    """Iterate over an epoch of a source: in that epoch's order, if the source has one for each."""
+    if isinstance(source, HasEpochs):
+        source.set_epoch(epoch)
+    elif isinstance(source, IterableWithShuffle):
+        source.shuffle(seed=epoch)
+    return iter(source)
+
+
+def epoch_order(source: object, epoch: int) -> Sequence[Any] | None:
+    """The items of an epoch by their position, or ``None`` if the source can only be read from its start.
+
+    Having ``__getitem__`` is not enough: of a table, it takes the names of columns. It is for a class without
+    ``__iter__``, whose items Python itself reads by position.
+    """
+    order = getattr(source, "epoch_order", None)
+    if order is not None:
+        items: Sequence[Any] | None = order(epoch)
+        return items
+    is_indexed = isinstance(source, Sequence | np.ndarray) or (
+        hasattr(source, "__getitem__")
+        and isinstance(source, Sized)
+        and not hasattr(source, "__iter__")
+    )
+    return source if is_indexed else None  # type: ignore[return-value]  # a sequence in all but name
+
+
+def length_of(source: object) -> int:
+    """The number of items of an epoch.
+
+    Raises:
+        TypeError: The source has no length.
+    """
+    if not isinstance(source, Sized):
+        raise TypeError(f"the source has no length, because {type(source).__name__} has none")
+    return len(source)
+
+
+def place_of(source: object) -> tuple[int, int]:
+    """Rank and world size of a source, or of its sampler; ``(0, 1)`` if it knows nothing of ranks."""
+    sampler = getattr(source, "sampler", source)
+    rank = getattr(sampler, "rank", 0)
+    # What PyTorch's DistributedSampler calls it.
+    world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
+    return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)

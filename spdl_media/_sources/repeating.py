@@ -1,0 +1,119 @@
+"""Sources that come again and again: without end, or in another order each time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from spdl_media._sources.checks import whole
+from spdl_media._sources.protocols import IterableWithShuffle, begin_epoch, epoch_order, length_of
+
+__all__ = ("RepeatedSource", "ShuffledSource")
+
+T = TypeVar("T")
+
+
+class RepeatedSource(Iterator[T]):
+    """What :func:`repeat_source` returns."""
+
+    def __init__(self, source: Iterable[T], epoch: int) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._position = 0
+        self._iterator: Iterator[T] | None = None
+
+    def __next__(self) -> T:
+        while True:
+            if self._iterator is None:
+                self._iterator = self._begin()
+            try:
+                item = next(self._iterator)
+            except StopIteration:
+                self._end_epoch()
+            else:
+                self._position += 1
+                return item
+
+    def _begin(self) -> Iterator[T]:
+        if self._position:
+            order = epoch_order(self._source, self._epoch)
+            if order is not None:
+                return (order[position] for position in range(self._position, len(order)))
+        return itertools.islice(begin_epoch(self._source, self._epoch), self._position, None)
+
+    def _end_epoch(self) -> None:
+        if not self._position:
+            raise ValueError(
+                f"the source to repeat, a {type(self._source).__name__}, gave no item in epoch {self._epoch}"
+            )
+        self._iterator = None
+        self._epoch += 1
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and how many of its items were given."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Go on behind the item that was the last one before :meth:`state_dict`."""
+        self._epoch = whole("epoch", state_dict["epoch"])
+        self._position = whole("position", state_dict["position"])
+        self._iterator = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The iterator cannot be pickled; it is made again from the position.
+        return {**self.__dict__, "_iterator": None}
+
+
+class ShuffledSource(Generic[T]):
+    """What :func:`embed_shuffle` returns."""
+
+    def __init__(self, source: IterableWithShuffle[T], epoch: int, *, shuffle_last: bool) -> None:
+        self._source = source
+        self._first = self._epoch = epoch
+        self._shuffle_last = shuffle_last
+        # The seed of the order in which the source is now; it may be shuffled by others.
+        self._shuffled_ahead: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of an epoch."""
+        self._epoch = whole("epoch", epoch)
+
+    def __len__(self) -> int:
+        """The number of items of an epoch.
+
+        Raises:
+            TypeError: The source has no length.
+        """
+        return length_of(self._source)
+
+    def __iter__(self) -> Iterator[T]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        self._shuffle_for(epoch)
+        return self._iterate(epoch)
+
+    def epoch_order(self, epoch: int) -> Sequence[T] | None:
+        """The items of an epoch by their position, or ``None``; puts the source in that epoch's order."""
+        if not isinstance(self._source, Sequence):
+            return None
+        self._shuffle_for(epoch)
+        return self._source
+
+    def _shuffle_for(self, epoch: int) -> None:
+        ahead, self._shuffled_ahead = self._shuffled_ahead, None
+        if not self._shuffle_last:
+            self._source.shuffle(seed=epoch)
+        elif epoch > self._first and ahead != epoch - 1:
+            self._source.shuffle(seed=epoch - 1)
+
+    def _iterate(self, epoch: int) -> Iterator[T]:
+        yield from self._source
+        if self._shuffle_last:
+            self._source.shuffle(seed=epoch)
+            self._shuffled_ahead = epoch

@@ -1,0 +1,161 @@
+"""Samples out of tar shards: members that share a key, as WebDataset lays them out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from spdl_media.array_formats.errors import ArrayFormatError
+from spdl_media.array_formats.tar import iter_tarfile
+from spdl_media.inputs import Source
+
+__all__ = ("iter_samples",)
+
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_MAX_SHARDS = 10_000_000
+
+
+def iter_samples(
+    shards: Source | Sequence[Source],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    worker: int = 0,
+    num_workers: int = 1,
+) -> Iterator[dict[str, Any]]:
+    """Iterate over the samples of tar archives, in the order of the archives.
+
+    Members that follow each other and share the name up to the first dot behind the last slash make one
+    sample: ``0001.jpg``, ``0001.json`` and ``0001.cls``. Names without an ending, or that begin with a dot,
+    are left out.
+
+    Args:
+        shards: One archive, or a sequence of them; each of them a path, a URL, bytes or another buffer, or a
+            file object (of a pipe: ``subprocess.Popen(...).stdout``), see :func:`~spdl_media.iter_tarfile`.
+            In a ``str``, ``{000..099}`` stands for each number of that many digits, and ``{train,val}`` for
+            each word; a ``PathLike`` is taken as it is.
+        rank: Which of ``world_size`` processes this is. It gets every ``world_size``-th shard.
+        world_size: Processes that share the shards.
+        worker: Which of ``num_workers`` workers of the process this is. It gets every ``num_workers``-th of
+            the process's shards.
+        num_workers: Workers of each process.
+
+    Returns:
+        Iterator over dictionaries: contents by ending, in lower case, as ``bytes``, or as ``memoryview`` of
+        memory that was given; ``"__key__"``, the shared name; ``"__url__"``, the shard's path, URL or size.
+
+    Raises:
+        ArrayFormatError: As :func:`~spdl_media.iter_tarfile`, or one sample has an ending twice. When the
+            iteration comes to it.
+        SourceError: As :func:`~spdl_media.iter_tarfile`.
+        TypeError: ``shards`` is no source.
+        ValueError: A rank or worker outside of its range, a pattern that cannot be read, or fewer shards than
+            workers of all processes: some would get nothing, and wait for the others for ever.
+
+    Thread safety: one thread at a time, as any generator.
+
+    Example:
+        >>> for sample in iter_samples("train-{000..099}.tar", rank=0, world_size=8):
+        ...     picture, label = sample["jpg"], int(sample["cls"])
+    """
+    _check_place("rank", rank, "world_size", world_size)
+    _check_place("worker", worker, "num_workers", num_workers)
+    sources = _expand(shards)
+    if len(sources) < world_size * num_workers:
+        raise ValueError(
+            f"{len(sources)} shards cannot be shared by world_size={world_size} times "
+            f"num_workers={num_workers}: some would get none. Write more shards, or use fewer workers."
+        )
+    return _iterate(sources[rank::world_size][worker::num_workers])
+
+
+def _check_place(name: str, value: int, of_name: str, of: int) -> None:
+    if of < 1 or not 0 <= value < of:
+        raise ValueError(f"{name} must be from 0 to below {of_name}, not {name}={value} of {of}")
+
+
+def _expand(shards: Any) -> Sequence[Source]:
+    if isinstance(shards, list | tuple):
+        return [source for shard in shards for source in _expand_one(shard)]
+    return _expand_one(shards)
+
+
+def _expand_one(shard: Source) -> Sequence[Source]:
+    """The shards that a pattern stands for, the last braces running fastest."""
+    if not isinstance(shard, str):
+        return [shard]
+    if shard.startswith("pipe:"):
+        raise ValueError(
+            f"{shard!r} names a command, and no command is run here. Give what it writes: "
+            "subprocess.Popen([...], stdout=subprocess.PIPE).stdout"
+        )
+    parts = _BRACES.split(shard)
+    choices = [
+        [part] if index % 2 == 0 else _choices(part, shard) for index, part in enumerate(parts)
+    ]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count > _MAX_SHARDS:
+        raise ValueError(f"{shard!r} stands for {count} shards; {_MAX_SHARDS} are the most")
+    return ["".join(words) for words in itertools.product(*choices)]
+
+
+def _choices(inside: str, pattern: str) -> Sequence[str]:
+    if match := _RANGE.fullmatch(inside):
+        first, last = int(match[1]), int(match[2])
+        if last < first:
+            raise ValueError(f"the range {{{inside}}} in {pattern!r} runs backwards")
+        if last - first >= _MAX_SHARDS:
+            raise ValueError(f"the range {{{inside}}} in {pattern!r} is too long")
+        width = len(match[1]) if match[1].startswith("0") else 0
+        return [f"{number:0{width}}" for number in range(first, last + 1)]
+    if "," in inside:
+        return inside.split(",")
+    raise ValueError(
+        f"{{{inside}}} in {pattern!r} is neither a range such as {{000..099}} nor words such as "
+        "{train,val}. Give a path with braces in its name as a pathlib.Path"
+    )
+
+
+def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
+    for source in sources:
+        yield from _samples_of(source, _name(source))
+
+
+def _name(source: Source) -> str:
+    if isinstance(source, str | os.PathLike):
+        return os.fsdecode(os.fspath(source))
+    size = getattr(source, "nbytes", None)
+    if size is None and isinstance(source, bytes | bytearray):
+        size = len(source)
+    return f"{type(source).__name__} object" if size is None else f"bytes of length {size}"
+
+
+def _samples_of(source: Source, url: str) -> Iterator[dict[str, Any]]:
+    sample: dict[str, Any] = {}
+    key = None
+    with closing(iter_tarfile(source)) as members:
+        for name, content in members:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            if match[1] != key:
+                if sample:
+                    yield sample
+                key = match[1]
+                sample = {"__key__": key, "__url__": url}
+            ending = match[2].lower()
+            if ending in sample:
+                raise ArrayFormatError(
+                    f"sample {key!r} has {ending!r} twice", source=url, member=name
+                )
+            sample[ending] = content
+    if sample:
+        yield sample

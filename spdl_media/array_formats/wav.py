@@ -1,0 +1,242 @@
+"""Samples out of a WAV file in memory, as views where their type allows."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from spdl_media.array_formats import _pcm
+from spdl_media.array_formats._content import Content, content_of, name_of
+from spdl_media.array_formats.errors import ArrayFormatError
+from spdl_media.timing import Seconds, Window, parse_window
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ("WAVHeader", "load_wav", "parse_wav")
+
+_CHUNK = struct.Struct("<4sI")
+_LONG_SIZE = struct.Struct("<Q")
+_FORMAT = struct.Struct("<HHIIHH")
+_WANTED = (b"fmt ", b"ds64", b"data")
+_EXTENSIBLE = 0xFFFE
+# The size of the extension, the bits that count, the mask of speakers, and the format as a GUID, of which all
+# but the first two bytes are the same for every code.
+_EXTENSION = struct.Struct("<HHIH14s")
+_GUID_END = bytes.fromhex("000000001000800000aa00389b71")
+# What is written where the size is not known yet (a pipe), or stands in "ds64" (RF64).
+_NO_SIZE = 0xFFFFFFFF
+
+
+class WAVHeader(NamedTuple):
+    """What the header of a WAV file says. Made by :func:`parse_wav`.
+
+    Attributes:
+        audio_format: The code of the format as it stands there: 1 is PCM, 3 float, 6 A-law, 7 mu-law,
+            65534 WAVE_FORMAT_EXTENSIBLE.
+        num_channels: Channels.
+        sample_rate: Samples a second, of each channel.
+        byte_rate: Bytes a second, as the file says; nothing depends on it.
+        block_align: Bytes of one sample of all channels.
+        bits_per_sample: Bits of a sample, or of the room that it has.
+        data_size: Bytes of all samples.
+        data_offset: Where they begin, in bytes from the start of the file.
+        sample_format: The code of what the samples are; differs from ``audio_format`` where that is
+            65534.
+    """
+
+    audio_format: int
+    num_channels: int
+    sample_rate: int
+    byte_rate: int
+    block_align: int
+    bits_per_sample: int
+    data_size: int
+    data_offset: int
+    sample_format: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of each channel."""
+        return self.data_size // self.block_align
+
+
+def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
+    """Read the header of a WAV file (RIFF, RF64 or BW64).
+
+    Args:
+        data: The file's content up to the first sample, at least: bytes, any contiguous buffer, a 1-D uint8
+            array or CPU tensor.
+
+    Returns:
+        The header. Of a file whose size was not known when it was begun, ``data_size`` is what there is.
+
+    Raises:
+        ArrayFormatError: Not WAV, cut short before the first sample, or values that contradict each other.
+        TypeError: ``data`` is not memory (a path, for example).
+
+    Thread safety: safe.
+
+    See:
+        https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html, EBU Tech 3306 for RF64
+    """
+    content = content_of(data, "a WAV file")
+    return _parse(content)
+
+
+def load_wav(
+    data: Buffer | np.ndarray[Any, Any],
+    time_offset_seconds: Seconds | None = None,
+    duration_seconds: Seconds | None = None,
+) -> np.ndarray[Any, Any]:
+    """Read samples of a WAV file.
+
+    Args:
+        data: The file's content: bytes, any contiguous buffer, a 1-D uint8 array or CPU tensor.
+        time_offset_seconds: Where to begin; sample ``k`` stands at ``k / sample_rate`` seconds. Windows that
+            touch share no sample and lose none.
+        duration_seconds: How long; to the end if the file has less.
+
+    Returns:
+        Array ``(num_samples, num_channels)``. Views of ``data``, read-only if it is: uint8 (128 is silence),
+        int16, int32, int64, float32 or float64, little-endian, not scaled. New arrays: 24 bits as int32
+        with the low 8 bits 0, A-law and mu-law as the int16 that they stand for. Fewer bits in wider
+        samples are at the top of them.
+
+    Raises:
+        ArrayFormatError: Not WAV, cut short, of another sample format, or values that contradict each
+            other. No memory is allocated before the sizes are checked.
+        TypeError: ``data`` is not memory (a path, for example), or a time is no number.
+        ValueError: The offset is negative or past the end, or the duration is negative.
+
+    Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
+    """
+    content = content_of(data, "a WAV file")
+    header = _parse(content)
+    start, stop = 0, header.num_samples
+    if time_offset_seconds is not None or duration_seconds is not None:
+        start, stop = _window(header, time_offset_seconds, duration_seconds)
+    kind = (header.sample_format, header.block_align // header.num_channels)
+    read = _pcm.READERS.get(kind)
+    if read is None:
+        _fail(
+            content,
+            f"holds {8 * kind[1]} bits of format {kind[0]}; PCM (1) of 8, 16, 24, 32 and 64 bits, float "
+            "(3) of 32 and 64, A-law (6) and mu-law (7) are read. load_audio reads what FFmpeg can",
+            _CHUNK.size,
+        )
+    missing = header.data_offset + header.data_size - len(content)
+    if missing > 0:
+        message = f"is cut short: {missing} of {header.data_size} bytes of samples are missing"
+        _fail(content, message, len(content))
+    offset = header.data_offset + start * header.block_align
+    shape = (stop - start, header.num_channels)
+    try:
+        return read(content, offset, shape)
+    except ValueError as error:  # more channels and samples than NumPy can count
+        _fail(content, f"NumPy has no array of shape {shape}: {error}", offset)
+
+
+def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
+    """First sample and the one after the last."""
+    begin = parse_window((0 if offset is None else offset, None)).start
+    if begin is None or begin < 0:
+        raise ValueError(f"time_offset_seconds must be 0 or more and finite, not {offset!r}")
+    start, _ = Window(begin).samples(header.sample_rate)
+    if start > header.num_samples:
+        length = header.num_samples / header.sample_rate
+        raise ValueError(f"time_offset_seconds={offset!r} is past the end, at {length:g} s")
+    length_asked = parse_window((None, duration)).end
+    if length_asked is None:
+        return start, header.num_samples
+    if length_asked < 0:
+        raise ValueError(f"duration_seconds must be 0 or more, not {duration!r}")
+    _, stop = Window(None, begin + length_asked).samples(header.sample_rate)
+    assert stop is not None, "the window has an end"
+    return start, min(max(start, stop), header.num_samples)
+
+
+def _parse(content: Content) -> WAVHeader:
+    head = bytes(content[:12])
+    if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:] != b"WAVE":
+        also = "; load_audio reads big-endian WAV" if head[:4] == b"RIFX" else ""
+        _fail(content, f"is not a WAV file: it begins with {head!r}{also}", 0)
+    chunks = _find_chunks(content)
+    if b"data" not in chunks:
+        _fail(content, "is cut short: there is no chunk 'data'", len(content))
+    if b"fmt " not in chunks:
+        _fail(
+            content, "has samples before the chunk 'fmt ' that describes them", chunks[b"data"][0]
+        )
+    long_size = _read_long_size(content, *chunks[b"ds64"]) if b"ds64" in chunks else None
+    return _header(content, _read_format(content, *chunks[b"fmt "]), *chunks[b"data"], long_size)
+
+
+def _find_chunks(content: Content) -> dict[bytes, tuple[int, int]]:
+    """Place and size of the chunks that matter, up to the samples."""
+    chunks: dict[bytes, tuple[int, int]] = {}
+    offset, last = 12, len(content) - _CHUNK.size
+    while offset <= last:
+        name, size = _CHUNK.unpack_from(content, offset)
+        offset += _CHUNK.size
+        if name in _WANTED:
+            chunks.setdefault(name, (offset, size))
+            if name == b"data":
+                break
+        offset += size + size % 2  # chunks begin at even places
+    return chunks
+
+
+def _read_format(content: Content, offset: int, size: int) -> tuple[int, ...]:
+    """The six fields of the format, and the code that stands behind an extensible one."""
+    if size < _FORMAT.size or offset + size > len(content):
+        _fail(content, f"its chunk 'fmt ' of {size} bytes is cut short", offset)
+    fields = _FORMAT.unpack_from(content, offset)
+    if fields[0] != _EXTENSIBLE:
+        return *fields, fields[0]
+    if size < _FORMAT.size + _EXTENSION.size:
+        _fail(content, f"its format is extensible, and its chunk has only {size} bytes", offset)
+    _, _, _, code, guid_end = _EXTENSION.unpack_from(content, offset + _FORMAT.size)
+    if guid_end != _GUID_END:
+        _fail(content, "its extensible format is none of the known ones", offset)
+    return *fields, code
+
+
+def _read_long_size(content: Content, offset: int, size: int) -> int:
+    """What RF64 says of the samples, where their own chunk has no room for it."""
+    if size < 28 or offset + 28 > len(content):
+        _fail(content, f"its chunk 'ds64' has {size} bytes, less than 28", offset)
+    value: int = _LONG_SIZE.unpack_from(content, offset + 8)[0]
+    return value
+
+
+def _header(
+    content: Content, format: tuple[int, ...], offset: int, size: int, long_size: int | None
+) -> WAVHeader:
+    code, num_channels, rate, byte_rate, block_align, bits, sample_format = format
+    place = offset - _CHUNK.size
+    if not (num_channels and rate and block_align):
+        message = f"has {num_channels} channels, {rate} Hz and {block_align} bytes a sample"
+        _fail(content, message, place)
+    if block_align % num_channels or bits > 8 * block_align // num_channels:
+        message = (
+            f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit"
+        )
+        _fail(content, message, place)
+    if size == _NO_SIZE:
+        rest = len(content) - offset
+        size = rest - rest % block_align if long_size is None else long_size
+    if size % block_align:
+        message = (
+            f"has {size} bytes of samples, no multiple of {block_align} for one of all channels"
+        )
+        _fail(content, message, offset)
+    return WAVHeader(
+        code, num_channels, rate, byte_rate, block_align, bits, size, offset, sample_format
+    )
+
+
+def _fail(content: Content, message: str, offset: int) -> NoReturn:
+    raise ArrayFormatError(message, source=name_of(content), offset=offset)

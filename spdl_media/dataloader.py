@@ -1,0 +1,412 @@
+"""A loader in the style of PyTorch over a pipeline: source, preprocessor, batches, aggregator, transfer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any
+
+import numpy as np
+
+from spdl_media._dataloading.calls import batch_stage, item_stage, takes_rng
+from spdl_media._dataloading.checks import (
+    check_batching,
+    check_functions,
+    checked_source,
+    source_length,
+)
+from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed
+from spdl_media._dataloading.ledger import Ledger
+from spdl_media._dataloading.state import State
+from spdl_media._dataloading.tagged import tags_of, value_of
+from spdl_media._sources.chance import Purpose, generator
+from spdl_media._sources.checks import whole
+from spdl_media._sources.protocols import Stateful, place_of
+from spdl_media.pipeline import (
+    FailureRecord,
+    OutputOrder,
+    Pipeline,
+    PipelineBuilder,
+    PipelineStatistics,
+    PipelineStopped,
+    ThreadPoolExecutorConfig,
+)
+from spdl_media.pipeline.checks import check_callable, check_choice, check_count, check_seconds
+from spdl_media.pipeline.kinds import kind_of, name_of
+from spdl_media.pipeline.stages import check_failure_limit
+from spdl_media.source import MapIterator
+
+__all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "sample_rng")
+
+
+def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
+    """The random numbers of one item in one epoch.
+
+    A :class:`DataLoader` gives them to a preprocessor with a parameter named ``rng``. Neither
+    threads nor other items nor a stop and resume change them.
+
+    Args:
+        seed: Of the loader.
+        epoch: Counted from 0.
+        position: Of the item in the epoch, counted from 0. For a source that knows its rank (a
+            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one) it is the
+            position among the items of all ranks, ``rank + world_size * position``, so that no two
+            ranks get the same numbers.
+
+    Returns:
+        NumPy's generator, over PCG64.
+
+    Raises:
+        ValueError: One of the three is negative.
+
+    Thread safety: each call gives a generator of its own.
+    """
+    key = (whole("epoch", epoch), whole("position", position))
+    return generator(Purpose.SAMPLE, whole("seed", seed), *key)
+
+
+class DataLoader:
+    """Loads, preprocesses and batches the items of a source in threads.
+
+    ::
+
+        src -> preprocessor -> batches -> aggregator -> transfer_fn -> buffer -> iteration
+               (num_threads)              (num_threads) (one thread)   (buffer_size)
+
+    Each iteration is an *epoch*, which begins to load when ``iter()`` is called and ends its
+    threads when it is over, broken off, or forgotten. ``None`` from a preprocessor, aggregator or
+    transfer drops the item. What fails is dropped and recorded in :attr:`failures`; see
+    ``max_failures``.
+
+    Args:
+        src: The items: an iterable, which is iterated in a thread of its own, or an async iterable.
+            One with ``set_epoch`` (the samplers of :mod:`spdl_media.source`) is told the epoch.
+        preprocessor: A function, coroutine function, generator function or async generator function
+            from an item to a sample, or several. If it has a parameter named ``rng``, it gets
+            :func:`sample_rng` of the item there. Without one, items are samples.
+        batch_size: Samples of a batch. ``None``: samples come one by one.
+        drop_last: Leave a last batch out that is smaller.
+        aggregator: A function or coroutine function from the list of samples of a batch to what the
+            loader gives; without ``batch_size``, from each sample. Several calls run at a time.
+            Without one, batches are lists.
+        transfer_fn: Applied last, such as a copy to a GPU: in a thread of its own, one batch after
+            the other.
+        buffer_size: Finished batches that may wait.
+        num_threads: Threads, and the calls of the preprocessor and of the aggregator that may run
+            at a time.
+        timeout: Seconds to wait for a batch before a ``TimeoutError``, after which iteration may go
+            on. ``None``: no limit.
+        output_order: ``"completion"``: what is ready first comes first. ``"input"``: in the order
+            of the source.
+        max_failures: How many items (``int``), or which part of them (``float`` up to 1), may fail
+            before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
+            half of them; and an epoch of which everything fails is always an error.
+            ``float("inf")``: no limit.
+        on_failure: Called with the record of each failure and the input that failed, in a thread of
+            its own. What it raises ends the epoch.
+        seed: For :func:`sample_rng`.
+
+    Raises:
+        TypeError: An argument of the wrong type, such as a ``transfer_fn`` that is a coroutine
+            function.
+        ValueError: A number that is too small, an unknown order, or ``drop_last`` without
+            ``batch_size``.
+
+    Thread safety: an iterator serves one thread at a time; the loader itself is used by one thread.
+
+    Example:
+        >>> loader = DataLoader(range(10), preprocessor=str, batch_size=4, output_order="input")
+        >>> list(loader)
+        [['0', '1', '2', '3'], ['4', '5', '6', '7'], ['8', '9']]
+    """
+
+    def __init__(
+        self,
+        src: Iterable[Any] | AsyncIterable[Any],
+        *,
+        preprocessor: Callable[..., Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        aggregator: Callable[[Any], Any] | Callable[[Any], Awaitable[Any]] | None = None,
+        transfer_fn: Callable[[Any], Any] | None = None,
+        buffer_size: int = 3,
+        num_threads: int = 8,
+        timeout: float | None = None,
+        output_order: OutputOrder = "completion",
+        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
+        on_failure: Callable[[FailureRecord, Any], object] | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_functions(preprocessor, aggregator, transfer_fn)
+        check_batching(batch_size, drop_last=drop_last)
+        check_count("buffer_size", buffer_size)
+        check_count("num_threads", num_threads)
+        check_seconds("timeout", timeout)
+        check_choice("output_order", output_order, ("completion", "input"))
+        check_failure_limit("max_failures", max_failures)
+        if on_failure is not None:
+            check_callable("on_failure", on_failure)
+        self._epochs = SourceEpochs(checked_source(src))
+        self._preprocessor = preprocessor
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._aggregator = aggregator
+        self._transfer_fn = transfer_fn
+        self._buffer_size = buffer_size
+        self._num_threads = num_threads
+        self._timeout = timeout
+        self._output_order: OutputOrder = output_order
+        self._max_failures = max_failures
+        self._on_failure = on_failure
+        self._seed = whole("seed", seed)
+        self._next = self._fresh(0)
+        # Whether the user chose the next epoch here, rather than at the source.
+        self._is_pinned = False
+        self._num_iterations = 0
+        # Of the latest iteration: what is done of it, until it is complete, and its pipeline.
+        self._ledger: Ledger | None = None
+        self._pipeline: Pipeline[Any] | None = None
+
+    def __len__(self) -> int:
+        """The batches of an epoch in which nothing is dropped or fails (without ``batch_size``, the samples).
+
+        Raises:
+            TypeError: The source has no length, or the preprocessor is a generator.
+        """
+        if self._preprocessor is not None and "generator" in kind_of(self._preprocessor):
+            raise TypeError(
+                "the loader has no length: its preprocessor is a generator, so an item may give any "
+                "number of samples"
+            )
+        length = source_length(self._epochs.source)
+        if length is None:
+            raise TypeError(
+                "the loader has no length, because its source, a "
+                f"{type(self._epochs.source).__name__}, has none"
+            )
+        if self._batch_size is None:
+            return length
+        return length // self._batch_size if self._drop_last else -(-length // self._batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or go on with that of :meth:`load_state_dict`."""
+        start = self._begin()
+        ledger = Ledger(start)
+        pipeline = self._build(start, ledger)
+        self._ledger, self._pipeline = ledger, pipeline
+        self._next, self._is_pinned = self._fresh(start.epoch + 1), False
+        self._num_iterations += 1
+        return _Epoch(self, pipeline, ledger, self._timeout)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._upcoming().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of an epoch, from its start.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        self._pin(self._fresh(whole("epoch", epoch)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say what is done, so that a loader made the same way can go on, in another process too.
+
+        A batch is done when iteration has given it out; what is under way is not. After the end of
+        an epoch, the state is the beginning of the next one.
+
+        Returns:
+            Plain numbers, lists and dictionaries, which can be written as JSON; under ``"source"``,
+            what ``state_dict`` of a source that has one returned, copied.
+
+        Thread safety: in the thread that iterates.
+        """
+        state = self._upcoming() if self._ledger is None else self._ledger.state()
+        return state.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Make the next iteration go on where :meth:`state_dict` was called.
+
+        It gives the rest of that epoch, each sample once; with ``output_order="input"`` in the same
+        order, and in the same batches if the batch size is the same. A sequence or sampler is
+        indexed, a source with ``load_state_dict`` is given its state, and any other iterable is
+        read from its start again without its items being processed. The seed is taken from the
+        state.
+
+        Args:
+            state_dict: What :meth:`state_dict` of a loader with an equal source returned.
+
+        Raises:
+            TypeError: It is no mapping.
+            ValueError: It is no such state, or that of a source of another length or kind.
+        """
+        state = State.from_dict(state_dict)
+        source = self._epochs.source
+        length = source_length(source)
+        if state.source_length != length:
+            raise ValueError(
+                f"the state is that of a source of {state.source_length} items, and this one has "
+                f"{length}; make the loader with the source (and the rank and world size) that it had"
+            )
+        if state.snapshot is not None and not isinstance(source, Stateful):
+            raise ValueError(
+                "the state holds that of a source with load_state_dict(), which "
+                f"{type(source).__name__} lacks"
+            )
+        self._seed = state.seed
+        self._pin(state)
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The last 1,000 failures of the latest iteration."""
+        return () if self._pipeline is None else self._pipeline.failures
+
+    @property
+    def failure_counts(self) -> Mapping[str, int]:
+        """How many inputs failed in the latest iteration, by name of the stage."""
+        return {} if self._pipeline is None else self._pipeline.failure_counts
+
+    def statistics(self) -> PipelineStatistics | None:
+        """What the stages of the latest iteration did; ``None`` before the first one."""
+        return None if self._pipeline is None else self._pipeline.statistics()
+
+    def _fresh(self, epoch: int) -> State:
+        return State(epoch, self._seed, source_length=source_length(self._epochs.source))
+
+    def _pin(self, state: State) -> None:
+        self._next, self._is_pinned = state, True
+        self._ledger = None
+
+    def _upcoming(self) -> State:
+        chosen = None if self._is_pinned else self._epochs.chosen_by_user()
+        return self._next if chosen is None else self._fresh(chosen)
+
+    def _begin(self) -> State:
+        """Where the next iteration starts; a source that can be read once needs more thought."""
+        start = self._upcoming()
+        source = self._epochs.source
+        if not self._num_iterations or not isinstance(source, Iterator | AsyncIterator):
+            return start
+        if isinstance(source, Stateful):
+            # Its reading is ahead of what was given out; its state leads back there.
+            return start if self._ledger is None else self._ledger.state()
+        name = type(source).__name__
+        if not start.is_fresh:
+            raise ValueError(
+                f"the source, a {name}, can be read once, and was read already; make it and the loader "
+                "anew to go on from a state"
+            )
+        warnings.warn(
+            f"the source, a {name}, can be read once: another iteration gives what is left of it, "
+            "without what was under way when the last one stopped. Pass a list, or an object whose "
+            "__iter__ starts anew",
+            stacklevel=3,
+        )
+        return start
+
+    def _completed(self, ledger: Ledger) -> None:
+        if self._ledger is ledger:
+            self._ledger = None
+
+    def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
+        source = self._epochs.source
+        feed = SyncFeed if isinstance(source, Iterable) else AsyncFeed
+        as_samples = self._preprocessor is None
+        builder = PipelineBuilder().add_source(
+            feed(self._epochs, start, ledger, as_samples=as_samples)
+        )
+        if self._preprocessor is not None:
+            stage = item_stage(self._preprocessor, ledger, self._extra(start))
+            self._pipe(builder, stage, self._preprocessor)
+        if self._batch_size is not None:
+            builder.aggregate(self._batch_size, drop_last=self._drop_last)
+        if self._aggregator is not None:
+            self._pipe(builder, batch_stage(self._aggregator, ledger), self._aggregator)
+        if self._transfer_fn is not None:
+            builder.pipe(
+                batch_stage(self._transfer_fn, ledger),
+                executor=ThreadPoolExecutorConfig(max_workers=1),
+                name=name_of(self._transfer_fn),
+            )
+        return builder.add_sink(self._buffer_size).build(
+            num_threads=self._num_threads,
+            max_failures=self._max_failures,
+            on_failure=_with_plain_input(self._on_failure),
+        )
+
+    def _pipe(
+        self, builder: PipelineBuilder[Any], stage: Callable[[Any], Any], fn: Callable[..., Any]
+    ) -> None:
+        builder.pipe(
+            stage,
+            concurrency=self._num_threads,
+            output_order=self._output_order,
+            name=name_of(fn),
+        )
+
+    def _extra(self, start: State) -> Callable[[int], dict[str, Any]]:
+        if self._preprocessor is None or not takes_rng(self._preprocessor):
+            return lambda _: {}
+        rank, world_size = place_of(self._epochs.source)
+        return lambda position: {
+            "rng": sample_rng(start.seed, start.epoch, rank + world_size * position)
+        }
+
+
+class _Epoch(Iterator[Any]):
+    """An iteration under way. Its pipeline ends with it."""
+
+    def __init__(
+        self, loader: DataLoader, pipeline: Pipeline[Any], ledger: Ledger, timeout: float | None
+    ) -> None:
+        self._loader = loader
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._timeout = timeout
+        self._is_over = False
+        pipeline.start()
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        try:
+            tagged = self._pipeline.get_item(timeout=self._timeout)
+        except TimeoutError:
+            raise
+        except PipelineStopped:
+            self._loader._completed(self._ledger)
+            self.close()
+            raise StopIteration from None
+        except BaseException:
+            self.close()
+            raise
+        self._ledger.settle(tags_of(tagged))
+        return value_of(tagged)
+
+    def close(self) -> None:
+        """Stop loading. What was not given out is not done."""
+        self._is_over = True
+        self._ledger.close()
+        self._pipeline.stop()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_over") and not self._is_over:
+            self.close()
+
+
+def _with_plain_input(
+    on_failure: Callable[[FailureRecord, Any], object] | None,
+) -> Callable[[FailureRecord, Any], object] | None:
+    if on_failure is None:
+        return None
+    return lambda record, tagged: on_failure(record, value_of(tagged))

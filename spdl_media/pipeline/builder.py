@@ -1,0 +1,322 @@
+"""A chain of calls that becomes a definition, checked as it grows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from spdl_media.pipeline.checks import check_count
+from spdl_media.pipeline.executors import ExecutorConfig
+from spdl_media.pipeline.failures import FailureRecord
+from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.kinds import kind_of
+from spdl_media.pipeline.naming import with_unique_names
+from spdl_media.pipeline.pipeline import Pipeline
+from spdl_media.pipeline.stages import (
+    AggregateConfig,
+    Aggregator,
+    DisaggregateConfig,
+    MergeConfig,
+    OutputOrder,
+    PathVariantsConfig,
+    PipeConfig,
+    PipelineConfig,
+    SinkConfig,
+    SourceConfig,
+    StageConfig,
+)
+
+__all__ = ("PipelineBuilder", "warn_of_idle_concurrency")
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PipelineBuilder(Generic[T_co]):
+    """Put a pipeline together, step by step.
+
+    Each method adds to this builder and returns it, so calls can be chained or written one after
+    the other. What cannot work is refused by the call that adds it. The parameter is the type of
+    the items that come out, for annotations: ``def make() -> PipelineBuilder[Batch]``.
+
+    Thread safety: for one thread at a time. What :meth:`get_config` and :meth:`build` return is
+    independent of the builder.
+
+    Example:
+        >>> pipeline = PipelineBuilder().add_source(range(6)).pipe(str).aggregate(4).build()
+        >>> with pipeline.auto_stop():
+        ...     list(pipeline)
+        [['0', '1', '2', '3'], ['4', '5']]
+    """
+
+    def __init__(self: PipelineBuilder[Any]) -> None:
+        self._source: SourceConfig | MergeConfig | None = None
+        self._stages: list[StageConfig] = []
+        self._sink: SinkConfig | None = None
+
+    def add_source(
+        self, source: Iterable[Any] | AsyncIterable[Any], *, continuous: bool = False
+    ) -> PipelineBuilder[Any]:
+        """Say where items come from.
+
+        Args:
+            source: Iterable or async iterable. It is iterated anew for each epoch; a synchronous
+                one in a thread of its own, where it may block.
+            continuous: Start the next epoch as soon as one ends, instead of when it is asked for.
+
+        Raises:
+            TypeError: ``source`` cannot be iterated, or is a single string.
+            ValueError: There is a source already.
+        """
+        if self._source is not None:
+            raise ValueError(
+                "The pipeline has a source already. Use one PipelineBuilder for each source and "
+                "join them with merge()."
+            )
+        self._source = SourceConfig(source, continuous)
+        return self
+
+    def merge(self, *pipelines: PipelineBuilder[Any] | PipelineConfig) -> PipelineBuilder[Any]:
+        """Go on with the items of several pipelines, each as soon as it is ready.
+
+        What this builder holds so far is one of them; on a new builder, ``merge`` takes the place
+        of ``add_source``.
+
+        Args:
+            *pipelines: Builders or definitions, with a source and without a sink.
+
+        Raises:
+            TypeError: One of them is no pipeline.
+            ValueError: None was given, or one of them has a sink, a continuous source, or none.
+        """
+        self._refuse_after_sink("merge()")
+        merged = [_as_config(pipeline) for pipeline in pipelines]
+        if self._source is not None or self._stages:
+            merged.insert(0, self.get_config())
+        self._source = MergeConfig(tuple(merged))
+        self._stages = []
+        return self
+
+    def pipe(
+        self,
+        fn: Callable[[Any], Any],
+        /,
+        *,
+        concurrency: int = 1,
+        executor: Executor | ExecutorConfig | None = None,
+        name: str | None = None,
+        output_order: OutputOrder = "completion",
+        timeout: float | None = None,
+        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
+    ) -> PipelineBuilder[Any]:
+        """Apply a function or generator, synchronous or not, to each item.
+
+        Args:
+            fn: Takes one item. Its result is the next stage's item, and ``None`` drops the item.
+                Of a generator each value becomes an item. Async functions run on the event loop,
+                others in threads.
+            concurrency: How many calls may run at once.
+            executor: Where a synchronous function runs instead of the pipeline's threads: a
+                ``concurrent.futures.Executor``, which stays yours to shut down, or a description
+                such as :class:`ProcessPoolExecutorConfig`, from which each run makes its own.
+            name: What statistics and errors call the stage; the default is the function's name.
+            output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order
+                of the items they were made from.
+            timeout: Seconds an item may take before it fails. An async call is cancelled; a
+                synchronous one cannot be, so its thread is replaced and left to end by itself.
+            max_failures: How many items (``int``) or which part of them (``float``) may fail here
+                before the run ends with :class:`PipelineFailure`. ``None`` leaves it to the limit
+                of the whole pipeline.
+
+        Raises:
+            TypeError: An argument has the wrong type.
+            ValueError: An argument is out of range, or the function cannot run where it should.
+            PipelineError: The function cannot be pickled, and would have to be.
+        """
+        config = PipeConfig(
+            fn, name or "", concurrency, executor, output_order, max_failures, timeout
+        )
+        return self._add("pipe()", config)
+
+    def aggregate(
+        self, size: int | Aggregator, /, *, drop_last: bool = False
+    ) -> PipelineBuilder[Any]:
+        """Group items into lists.
+
+        Args:
+            size: Number of items of a list, or an :class:`Aggregator` that decides by itself.
+            drop_last: Drop an incomplete group at the end, instead of handing it on.
+
+        Raises:
+            TypeError: ``size`` is neither a whole number nor an aggregator.
+            ValueError: ``size`` is below 1.
+        """
+        return self._add("aggregate()", AggregateConfig(size, drop_last=drop_last))
+
+    def disaggregate(self) -> PipelineBuilder[Any]:
+        """Take lists (or other iterables) apart, item by item."""
+        return self._add("disaggregate()", DisaggregateConfig())
+
+    def path_variants(
+        self,
+        router: Callable[[Any], int],
+        paths: Sequence[PipelineBuilder[Any] | Sequence[StageConfig] | Callable[[Any], Any]],
+        *,
+        name: str | None = None,
+    ) -> PipelineBuilder[Any]:
+        """Send each item down one of several paths, which meet again behind them.
+
+        Items of different paths may overtake each other.
+
+        Args:
+            router: A quick plain function from an item to the index of its path.
+            paths: Each is a builder without source and sink, a sequence of stages, or a function.
+            name: What statistics and errors call the router; the default is its name.
+
+        Raises:
+            TypeError: The router cannot be called, or a path is none of the three.
+            ValueError: There is no path, or one of them has a source or a sink.
+        """
+        stages = tuple(_as_path(path) for path in paths)
+        return self._add("path_variants()", PathVariantsConfig(router, stages, name or ""))
+
+    def add_sink(self, buffer_size: int = 3) -> PipelineBuilder[Any]:
+        """End the chain with a buffer for the consumer.
+
+        Args:
+            buffer_size: How many finished items may wait.
+
+        Raises:
+            TypeError: ``buffer_size`` is not a whole number.
+            ValueError: It is below 1, or there is a sink already.
+        """
+        self._refuse_after_sink("A second add_sink()")
+        self._sink = SinkConfig(buffer_size)
+        return self
+
+    def get_config(self) -> PipelineConfig:
+        """The definition so far: frozen, and independent of what is added later.
+
+        Stages of one name are told apart by a number behind it: ``decode``, ``decode_2``.
+
+        Raises:
+            ValueError: There is no source.
+        """
+        if self._source is None:
+            raise ValueError(
+                "The pipeline has no source. Call add_source(...) first, or merge(...) pipelines "
+                "that have one."
+            )
+        return with_unique_names(PipelineConfig(self._source, tuple(self._stages), self._sink))
+
+    def build(
+        self,
+        *,
+        num_threads: int = 8,
+        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
+        on_failure: Callable[[FailureRecord, Any], object] | None = None,
+        report_stats_interval: float | None = None,
+        task_hook_factory: Callable[[str], TaskHook | None] | None = None,
+        progress: bool | str = False,
+    ) -> Pipeline[T_co]:
+        """Make a pipeline, which starts when it is iterated. Each call makes an independent one.
+
+        Args:
+            num_threads: How many synchronous calls may run at once, in all stages together,
+                those with an executor apart.
+            max_failures: How many items (``int``) or which part of them (``float``) may fail in
+                the stages without a limit of their own before the run ends with
+                :class:`PipelineFailure`. The default is half of them; ``math.inf`` is no limit.
+            on_failure: Called with each failure and the item that failed.
+            report_stats_interval: Seconds between reports of the statistics in the log.
+            task_hook_factory: Called with the name of each stage; gives what is called around
+                each of its tasks, or ``None``.
+            progress: Show a progress bar, which needs tqdm; a string is its label.
+
+        Raises:
+            TypeError: An argument has the wrong type.
+            ValueError: There is no source, or an argument is out of range.
+            MissingPackageError: A progress bar was asked for without tqdm.
+        """
+        check_count("num_threads", num_threads, remedy="1 runs one call at a time.")
+        config = self.get_config()
+        warn_of_idle_concurrency(config, num_threads, stacklevel=2)
+        return Pipeline(
+            replace(config, sink=config.sink or SinkConfig()),
+            num_threads=num_threads,
+            max_failures=max_failures,
+            on_failure=on_failure,
+            report_stats_interval=report_stats_interval,
+            task_hook_factory=task_hook_factory,
+            progress=progress,
+        )
+
+    def __repr__(self) -> str:
+        calls = [stage.name for stage in self._stages]
+        source = "no source" if self._source is None else self._source.name
+        sink = "no sink" if self._sink is None else f"sink of {self._sink.buffer_size}"
+        return f"<PipelineBuilder: {' -> '.join([source, *calls, sink])}>"
+
+    def _add(self, call: str, stage: StageConfig) -> PipelineBuilder[Any]:
+        self._refuse_after_sink(call)
+        self._stages.append(stage)
+        return self
+
+    def _refuse_after_sink(self, call: str) -> None:
+        if self._sink is not None:
+            raise ValueError(
+                f"{call} cannot follow add_sink(), which ends the chain. Move add_sink() to the end."
+            )
+
+
+def warn_of_idle_concurrency(
+    config: PipelineConfig, num_threads: int, *, stacklevel: int = 2
+) -> None:
+    """Warn when stages want more threads at once than the pipeline has for all of them."""
+    starved = [
+        stage
+        for stage in config.pipes()
+        if stage.executor is None
+        and stage.concurrency > num_threads
+        and kind_of(stage.fn) in ("function", "generator")
+    ]
+    if starved:
+        most = max(stage.concurrency for stage in starved)
+        stages = ", ".join(f"{stage.name!r} (concurrency={stage.concurrency})" for stage in starved)
+        warnings.warn(
+            f"No more than num_threads={num_threads} synchronous calls can run at once, fewer than "
+            f"asked for: {stages}. Use build(num_threads={most}), or give such a stage threads of "
+            f"its own by executor=ThreadPoolExecutorConfig().",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _as_config(pipeline: object) -> PipelineConfig:
+    if isinstance(pipeline, PipelineBuilder):
+        return pipeline.get_config()
+    if isinstance(pipeline, PipelineConfig):
+        return pipeline
+    raise TypeError(
+        f"merge() takes PipelineBuilder or PipelineConfig, not {type(pipeline).__name__}. "
+        "For a list of items, use PipelineBuilder().add_source(items)."
+    )
+
+
+def _as_path(path: object) -> tuple[StageConfig, ...]:
+    if isinstance(path, PipelineBuilder):
+        if path._source is not None or path._sink is not None:
+            raise ValueError(
+                "A path of path_variants() has stages alone. Leave out its add_source(), merge() "
+                "and add_sink()."
+            )
+        return tuple(path._stages)
+    if callable(path):
+        return (PipeConfig(path),)
+    if isinstance(path, Sequence) and not isinstance(path, str):
+        return tuple(path)
+    raise TypeError(
+        "A path of path_variants() must be a PipelineBuilder, a sequence of stages or a function, "
+        f"not {type(path).__name__}"
+    )

@@ -1,0 +1,295 @@
+"""Stages that make one result, or none, of each item: functions in threads, on the loop, in other pools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from spdl_media.pipeline.engine.failing import FailureDesk
+from spdl_media.pipeline.engine.hub import Hub
+from spdl_media.pipeline.engine.node import Node, Slot
+from spdl_media.pipeline.engine.workers import Crew, Threads
+from spdl_media.pipeline.errors import PoolBroken
+from spdl_media.pipeline.hooks import TaskHook
+
+__all__ = ("AsyncCalls", "CallSpec", "PoolCalls", "ThreadCalls")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """What a stage calls, and how.
+
+    Attributes:
+        fn: The function or generator function, hooks included.
+        name: Name of the stage.
+        concurrency: How many calls may run at once.
+        slack: How many items may be in the stage beyond those.
+        ordered: Whether results leave in the order of the items.
+        timeout: Seconds an item may take.
+    """
+
+    fn: Callable[[Any], Any]
+    name: str
+    concurrency: int = 1
+    slack: int = 0
+    ordered: bool = False
+    timeout: float | None = None
+
+
+class CallStage(Node):
+    """The part of such a stage that does not depend on who makes the calls.
+
+    An item is *queued* when accepted, *running* while its call is made, *settled* when the loop has heard
+    of the outcome, and *released* when its result may leave: at once, or, where the order of the input is
+    kept, after all items that came before it.
+    """
+
+    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk) -> None:
+        super().__init__(hub, spec.name, spec.concurrency)
+        self.spec = spec
+        self.capacity = spec.concurrency + spec.slack
+        self._desk = desk
+        self._window: deque[Slot] | None = deque() if spec.ordered else None
+
+    def accept(self, item: Any) -> None:
+        """Take an item for which there is room."""
+        slot = Slot(self, item)
+        self.held += 1
+        if self._window is not None:
+            self._window.append(slot)
+        self.enqueue(slot)
+        if not self.touched:
+            self.hub.touch(self)
+
+    def enqueue(self, slot: Slot) -> None:
+        """Put a slot where those who call find it."""
+        raise NotImplementedError
+
+    def settle(self, slot: Slot) -> None:
+        """Hear of the outcome of a call."""
+        self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
+        if slot.error is None:
+            self._release(slot)
+        else:
+            self._desk.report(slot, self.counters, self._release)
+
+    def running(self) -> Iterable[Slot]:
+        """The slots of calls that are being made, other than by worker threads."""
+        return ()
+
+    def _release(self, slot: Slot) -> None:
+        self.hub.touch(self)
+        window = self._window
+        if window is None:
+            self._leave(slot)
+            return
+        slot.settled = True
+        while window and window[0].settled:
+            self._leave(window.popleft())
+
+    def _leave(self, slot: Slot) -> None:
+        # Not the other way round: the call of a slot that was given up may have come back since.
+        if slot.error is not None:
+            self.held -= 1
+        elif slot.result is None:
+            self.held -= 1
+            self.counters.dropped += 1
+        else:
+            self.out.append(slot.result)
+
+
+class ThreadCalls(CallStage):
+    """A synchronous function, called by threads of this process."""
+
+    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads) -> None:
+        super().__init__(hub, spec, desk)
+        self.crew: Crew[Slot] = Crew(
+            hub,
+            threads,
+            spec.concurrency,
+            self._call,
+            timeout=spec.timeout,
+            on_timeout=self._settle_overdue,
+        )
+        self.enqueue = self.crew.todo.append  # type: ignore[method-assign, assignment]  # saves a call an item
+        self._fn = spec.fn
+
+    def dispatch(self) -> None:
+        """Call threads to the items that wait."""
+        if self.crew.todo:
+            self.crew.dispatch()
+
+    def _call(self, slot: Slot) -> Callable[[Slot], None]:
+        try:
+            slot.result = self._fn(slot.item)
+        # Not even SystemExit may end the thread: the item would never be heard of again.
+        except BaseException as error:  # noqa: BLE001
+            slot.fail(error)
+        slot.ended_at = perf_counter()
+        return self.settle
+
+    def _settle_overdue(self, slot: Slot) -> None:
+        slot.ended_at = perf_counter()
+        self.settle(slot)
+
+
+class AsyncCalls(CallStage):
+    """An asynchronous function, awaited by as many tasks as calls may run at once.
+
+    A task takes one item after another. A function that never waits so costs no more than its call.
+    """
+
+    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk) -> None:
+        super().__init__(hub, spec, desk)
+        self._todo: deque[Slot] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._num_tasks = 0
+        self._running: dict[asyncio.Task[None], Slot] = {}
+
+    def enqueue(self, slot: Slot) -> None:
+        """Put a slot where the tasks find it."""
+        self._todo.append(slot)
+
+    def dispatch(self) -> None:
+        """Wake tasks, or start them."""
+        todo, idle = self._todo, self._idle
+        for _ in range(min(len(todo), self.spec.concurrency)):
+            if idle:
+                if not (waiting := idle.popleft()).done():
+                    waiting.set_result(None)
+            elif self._num_tasks < self.spec.concurrency:
+                self._num_tasks += 1
+                self.hub.spawn(self._work(), self.name)
+            else:
+                break
+
+    def running(self) -> Iterable[Slot]:
+        """The slots of calls that are being awaited."""
+        return list(self._running.values())
+
+    async def _work(self) -> None:
+        task: Any = asyncio.current_task()
+        todo = self._todo
+        while not self.hub.closed:
+            while not todo:
+                self._idle.append(idle := self.hub.loop.create_future())
+                await idle
+            slot = todo.popleft()
+            self._running[task] = slot
+            slot.started_at = perf_counter()
+            try:
+                slot.result = await self._call(slot.item)
+            except BaseException as error:  # as for threads
+                if self.hub.closed:
+                    raise
+                # A cancellation that the run did not ask for is the function's own affair.
+                task.uncancel()
+                slot.fail(error)
+            slot.ended_at = perf_counter()
+            del self._running[task]
+            self.settle(slot)
+            # The task may wait for its next slot for long, and would keep this one alive.
+            del slot
+
+    async def _call(self, item: Any) -> Any:
+        timeout = self.spec.timeout
+        if timeout is None:
+            return await self.spec.fn(item)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self.spec.fn(item)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the call took longer than timeout={timeout} s") from error
+
+
+class Pool(Protocol):
+    """Where calls are made that leave this interpreter, or go to an executor of the caller's."""
+
+    def submit(self, item: Any) -> Future[Any]:
+        """Call the stage's function with ``item``. Never blocks."""
+
+
+class PoolCalls(CallStage):
+    """A synchronous function, called by an executor. No more calls are given to it than may run at once."""
+
+    def __init__(
+        self, hub: Hub, spec: CallSpec, desk: FailureDesk, pool: Pool, hook: TaskHook | None
+    ) -> None:
+        super().__init__(hub, spec, desk)
+        self._pool = pool
+        self._hook = hook
+        self._todo: deque[Slot] = deque()
+        self._calls: dict[Slot, asyncio.TimerHandle | None] = {}
+
+    def enqueue(self, slot: Slot) -> None:
+        """Put a slot where ``dispatch`` finds it."""
+        self._todo.append(slot)
+
+    def dispatch(self) -> None:
+        """Give items to the pool."""
+        while self._todo and len(self._calls) < self.spec.concurrency and not self.hub.closed:
+            self._submit(self._todo.popleft())
+
+    def running(self) -> Iterable[Slot]:
+        """The slots of calls that the pool has."""
+        return list(self._calls)
+
+    def _submit(self, slot: Slot) -> None:
+        slot.started_at = perf_counter()
+        try:
+            if self._hook is not None:
+                self._hook.task_start(slot.item)
+            future = self._pool.submit(slot.item)
+        except PoolBroken as error:
+            self.hub.events.fail(self.name, str(error), error)
+            return
+        except Exception as error:  # noqa: BLE001  # an item that cannot be sent, a hook: fails the item
+            self._calls[slot] = None
+            self._finish(slot, None, error)
+            return
+        timeout = self.spec.timeout
+        self._calls[slot] = (
+            None
+            if timeout is None
+            else self.hub.loop.call_later(timeout, self._expire, slot, future)
+        )
+        future.add_done_callback(lambda future: self.hub.post(self._receive, (slot, future)))
+
+    def _receive(self, outcome: tuple[Slot, Future[Any]]) -> None:
+        slot, future = outcome
+        if slot not in self._calls:
+            return  # it had taken too long
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        if isinstance(error, PoolBroken):
+            self.hub.events.fail(self.name, str(error), error)
+            return
+        self._finish(slot, None if error is not None else future.result(), error)
+
+    def _expire(self, slot: Slot, future: Future[Any]) -> None:
+        future.cancel()
+        timeout = self.spec.timeout
+        self._finish(slot, None, TimeoutError(f"the call took longer than timeout={timeout} s"))
+
+    def _finish(self, slot: Slot, result: Any, error: BaseException | None) -> None:
+        slot.ended_at = perf_counter()
+        if (timer := self._calls.pop(slot)) is not None:
+            timer.cancel()
+        try:
+            if self._hook is not None:
+                self._hook.task_end(slot.item, slot.ended_at - slot.started_at, error)
+        except Exception as hook_error:  # noqa: BLE001  # as everywhere, it fails the item
+            error = hook_error
+        slot.result = result
+        if error is not None:
+            slot.fail(error)
+        self.settle(slot)

@@ -1,0 +1,322 @@
+"""From a definition to nodes that are linked with each other."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from spdl_media.pipeline.engine.calls import AsyncCalls, CallSpec, CallStage, PoolCalls, ThreadCalls
+from spdl_media.pipeline.engine.failing import FailureDesk
+from spdl_media.pipeline.engine.fan_out import AsyncFanOut, Disaggregate, FanOut, ThreadFanOut
+from spdl_media.pipeline.engine.grouping import Aggregate, CustomAggregate
+from spdl_media.pipeline.engine.hub import Hub
+from spdl_media.pipeline.engine.node import Node
+from spdl_media.pipeline.engine.routing import Join, JoinInlet, Switch
+from spdl_media.pipeline.engine.sink import Sink
+from spdl_media.pipeline.engine.source import AsyncSource, Source, ThreadSource
+from spdl_media.pipeline.engine.workers import BorrowedThreads, Threads, Worker, WorkerThreads
+from spdl_media.pipeline.executor_pools import StagePool
+from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
+from spdl_media.pipeline.failures import FailureLog
+from spdl_media.pipeline.hooks import TaskHook, hooked
+from spdl_media.pipeline.kinds import kind_of
+from spdl_media.pipeline.pools import open_pool
+from spdl_media.pipeline.stages import (
+    AggregateConfig,
+    DisaggregateConfig,
+    MergeConfig,
+    PathVariantsConfig,
+    PipeConfig,
+    PipelineConfig,
+    SinkConfig,
+    SourceConfig,
+    StageConfig,
+)
+
+__all__ = ("Graph", "TaskHookFactory", "build_graph")
+
+TaskHookFactory = Callable[[str], TaskHook | None]
+
+# How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the loop and
+# the consumer hand each other several items at a time because of it.
+SLACK = 64
+
+Outlet: TypeAlias = Node | Source | Join
+Entrance: TypeAlias = Node | Sink | JoinInlet
+
+
+@dataclass
+class Graph:
+    """The nodes of a run, and what they use."""
+
+    sink: Sink
+    sources: list[Source] = field(default_factory=list)
+    stages: list[Node] = field(default_factory=list)
+    threads: list[WorkerThreads] = field(default_factory=list)
+    borrowed: list[BorrowedThreads] = field(default_factory=list)
+    pools: list[StagePool] = field(default_factory=list)
+    hooks: list[TaskHook] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start threads and sources. On the loop."""
+        for threads in self.threads:
+            threads.start()
+        for source in self.sources:
+            source.start()
+
+    def stop(self) -> None:
+        """Have threads and sources end after what they are doing. On the loop; waits for nothing."""
+        self.wake_threads()
+        self.close_pools()
+
+    def wake_threads(self) -> None:
+        """Have threads that wait look whether the run is over. From any thread, and as often as wanted."""
+        for source in self.sources:
+            source.stop()
+        for threads in self.threads:
+            threads.stop()
+
+    def close_pools(self) -> None:
+        """Shut down the pools that are the pipeline's own."""
+        for pool in self.pools:
+            pool.shutdown()
+
+    def all_threads(self) -> Iterator[threading.Thread]:
+        """All threads of the run but the one of the loop."""
+        for source in self.sources:
+            if isinstance(source, ThreadSource):
+                yield source.thread
+        for threads in self.threads:
+            yield from threads.threads
+
+    def workers(self) -> Iterator[Worker]:
+        """All worker threads, borrowed ones included."""
+        everyone: list[Threads] = [*self.threads, *self.borrowed]
+        for threads in everyone:
+            yield from list(threads.workers)
+
+    def generators(self) -> Iterator[Iterator[Any]]:
+        """Synchronous generators that are open."""
+        for stage in self.stages:
+            if isinstance(stage, ThreadFanOut):
+                yield from stage.generators()
+
+
+def build_graph(
+    hub: Hub,
+    config: PipelineConfig,
+    *,
+    num_threads: int,
+    log: FailureLog,
+    desk: FailureDesk,
+    hook_factory: TaskHookFactory | None,
+) -> Graph:
+    """Make the nodes of a pipeline, link them, and open the pools of its stages.
+
+    May block while processes start. When it raises, no pool is left open.
+    """
+    builder = _Builder(hub, config, num_threads, log, desk, hook_factory)
+    try:
+        builder.build(config)
+    except BaseException:
+        builder.graph.close_pools()
+        raise
+    return builder.graph
+
+
+class _Builder:
+    def __init__(
+        self,
+        hub: Hub,
+        config: PipelineConfig,
+        num_threads: int,
+        log: FailureLog,
+        desk: FailureDesk,
+        hook_factory: TaskHookFactory | None,
+    ) -> None:
+        self._hub = hub
+        self._log = log
+        self._desk = desk
+        self._hook_factory = hook_factory
+        # One of the items is the one that a source is being asked for.
+        self._slack = (SLACK - 1) // (_count_nodes(config) + 1)
+        buffer_size = (config.sink or SinkConfig()).buffer_size
+        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
+        self.graph = Graph(Sink(hub, buffer_size, self._slack, continuous=continuous))
+        self._shared = WorkerThreads(hub, "spdl_media worker", num_threads)
+        self._num_threads = num_threads
+        self._shared_concurrency = 0
+
+    def build(self, config: PipelineConfig) -> None:
+        _connect(self._chain(config), self.graph.sink)
+        self._shared.size = min(self._num_threads, self._shared_concurrency)
+        self.graph.threads.append(self._shared)
+        if self._desk.threads is not None:
+            self.graph.threads.append(self._desk.threads)
+
+    def _chain(self, config: PipelineConfig) -> Outlet:
+        """The nodes of a pipeline without its sink; returns the last."""
+        if isinstance(config.source, MergeConfig):
+            join = Join()
+            for part in config.source.pipelines:
+                _connect(self._chain(part), join.add_inlet())
+            return self._stages(config.stages, join)
+        return self._stages(config.stages, self._source(config.source))
+
+    def _source(self, config: SourceConfig) -> Source:
+        ahead = max(1, self._slack)
+        items = config.items
+        # What can be iterated both ways is most often asynchronous with a fallback.
+        kind: Any = AsyncSource if isinstance(items, AsyncIterable) else ThreadSource
+        source: Source = kind(
+            self._hub,
+            items,
+            continuous=config.continuous,
+            ahead=ahead,
+            name=f"spdl_media source {config.name}",
+        )
+        self.graph.sources.append(source)
+        return source
+
+    def _stages(self, stages: Iterable[StageConfig], tail: Outlet) -> Outlet:
+        for stage in stages:
+            if isinstance(stage, PathVariantsConfig):
+                tail = self._paths(stage, tail)
+            else:
+                node = self._stage(stage)
+                _connect(tail, node)
+                tail = node
+        return tail
+
+    def _paths(self, config: PathVariantsConfig, tail: Outlet) -> Join:
+        name = config.name
+        router, _ = self._hooked(config.router, name)
+        num_paths = len(config.paths)
+        switch = Switch(
+            self._hub, name, router, num_paths, self._slack, self._desk, self._shared_threads(1)
+        )
+        self._add(switch)
+        _connect(tail, switch)
+        join = Join()
+        for path in config.paths:
+            _connect(self._stages(path, switch), join.add_inlet())
+        return join
+
+    def _stage(self, config: StageConfig) -> Node:
+        if isinstance(config, PipeConfig):
+            return self._pipe(config)
+        if isinstance(config, AggregateConfig):
+            return self._aggregate(config)
+        assert isinstance(config, DisaggregateConfig)
+        spec = CallSpec(iter, config.name, slack=self._slack, ordered=True)
+        return self._add(Disaggregate(self._hub, spec, self._desk, self._shared_threads(1)))
+
+    def _aggregate(self, config: AggregateConfig) -> Node:
+        name = config.name
+        if isinstance(config.aggregator, int):
+            return self._add(
+                Aggregate(self._hub, name, config.aggregator, drop_last=config.drop_last)
+            )
+        return self._add(
+            CustomAggregate(
+                self._hub,
+                name,
+                config.aggregator,
+                drop_last=config.drop_last,
+                slack=self._slack,
+                desk=self._desk,
+                threads=self._shared_threads(1),
+            )
+        )
+
+    def _pipe(self, config: PipeConfig) -> Node:
+        name = config.name
+        kind = kind_of(config.fn)
+        fn, hook = self._hooked(config.fn, name)
+        spec = CallSpec(
+            fn,
+            name,
+            concurrency=config.concurrency,
+            slack=self._slack,
+            ordered=config.output_order == "input",
+            timeout=config.timeout,
+        )
+        hub, desk = self._hub, self._desk
+        node: CallStage | FanOut
+        if kind == "async":
+            node = AsyncCalls(hub, spec, desk)
+        elif kind == "async_generator":
+            node = AsyncFanOut(hub, spec, desk)
+        elif kind == "generator":
+            node = ThreadFanOut(hub, spec, desk, self._threads(config, name))
+        elif config.executor is None or isinstance(config.executor, ThreadPoolExecutorConfig):
+            node = ThreadCalls(hub, spec, desk, self._threads(config, name))
+        else:
+            pool = open_pool(config)
+            self.graph.pools.append(pool)
+            if pool.keeps_time:
+                spec = replace(spec, timeout=None)
+            node = PoolCalls(hub, spec, desk, pool, hook)
+        return self._add(node, config.max_failures)
+
+    def _threads(self, config: PipeConfig, name: str) -> Threads:
+        executor = config.executor
+        if executor is None:
+            return self._shared_threads(config.concurrency)
+        if isinstance(executor, Executor):
+            borrowed = BorrowedThreads(self._hub, executor, name)
+            self.graph.borrowed.append(borrowed)
+            return borrowed
+        assert isinstance(executor, ThreadPoolExecutorConfig)
+        initializer = None
+        if executor.initializer is not None:
+            initializer = functools.partial(executor.initializer, *executor.initargs)
+        size = executor.max_workers or config.concurrency
+        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer)
+        self.graph.threads.append(threads)
+        return threads
+
+    def _shared_threads(self, concurrency: int) -> WorkerThreads:
+        self._shared_concurrency += concurrency
+        return self._shared
+
+    def _hooked(
+        self, fn: Callable[[Any], Any], name: str
+    ) -> tuple[Callable[[Any], Any], TaskHook | None]:
+        hook = self._hook_factory(name) if self._hook_factory is not None else None
+        if hook is None:
+            return fn, None
+        self.graph.hooks.append(hook)
+        return hooked(fn, kind_of(fn), hook), hook
+
+    def _add(self, node: Node, max_failures: float | None = None) -> Node:
+        self.graph.stages.append(node)
+        self._log.watch(node.name, node.counters, max_failures)
+        return node
+
+
+def _connect(tail: Outlet, inlet: Entrance) -> None:
+    if isinstance(tail, Switch):
+        tail.paths.append(inlet)
+    else:
+        tail.next = inlet
+    inlet.upstream = tail
+
+
+def _count_nodes(config: PipelineConfig) -> int:
+    """How many nodes share the slack, without the sink."""
+    stages = _count_stages(config.stages)
+    if isinstance(config.source, MergeConfig):
+        return stages + sum(map(_count_nodes, config.source.pipelines))
+    return stages + 1
+
+
+def _count_stages(stages: Iterable[StageConfig]) -> int:
+    return sum(
+        1 + sum(map(_count_stages, stage.paths)) if isinstance(stage, PathVariantsConfig) else 1
+        for stage in stages
+    )

@@ -1,0 +1,366 @@
+"""A run of a pipeline, from its first thread to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from time import perf_counter
+from typing import Any
+
+from spdl_media.pipeline.engine.failing import FailureDesk, OnFailure
+from spdl_media.pipeline.engine.graph import Graph, TaskHookFactory, build_graph
+from spdl_media.pipeline.engine.hub import Hub
+from spdl_media.pipeline.engine.loop_executor import LoopExecutor
+from spdl_media.pipeline.engine.report import Reporter
+from spdl_media.pipeline.engine.sink import Sink
+from spdl_media.pipeline.engine.watchdog import Watchdog, running_calls
+from spdl_media.pipeline.errors import PipelineError, PipelineStopped, pipeline_failure
+from spdl_media.pipeline.failures import FailureLog
+from spdl_media.pipeline.stages import PipelineConfig
+from spdl_media.pipeline.stats import PipelineStatistics
+
+__all__ = ("Run", "RunOptions", "State")
+
+LOG = logging.getLogger("spdl_media.pipeline")
+
+# Of the second within which stop() returns, for tasks that clean up after being cancelled.
+CANCEL_SECONDS = 0.4
+
+
+# How long interpreter exit waits for all pipelines together.
+EXIT_SECONDS = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`."""
+
+    num_threads: int
+    max_failures: float | None
+    on_failure: OnFailure | None
+    report_stats_interval: float | None
+    task_hook_factory: TaskHookFactory | None
+
+
+class State(Enum):
+    """Where a run is. It goes from top to bottom, whatever ends it, and skips nothing."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended early."""
+
+    stage: str
+    message: str
+    error: BaseException
+    traceback: str
+
+    def exception(self) -> BaseException:
+        """What the consumer gets: a new one each time, for each raise adds to its traceback."""
+        failure = pipeline_failure(self.message, self.error, stage=self.stage)
+        if self.traceback:
+            failure.add_note(f"The last failure:\n{self.traceback}")
+        return failure
+
+
+class Run:
+    """One run: a thread with an event loop, the nodes that live on it, and the threads that they use.
+
+    Whatever ends it (the consumer, a failure, garbage collection, interpreter exit) asks the loop to stop,
+    and the loop then ends everything in one order, in :meth:`_wind_down`.
+
+    A run knows nothing of the ``Pipeline`` that it belongs to, so that one that nobody refers to is
+    collected although its threads are alive.
+    """
+
+    def __init__(self, config: PipelineConfig, options: RunOptions) -> None:
+        self.state = State.NEW
+        self.log = FailureLog(options.max_failures)
+        self._config = config
+        self._options = options
+        self._epochs = 1
+        self._failure: Failure | None = None
+        self._source_failure: Failure | None = None
+        self._started_at = perf_counter()
+        self._ended_at: float | None = None
+        self._stop_asked = False
+        self._loop = asyncio.new_event_loop()
+        self._hub = Hub(self._loop, self)
+        self._desk = FailureDesk(self._hub, self.log, options.on_failure)
+        self._graph: Graph
+        self._watchdog: Watchdog
+        self._stop: asyncio.Future[None]
+        self._thread = threading.Thread(
+            target=self._main, name=f"spdl_media pipeline {next(_NUMBERS)}", daemon=True
+        )
+
+    @property
+    def sink(self) -> Sink:
+        """Where the items come out."""
+        return self._graph.sink
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether somebody has asked it to stop; not whether it has failed."""
+        return self._stop_asked
+
+    # Called by threads of the caller's.
+
+    def start(self) -> None:
+        """Open pools, start threads, and begin the first epoch.
+
+        Raises:
+            PipelineStopped: Somebody stopped the run meanwhile.
+        """
+        self.state = State.STARTING
+        options = self._options
+        try:
+            self._graph = build_graph(
+                self._hub,
+                self._config,
+                num_threads=options.num_threads,
+                log=self.log,
+                desk=self._desk,
+                hook_factory=options.task_hook_factory,
+            )
+            for hook in self._graph.hooks:
+                hook.stage_start()
+        except BaseException:
+            self._loop.close()
+            self.state = State.STOPPED
+            raise
+        self._watchdog = Watchdog(self._graph)
+        self._graph.sink.look_out = self._watchdog.look
+        self._stop = self._loop.create_future()
+        _LIVE.add(self)
+        self._started_at = perf_counter()
+        self.state = State.RUNNING
+        self._thread.start()
+        if self._stop_asked:
+            self.request_stop()
+            raise PipelineStopped("the pipeline was stopped while it was being started")
+
+    def request_epoch(self) -> None:
+        """Begin another epoch."""
+        self._graph.sink.begin_epoch()
+        self._hub.post(self._begin_epoch, None)
+
+    def request_stop(self) -> None:
+        """Have the run end. Waits for nothing; from any thread, and as often as wanted."""
+        self._stop_asked = True
+        # Threads see it after the call in which they are, even if the loop is blocked.
+        self._hub.closed = True
+        if self.state is not State.NEW:
+            self._hub.post(self._end, None)
+
+    def stop(self, timeout: float) -> None:
+        """End the run, and wait until its threads have ended, but no longer than ``timeout`` seconds.
+
+        Threads that are still in a call then are named in the log.
+        """
+        deadline = perf_counter() + timeout
+        self.request_stop()
+        if self.state in (State.NEW, State.STARTING) or threading.current_thread() is self._thread:
+            return
+        self._graph.wake_threads()
+        # The loop first: it may be just starting the others.
+        _join([self._thread], deadline)
+        threads = [self._thread, *self._graph.all_threads()]
+        if left := _join(threads, deadline):
+            self._report_left(left)
+
+    def statistics(self) -> PipelineStatistics:
+        """What the run has done so far."""
+        elapsed = (self._ended_at or perf_counter()) - self._started_at
+        return Reporter(self._graph).statistics(elapsed)
+
+    def disown(self) -> None:
+        """In a forked child, which has none of the threads: hand out nothing, and say why."""
+        self.state = State.STOPPED
+        self._hub.abandon()
+        parent = os.getppid()
+        self._graph.sink.close(
+            lambda: PipelineError(
+                f"this pipeline runs in process {parent}, from which this process was forked; threads "
+                "are not forked. Build a pipeline of its own in each process"
+            ),
+            keep=False,
+        )
+
+    # Called by nodes, on the loop.
+
+    def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
+        """End the run because of a failure. The first one counts."""
+        if self._failure is None and not self._stop_asked:
+            self._failure = Failure(stage, message, error, traceback)
+            # Results that this turn has brought are still handed on, as far as there is room.
+            for node in self._graph.stages:
+                node.hand_on()
+            self._end(None)
+
+    def source_failed(self, error: BaseException) -> None:
+        """End the run when what the source gave before it failed has been delivered."""
+        if self._source_failure is None:
+            message = f"The source failed: {type(error).__name__}: {error}"
+            self._source_failure = Failure("source", message, error, "")
+        for source in self._graph.sources:
+            source.cut_short()
+
+    def epoch_ended(self) -> None:
+        """All items of an epoch have been delivered."""
+        self._desk.check_epoch()
+        if self._source_failure is not None and self._failure is None:
+            self._failure = self._source_failure
+            self._end(None)
+
+    # The loop's own thread.
+
+    def _main(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+            self.state = State.STOPPED
+
+    async def _live(self) -> None:
+        # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
+        executor = LoopExecutor()
+        self._loop.set_default_executor(executor)
+        try:
+            self._graph.start()
+            self._begin_epoch(None)
+            self._loop.call_later(self._watchdog.silence, self._look_out)
+            if (interval := self._options.report_stats_interval) is not None:
+                Reporter(self._graph).report_every(interval, self._loop)
+            await self._stop
+        except RuntimeError as error:
+            self.fail("pipeline", f"The pipeline cannot start its threads: {error}", error)
+        finally:
+            await self._wind_down(executor)
+
+    async def _wind_down(self, executor: LoopExecutor) -> None:
+        self.state = State.STOPPING
+        self._hub.closed = True
+        self._ended_at = perf_counter()
+        self._graph.stop()
+        # Consumers need not wait for what follows.
+        self._graph.sink.close(self._why_over, keep=self._failure is not None)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        stubborn = await _wait_for(tasks, CANCEL_SECONDS)
+        executor.shutdown(wait=False, cancel_futures=True)
+        self._close_generators()
+        self._end_hooks()
+        # As with threads: stop() names who ignores that it is cancelled, and all ends when that returns.
+        await _wait_for(stubborn, None)
+
+    def _close_generators(self) -> None:
+        for generator in self._graph.generators():
+            try:
+                generator.close()  # type: ignore[attr-defined]  # iterators of other kinds have none
+            except AttributeError:
+                pass
+            except BaseException as error:  # noqa: BLE001  # the caller's code may raise anything
+                LOG.warning("a generator raised while it was closed: %r", error)
+
+    def _end_hooks(self) -> None:
+        for hook in self._graph.hooks:
+            try:
+                hook.stage_end()
+            except Exception:
+                LOG.exception("a task hook raised at the end of its stage")
+
+    def _begin_epoch(self, _: None) -> None:
+        self._watchdog.rouse()
+        for source in self._graph.sources:
+            source.request_epoch()
+
+    def _end(self, _: None) -> None:
+        self._hub.closed = True
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    def _look_out(self) -> None:
+        self._loop.call_later(self._watchdog.look(), self._look_out)
+
+    def _why_over(self) -> BaseException:
+        if self._failure is not None:
+            return self._failure.exception()
+        return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
+
+    def _report_left(self, names: list[str]) -> None:
+        calls = "; ".join(map(str, running_calls(self._graph)))
+        LOG.warning(
+            "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
+            "daemons and end when those return",
+            calls or "of unknown kind",
+            ", ".join(names),
+        )
+
+
+async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set[asyncio.Task[Any]]:
+    """Wait for tasks that were cancelled; returns those that have not ended."""
+    if not tasks:
+        return set()
+    done, pending = await asyncio.wait(tasks, timeout=seconds)
+    for task in done:
+        # Retrieved, or asyncio would print those that failed while they were cancelled.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.warning("%s raised while it was cancelled: %r", task.get_name(), error)
+    return pending
+
+
+def _join(threads: list[threading.Thread], deadline: float) -> list[str]:
+    """Wait for threads; returns the names of those that are alive nevertheless."""
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - perf_counter()))
+    return [thread.name for thread in others if thread.is_alive()]
+
+
+_NUMBERS = itertools.count(1)
+_LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def _live_runs() -> Iterator[Run]:
+    for run in list(_LIVE):
+        if run.state is State.RUNNING:
+            yield run
+
+
+def _stop_all() -> None:
+    # Asked all together first, so that many pipelines take no longer than one.
+    for run in _live_runs():
+        run.request_stop()
+    deadline = perf_counter() + EXIT_SECONDS
+    for run in list(_LIVE):
+        run.stop(max(0.0, deadline - perf_counter()))
+
+
+def _disown_all() -> None:
+    for run in _live_runs():
+        with contextlib.suppress(RuntimeError):
+            run.disown()
+
+
+atexit.register(_stop_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)

@@ -1,0 +1,101 @@
+"""Calls around each task of a stage, for measuring or tracing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from spdl_media.pipeline.kinds import FunctionKind
+
+__all__ = ("TaskHook",)
+
+
+class TaskHook:
+    """What is called around the tasks of one stage. Override what is wanted; each does nothing by itself.
+
+    ``task_hook_factory`` makes one for each stage. The methods of tasks are called in the thread that
+    makes the call, so by several threads at once when the stage's concurrency is above one; of an
+    asynchronous stage, and of one in processes, on the event loop, where they must not block. An
+    exception that they raise fails the item.
+    """
+
+    def stage_start(self) -> None:
+        """Called once, before the first item of a run."""
+
+    def task_start(self, item: Any) -> None:
+        """Called before the stage's function is called with ``item``."""
+
+    def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:
+        """Called after the call: how long it took, and what it raised.
+
+        Of a generator once, when it has ended or failed; ``seconds`` has the time in which it was paused.
+        """
+
+    def stage_end(self) -> None:
+        """Called once, when the run ends."""
+
+
+def hooked(fn: Callable[..., Any], kind: FunctionKind, hook: TaskHook) -> Callable[..., Any]:
+    """The same function, with the hook called around each call."""
+    return _WRAPPERS[kind](fn, hook)
+
+
+@contextmanager
+def around_task(hook: TaskHook, item: Any) -> Iterator[None]:
+    """Call the hook before and after what is done inside."""
+    hook.task_start(item)
+    start = perf_counter()
+    try:
+        yield
+    except BaseException as error:
+        hook.task_end(item, perf_counter() - start, error)
+        raise
+    hook.task_end(item, perf_counter() - start, None)
+
+
+def _function(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(item: Any) -> Any:
+        with around_task(hook, item):
+            return fn(item)
+
+    return call
+
+
+def _async(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(item: Any) -> Any:
+        with around_task(hook, item):
+            return await fn(item)
+
+    return call
+
+
+def _generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(item: Any) -> Iterator[Any]:
+        with around_task(hook, item):
+            yield from fn(item)
+
+    return call
+
+
+def _async_generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(item: Any) -> AsyncIterator[Any]:
+        with around_task(hook, item):
+            async for value in fn(item):
+                yield value
+
+    return call
+
+
+_WRAPPERS: dict[FunctionKind, Callable[[Callable[..., Any], TaskHook], Callable[..., Any]]] = {
+    "function": _function,
+    "async": _async,
+    "generator": _generator,
+    "async_generator": _async_generator,
+}

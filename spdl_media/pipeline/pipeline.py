@@ -1,0 +1,247 @@
+"""The face of a pipeline: started, iterated and stopped by threads and tasks of the caller's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from spdl_media.pipeline.checks import check_count, check_seconds
+from spdl_media.pipeline.engine.run import Run, RunOptions
+from spdl_media.pipeline.engine.sink import END_OF_EPOCH
+from spdl_media.pipeline.errors import PipelineError, PipelineStopped
+from spdl_media.pipeline.failures import FailureRecord
+from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.naming import with_unique_names
+from spdl_media.pipeline.progress import ProgressBar, check_progress, number_of_outputs
+from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit
+from spdl_media.pipeline.stats import PipelineStatistics
+
+__all__ = ("Pipeline",)
+
+T_co = TypeVar("T_co", covariant=True)
+
+# Of the second within which stop() returns; the rest is for machines that are busy.
+STOP_SECONDS = 0.8
+
+
+class Pipeline(Generic[T_co]):
+    """Runs a definition, as often as wanted. :meth:`PipelineBuilder.build` makes one.
+
+    Iterating it is all that is needed: that starts it, and stops it at the end, on ``break``, and when
+    the consumer raises. Each such iteration begins with the first item of the source.
+
+    Within :meth:`auto_stop`, or between :meth:`start` and :meth:`stop`, it runs on between iterations: one
+    that is broken off is continued by the next, one that has come to the end is followed by the next
+    epoch, which iterates the source anew. Items are made ahead of the consumer, as far as buffers allow.
+
+    Args:
+        config: What to run.
+        num_threads: How many synchronous calls may run at once, those of all stages that have no
+            executor of their own together.
+        max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
+            ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
+            The default is 0.5: items may fail, but no more than half of them. A rate is looked at after
+            100 calls of a stage, and at the end of each epoch. ``math.inf`` allows any number.
+        on_failure: Called with the record and the input of each item that fails, in a thread of its own,
+            one after the other. What it raises ends the run.
+        report_stats_interval: Seconds between lines of statistics in the log, logger
+            ``spdl_media.pipeline``, level INFO.
+        task_hook_factory: Called with each stage's name when a run starts; makes its hook, or ``None``.
+        progress: Show a progress bar, which needs tqdm; a string is its label.
+
+    Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        *,
+        num_threads: int = 8,
+        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
+        on_failure: Callable[[FailureRecord, Any], object] | None = None,
+        report_stats_interval: float | None = None,
+        task_hook_factory: Callable[[str], TaskHook | None] | None = None,
+        progress: bool | str = False,
+    ) -> None:
+        check_count("num_threads", num_threads, remedy="1 runs one call at a time.")
+        check_failure_limit("max_failures", max_failures)
+        check_seconds("report_stats_interval", report_stats_interval)
+        check_progress(progress)
+        self._config = with_unique_names(config)
+        self._progress = progress
+        self._options = RunOptions(
+            num_threads=num_threads,
+            max_failures=max_failures,
+            on_failure=on_failure,
+            report_stats_interval=report_stats_interval,
+            task_hook_factory=task_hook_factory,
+        )
+        # Held while a run is started, which may take long. stop() does not take it.
+        self._starting = threading.RLock()
+        self._run: Run | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The definition."""
+        return self._config
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The last 1,000 failures of this run, or of the last one, the oldest first."""
+        return () if self._run is None else tuple(self._run.log.records.copy())
+
+    @property
+    def failure_counts(self) -> dict[str, int]:
+        """How many items failed, by stage, in this run or in the last one."""
+        return {} if self._run is None else self._run.log.counts()
+
+    def statistics(self) -> PipelineStatistics:
+        """What this run has done so far, or the last one did.
+
+        Raises:
+            PipelineError: The pipeline has not been started.
+        """
+        if self._run is None:
+            raise PipelineError("a pipeline has no statistics before it is started")
+        return self._run.statistics()
+
+    def to_mermaid(self) -> str:
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
+        return self._config.to_mermaid()
+
+    def __str__(self) -> str:
+        return str(self._config)
+
+    def start(self) -> None:
+        """Start the pipeline, which begins to make items. Blocks only while pools of processes start.
+
+        Raises:
+            PipelineError: It is running.
+            PipelineStopped: Another thread stopped it meanwhile.
+        """
+        with self._starting:
+            if self._run is not None and not self._run.was_stopped:
+                raise PipelineError("the pipeline is running; stop it before starting it again")
+            run = self._run = Run(self._config, self._options)
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, run.request_stop)
+            # At exit all runs are stopped together, and waited for.
+            self._finalizer.atexit = False
+            try:
+                run.start()
+            except BaseException:
+                self._run = None
+                raise
+
+    def stop(self, *, timeout: float | None = None) -> None:
+        """Stop the pipeline; what it has made and nobody took is dropped. May be called at any time.
+
+        Returns when all threads and tasks have ended, and after a second at most. A thread that is still
+        in a call of a stage or of the source is named in the log; it ends when that call returns.
+
+        Args:
+            timeout: Seconds to wait at most, instead of about one.
+        """
+        if (run := self._run) is not None:
+            run.stop(STOP_SECONDS if timeout is None else timeout)
+
+    @contextmanager
+    def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
+        """Run the pipeline within a ``with`` statement: started at its beginning, stopped at its end."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop(timeout=timeout)
+
+    def get_item(self, *, timeout: float | None = None) -> T_co:
+        """Take the next item.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Raises:
+            TimeoutError: There was no item within ``timeout``.
+            PipelineStopped: The epoch has ended (of a continuous source once, then the next one follows), or
+                the pipeline was stopped. It is an ``EOFError``.
+            PipelineFailure: Too many items failed, or the source did.
+            PipelineError: The pipeline was not started.
+        """
+        item: Any = self._running().sink.take(timeout)
+        if item is END_OF_EPOCH:
+            raise PipelineStopped(
+                "the epoch has ended and there are no more items; iterate the pipeline for the next epoch"
+            )
+        return item  # type: ignore[no-any-return]
+
+    def get_iterator(self, *, timeout: float | None = None) -> Iterator[T_co]:
+        """Iterate over one epoch, or over what is left of it.
+
+        Args:
+            timeout: Seconds to wait for each item at most.
+
+        Raises:
+            TimeoutError: There was no item within ``timeout``.
+            PipelineStopped: Another thread stopped the pipeline.
+            PipelineFailure: Too many items failed, or the source did; after the items that were made before.
+        """
+        run, is_own = self._begin()
+        bar = self._make_bar()
+        take = run.sink.take
+        try:
+            while (item := take(timeout)) is not END_OF_EPOCH:
+                if bar is not None:
+                    bar.update()
+                yield item
+        finally:
+            if bar is not None:
+                bar.close()
+            if is_own:
+                run.stop(STOP_SECONDS)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self.get_iterator()
+
+    async def __aiter__(self) -> AsyncIterator[T_co]:
+        """Iterate over one epoch from a task of any event loop, which goes on with others meanwhile."""
+        run, is_own = self._begin()
+        bar = self._make_bar()
+        try:
+            while (item := await run.sink.take_async()) is not END_OF_EPOCH:
+                if bar is not None:
+                    bar.update()
+                yield item
+        finally:
+            if bar is not None:
+                bar.close()
+            if is_own:
+                run.stop(STOP_SECONDS)
+
+    def _begin(self) -> tuple[Run, bool]:
+        """The run to iterate, begun if need be, and whether it is to be stopped afterwards."""
+        with self._starting:
+            run = self._run
+            if run is None or run.was_stopped:
+                self.start()
+                return self._running(), True
+            if run.sink.has_ended:
+                run.request_epoch()
+            return run, False
+
+    def _running(self) -> Run:
+        with self._starting:
+            if self._run is None:
+                raise PipelineError(
+                    "the pipeline was not started; call start(), or iterate over it"
+                )
+            return self._run
+
+    def _make_bar(self) -> ProgressBar | None:
+        if self._progress is False:
+            return None
+        return ProgressBar(self._progress, number_of_outputs(self._config))

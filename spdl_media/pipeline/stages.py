@@ -1,0 +1,410 @@
+"""What a pipeline is made of, as frozen values: they can be compared, printed, drawn, and pickled.
+
+A definition runs nothing. :class:`~spdl_media.pipeline.PipelineBuilder` makes it,
+:class:`~spdl_media.pipeline.Pipeline` runs it, as often as wanted. Each definition checks itself
+when it is made, so one that exists can be run.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import math
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+from spdl_media.pipeline.checks import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_seconds,
+    pickling_error,
+)
+from spdl_media.pipeline.errors import PipelineError
+from spdl_media.pipeline.executors import (
+    ExecutorConfig,
+    ProcessPoolExecutorConfig,
+    ThreadPoolExecutorConfig,
+)
+from spdl_media.pipeline.kinds import kind_of, name_of
+
+__all__ = (
+    "AggregateConfig",
+    "Aggregator",
+    "DisaggregateConfig",
+    "MergeConfig",
+    "OutputOrder",
+    "PathVariantsConfig",
+    "PipeConfig",
+    "PipelineConfig",
+    "SinkConfig",
+    "SourceConfig",
+    "StageConfig",
+)
+
+OutputOrder: TypeAlias = Literal["completion", "input"]
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """Collects items and says when a group of them is complete. Called by one thread at a time.
+
+    Each run of a pipeline works on its own deep copy, so that one definition serves many runs.
+    """
+
+    def accumulate(self, item: Any, /) -> Any | None:
+        """Takes an item; returns a complete group, or ``None`` while there is none."""
+
+    def flush(self) -> Any | None:
+        """Called at the end (of an epoch): returns what was left over, or ``None``."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SourceConfig:
+    """Where items come from.
+
+    Args:
+        items: What is iterated, anew in each epoch.
+        continuous: Whether the pipeline reads on into the next epoch without being asked.
+    """
+
+    items: Iterable[Any] | AsyncIterable[Any]
+    continuous: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.items, str | bytes | bytearray):
+            raise TypeError(
+                f"A source of items must not be a single {type(self.items).__name__}, which would "
+                "be taken apart into characters. For one item, pass a list of it."
+            )
+        if not isinstance(self.items, Iterable | AsyncIterable) or isinstance(self.items, type):
+            raise TypeError(_not_a_source(self.items))
+
+    @property
+    def name(self) -> str:
+        """What the source is called in drawings and messages."""
+        count = f" of {len(self.items)}" if isinstance(self.items, Sized) else ""
+        name = getattr(self.items, "__name__", None) or type(self.items).__name__
+        return f"{name}{count}"
+
+    def __repr__(self) -> str:
+        # The items themselves may be ten million paths.
+        return f"SourceConfig(<{self.name}>, continuous={self.continuous})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _check_pickles("The source of the pipeline", self.items)
+        return SourceConfig, _values(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PipeConfig:
+    """A function or generator, synchronous or not, that is applied to each item.
+
+    Args:
+        fn: What is called with one item. A ``None`` result drops the item; each value that a
+            generator yields becomes an item.
+        name: What statistics and errors call the stage; the default is the function's name.
+        concurrency: How many calls may run at once.
+        executor: Where a synchronous function runs; ``None`` is the pipeline's own threads. An
+            executor stays the caller's to shut down.
+        output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order of
+            the items they were made from.
+        max_failures: How many items (``int``) or which part of them (``float`` below 1) may fail
+            here before the run ends; ``None`` leaves it to the limit of the whole pipeline.
+        timeout: Seconds an item may take. ``None`` is no limit.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of range, or the function cannot run where it should.
+    """
+
+    fn: Callable[[Any], Any]
+    name: str = ""
+    concurrency: int = 1
+    executor: Executor | ExecutorConfig | None = None
+    output_order: OutputOrder = "completion"
+    max_failures: int | float | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_function(self.fn)
+        object.__setattr__(self, "name", _checked_name(self.name, name_of(self.fn)))
+        what = f"of stage {self.name!r}"
+        check_count(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
+        check_choice(f"output_order {what}", self.output_order, get_args(OutputOrder))
+        check_seconds(f"timeout {what}", self.timeout)
+        check_failure_limit(f"max_failures {what}", self.max_failures)
+        _check_executor(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.executor, Executor):
+            raise PipelineError(
+                f"Stage {self.name!r} cannot be pickled, because it holds a running "
+                f"{type(self.executor).__name__}. Give executor= a description of one, such as "
+                "ProcessPoolExecutorConfig(...)."
+            )
+        _check_pickles(f"The function of stage {self.name!r}", self.fn)
+        _check_pickles(f"The executor of stage {self.name!r}", self.executor)
+        return PipeConfig, _values(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateConfig:
+    """Groups items into lists of ``aggregator`` items, or as an :class:`Aggregator` wants.
+
+    Args:
+        aggregator: Number of items, or an object with ``accumulate`` and ``flush``.
+        name: What statistics call the stage.
+        drop_last: Whether an incomplete group at the end (of an epoch) is dropped.
+    """
+
+    aggregator: int | Aggregator
+    name: str = ""
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.aggregator
+        if isinstance(size, type) or not isinstance(size, int | Aggregator):
+            raise TypeError(
+                "aggregate() takes a number of items, or an object with the methods "
+                f"accumulate(item) and flush(), not {_kind(size)}"
+            )
+        if isinstance(size, int):
+            check_count("The number of items to aggregate", size, remedy="1 makes lists of one.")
+        default = f"aggregate({size})" if isinstance(size, int) else type(size).__name__
+        object.__setattr__(self, "name", _checked_name(self.name, default))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _check_pickles(f"The aggregator of stage {self.name!r}", self.aggregator)
+        return AggregateConfig, _values(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregateConfig:
+    """Takes groups apart, item by item."""
+
+    name: str = "disaggregate"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _checked_name(self.name, "disaggregate"))
+
+
+@dataclass(frozen=True, slots=True)
+class PathVariantsConfig:
+    """Sends each item down the path whose index ``router`` gives for it.
+
+    Args:
+        router: A quick, synchronous function from an item to the index of a path.
+        paths: Stages of each path; a path without stages hands items on as they are.
+        name: What statistics and errors call the router.
+    """
+
+    router: Callable[[Any], int]
+    paths: tuple[tuple[StageConfig, ...], ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_callable("The router of path_variants()", self.router)
+        if (kind := kind_of(self.router)) != "function":
+            raise ValueError(
+                f"The router of path_variants() must be a plain function, not an {kind} function. "
+                "Find out what it needs in a pipe() before it."
+            )
+        if not self.paths:
+            raise ValueError("path_variants() needs at least one path, got none")
+        for path in self.paths:
+            _check_stages("A path of path_variants()", path)
+        object.__setattr__(self, "name", _checked_name(self.name, name_of(self.router)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _check_pickles(f"The router of stage {self.name!r}", self.router)
+        return PathVariantsConfig, _values(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeConfig:
+    """A source: the items of several pipelines, in order of completion."""
+
+    pipelines: tuple[PipelineConfig, ...]
+
+    @property
+    def name(self) -> str:
+        """What the source is called in drawings and messages."""
+        return f"merge of {len(self.pipelines)}"
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise ValueError("merge() needs at least one pipeline, got none")
+        for pipeline in self.pipelines:
+            if not isinstance(pipeline, PipelineConfig):
+                raise TypeError(f"merge() takes pipelines' definitions, not {_kind(pipeline)}")
+            if pipeline.sink is not None:
+                raise ValueError(
+                    "A pipeline that is merged into another has no sink of its own. Leave out its "
+                    "add_sink(), and add one after merge()."
+                )
+            if isinstance(pipeline.source, SourceConfig) and pipeline.source.continuous:
+                raise ValueError(
+                    "A continuous source cannot be merged: its epochs would end at different "
+                    "times. Leave out continuous=True."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """The last buffer: how many items may wait for the consumer."""
+
+    buffer_size: int = 3
+
+    def __post_init__(self) -> None:
+        check_count("buffer_size of the sink", self.buffer_size, remedy="1 is the smallest buffer.")
+
+
+StageConfig: TypeAlias = PipeConfig | AggregateConfig | DisaggregateConfig | PathVariantsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """A whole pipeline. ``sink`` is ``None`` for one that is merged into another."""
+
+    source: SourceConfig | MergeConfig
+    stages: tuple[StageConfig, ...] = ()
+    sink: SinkConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, SourceConfig | MergeConfig):
+            raise TypeError(
+                f"The source of a pipeline must be a SourceConfig or MergeConfig, not {_kind(self.source)}"
+            )
+        _check_stages("The chain of stages", self.stages)
+        if not isinstance(self.sink, SinkConfig | None):
+            raise TypeError(f"The sink of a pipeline must be a SinkConfig, not {_kind(self.sink)}")
+
+    def pipes(self) -> Iterator[PipeConfig]:
+        """All stages that call a function, those of merged pipelines and of paths included."""
+        if isinstance(self.source, MergeConfig):
+            for pipeline in self.source.pipelines:
+                yield from pipeline.pipes()
+        yield from _pipes(self.stages)
+
+    def to_mermaid(self) -> str:
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
+        from spdl_media.pipeline.drawing import mermaid  # it knows the classes above
+
+        return mermaid(self)
+
+    def __str__(self) -> str:
+        from spdl_media.pipeline.drawing import outline
+
+        return outline(self)
+
+
+def check_failure_limit(what: str, value: object) -> None:
+    """Refuse what is neither ``None``, a number of failures, nor a rate from 0 to 1."""
+    if value is None or value == math.inf:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(
+            f"{what} must be an int (a number of items), a float (a rate) or None, not {value!r}"
+        )
+    if value < 0 or (isinstance(value, float) and not value <= 1):
+        raise ValueError(
+            f"{what} must be a whole number of at least 0 or a rate from 0.0 to 1.0, not {value}. "
+            "math.inf allows any number."
+        )
+
+
+def _check_function(fn: object) -> None:
+    if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
+        raise TypeError(
+            f"pipe() takes a function, not what calling {fn.__name__}() gave. "
+            f"Write .pipe({fn.__name__}), without the brackets."
+        )
+    check_callable("What pipe() applies to each item", fn)
+
+
+def _check_executor(stage: PipeConfig) -> None:
+    executor = stage.executor
+    if executor is None:
+        return
+    if not isinstance(executor, Executor | ExecutorConfig):
+        raise TypeError(
+            f"executor of stage {stage.name!r} must be a concurrent.futures.Executor or one of "
+            "ThreadPoolExecutorConfig, ProcessPoolExecutorConfig and InterpreterPoolExecutorConfig, "
+            f"not {_kind(executor)}"
+        )
+    kind = kind_of(stage.fn)
+    where = type(executor).__name__
+    if kind in ("async", "async_generator"):
+        raise ValueError(
+            f"Stage {stage.name!r} is asynchronous, so it runs on the event loop and not in a "
+            f"{where}. Leave out executor=, or make it a plain function."
+        )
+    if kind == "generator" and not _shares_memory(executor):
+        raise ValueError(
+            f"Stage {stage.name!r} is a generator, which cannot run in a {where}: only finished "
+            "values come back from there. Make it a function that returns a list, followed by "
+            ".disaggregate(), or leave out executor=."
+        )
+    # Sub-interpreters take lambdas as well, and a caller's executor may pickle by other means.
+    if isinstance(executor, ProcessPoolExecutorConfig):
+        _check_pickles(f"The function of stage {stage.name!r}", stage.fn, where)
+
+
+def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
+    """Whether calls run in threads of this interpreter, where a generator can be stepped."""
+    if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
+        # InterpreterPoolExecutor derives from it.
+        return "Interpreter" not in type(executor).__name__
+    return isinstance(executor, ThreadPoolExecutorConfig)
+
+
+def _check_pickles(what: str, value: object, where: str = "") -> None:
+    error = pickling_error(value)
+    if error is not None:
+        needed = f", which a {where} needs" if where else ""
+        raise PipelineError(
+            f"{what} cannot be pickled{needed}: {error}. Functions at the top of a module and "
+            "objects of plain values can; lambdas, functions within functions, locks and open "
+            "files cannot."
+        ) from error
+
+
+def _check_stages(what: str, stages: object) -> None:
+    if not isinstance(stages, tuple):
+        raise TypeError(f"{what} must be a tuple of stages, not {_kind(stages)}")
+    for stage in stages:
+        if not isinstance(stage, StageConfig):
+            raise TypeError(f"{what} must consist of stages, not {_kind(stage)}")
+
+
+def _checked_name(name: object, default: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"The name of a stage must be a str, not {name!r}")
+    return name or default
+
+
+def _not_a_source(items: object) -> str:
+    if callable(items):
+        name = getattr(items, "__name__", type(items).__name__)
+        return f"A source must be iterable, and {name} is a function. Write add_source({name}())."
+    return f"A source must be an iterable or async iterable, not {_kind(items)}"
+
+
+def _pipes(stages: tuple[StageConfig, ...]) -> Iterator[PipeConfig]:
+    for stage in stages:
+        if isinstance(stage, PipeConfig):
+            yield stage
+        elif isinstance(stage, PathVariantsConfig):
+            for path in stage.paths:
+                yield from _pipes(path)
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _values(config: Any) -> tuple[Any, ...]:
+    return tuple(getattr(config, field.name) for field in fields(config))

@@ -1,0 +1,355 @@
+"""Sources for pipelines: iterables that give the same order for the same seed and epoch on every machine.
+
+An *epoch* is one iteration over a source. Each iteration is the next epoch, ``set_epoch`` chooses
+one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import numpy as np
+
+from spdl_media._sources.chance import Purpose, permutation, uniforms
+from spdl_media._sources.checks import checked_weights, whole
+from spdl_media._sources.merging import in_turn, weighted
+from spdl_media._sources.protocols import (
+    HasEpochs,
+    IterableWithShuffle,
+    SizedIterable,
+    SizedIterableWithShuffle,
+    Stateful,
+    epoch_order,
+    length_of,
+)
+from spdl_media._sources.repeating import RepeatedSource, ShuffledSource
+from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
+
+__all__ = (
+    "DistributedDeterministicSampler",
+    "DistributedRandomSampler",
+    "HasEpochs",
+    "IterableWithShuffle",
+    "LocalDirectory",
+    "MapIterator",
+    "MergeIterator",
+    "SizedIterable",
+    "SizedIterableWithShuffle",
+    "Stateful",
+    "Uneven",
+    "embed_shuffle",
+    "repeat_source",
+)
+
+T = TypeVar("T")
+K_contra = TypeVar("K_contra", contravariant=True)
+V_co = TypeVar("V_co", covariant=True)
+
+
+class _SupportsGetItem(Protocol[K_contra, V_co]):
+    """A mapping, a sequence, or a map-style dataset of PyTorch."""
+
+    def __getitem__(self, key: K_contra, /) -> V_co: ...
+
+
+class MapIterator(Generic[V_co]):
+    """The values of a mapping, sequence or map-style dataset, in the order of a sampler's keys.
+
+    Args:
+        mapping: Is asked for each key when the iteration comes to it.
+        sampler: The keys, such as a :class:`~spdl_media.source.DistributedRandomSampler`. ``None``:
+            all keys in the mapping's own order; of what has no ``keys()``, the positions from 0 to
+            its length.
+
+    Raises:
+        TypeError: Without a sampler, the mapping has neither keys nor a length.
+
+    Thread safety: as far as the mapping is.
+
+    Example:
+        >>> list(MapIterator({"a": 1, "b": 2, "c": 3}, sampler=["c", "a"]))
+        [3, 1]
+    """
+
+    def __init__(
+        self, mapping: _SupportsGetItem[Any, V_co], sampler: Iterable[Any] | None = None
+    ) -> None:
+        if not hasattr(mapping, "__getitem__"):
+            raise TypeError(f"mapping must have __getitem__, which {type(mapping).__name__} lacks")
+        if sampler is None and not (hasattr(mapping, "keys") or isinstance(mapping, Sized)):
+            raise TypeError(
+                f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
+            )
+        self._mapping = mapping
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[V_co]:
+        return map(self._mapping.__getitem__, self._keys())
+
+    def __len__(self) -> int:
+        """The number of values of an iteration.
+
+        Raises:
+            TypeError: The sampler has no length.
+        """
+        if self._sampler is None:
+            return len(self._mapping)  # type: ignore[arg-type]  # checked when made
+        return length_of(self._sampler)
+
+    @property
+    def sampler(self) -> Iterable[Any] | None:
+        """Where the keys come from."""
+        return self._sampler
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the next iteration, if the sampler has epochs."""
+        return getattr(self._sampler, "epoch", None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of an epoch, if the sampler has epochs."""
+        if isinstance(self._sampler, HasEpochs):
+            self._sampler.set_epoch(epoch)
+
+    def epoch_order(self, epoch: int) -> Sequence[V_co] | None:
+        """The values of an epoch by position; ``None`` if the keys can only be read from their start."""
+        keys = self._keys()
+        order = epoch_order(keys, epoch)
+        if order is None and isinstance(self._mapping, Mapping) and keys is not self._sampler:
+            order = list(keys)
+        return None if order is None else _Mapped(self._mapping.__getitem__, order)
+
+    def _keys(self) -> Iterable[Any]:
+        if self._sampler is not None:
+            return self._sampler
+        keys: Callable[[], Iterable[Any]] | None = getattr(self._mapping, "keys", None)
+        return range(len(self)) if keys is None else keys()
+
+
+class _Mapped(Sequence[V_co]):
+    """What a function makes of each item of a sequence, when it is asked for."""
+
+    def __init__(self, fn: Callable[[Any], V_co], items: Sequence[Any]) -> None:
+        self._fn = fn
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, position: int) -> V_co: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[V_co]: ...
+
+    def __getitem__(self, position: int | slice) -> V_co | Sequence[V_co]:
+        item = self._items[position]
+        return _Mapped(self._fn, item) if isinstance(position, slice) else self._fn(item)
+
+
+class MergeIterator(Generic[T]):
+    """The items of several iterables as one: in turn, or chosen by chance.
+
+    Each iteration is the next epoch, for the choice and for the iterables that have epochs.
+
+    Args:
+        iterables: What is merged.
+        weights: How likely the next item comes from each, in proportion to those that have not
+            ended. 0: never. ``None``: one item of each in turn.
+        stop_after: 0: when all have ended. -1: when the first one has. Any other number: after so
+            many items, or when all have ended.
+        seed: For the choice by ``weights``. The same seed and epoch give the same choices on every
+            machine.
+
+    Raises:
+        ValueError: There are no iterables; ``stop_after`` is less than -1; weights that are
+            negative, not finite, all zero, or not one for each.
+
+    Thread safety: iterators are independent as far as the iterables are; begin each in one thread
+    at a time.
+
+    Example:
+        >>> list(MergeIterator([[0, 1, 2], [10, 11], [20]]))
+        [0, 10, 20, 1, 11, 2]
+        >>> list(MergeIterator([[0, 1, 2], [10, 11], [20]], stop_after=-1))
+        [0, 10, 20, 1, 11]
+    """
+
+    def __init__(
+        self,
+        iterables: Sequence[Iterable[T]],
+        *,
+        weights: Sequence[float] | None = None,
+        stop_after: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if not iterables:
+            raise ValueError("iterables must hold at least one iterable, and is empty")
+        self._iterables = list(iterables)
+        self._weights = (
+            None if weights is None else checked_weights(weights, len(iterables), "iterable")
+        )
+        self._stop_after = whole("stop_after", stop_after, least=-1)
+        self._seed = whole("seed", seed)
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of an epoch, here and in those iterables that have epochs."""
+        self._epoch = whole("epoch", epoch)
+
+    def __iter__(self) -> Iterator[T]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        merged = self._merge(epoch)
+        return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
+
+    def _merge(self, epoch: int) -> Iterator[T]:
+        until_one_ends = self._stop_after == -1
+        if self._weights is None:
+            iterators = [_begin(iterable, epoch) for iterable in self._iterables]
+            return in_turn(iterators, until_one_ends=until_one_ends)
+        # Those without weight are not begun: they may be connections, or one-shot.
+        positions = np.flatnonzero(self._weights)
+        iterators = [_begin(self._iterables[position], epoch) for position in positions]
+        chances = uniforms(Purpose.MERGE, self._seed, epoch)
+        weights = self._weights[positions]
+        return weighted(iterators, weights, chances, until_one_ends=until_one_ends)
+
+
+def _begin(source: Iterable[T], epoch: int) -> Iterator[T]:
+    if isinstance(source, HasEpochs):
+        source.set_epoch(epoch)
+    return iter(source)
+
+
+def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
+    """Repeat a source without end, each time as the next epoch.
+
+    Before each repetition, a source with ``set_epoch`` is told the epoch, and one with ``shuffle``
+    alone is shuffled with the epoch for a seed.
+
+    Args:
+        src: What is repeated. Must be iterable more than once, so not an iterator.
+        epoch: The first epoch.
+
+    Returns:
+        An iterator, which can be pickled, and whose ``state_dict()`` lets it go on in another
+        process.
+
+    Raises:
+        TypeError: ``src`` is an iterator.
+        ValueError: ``epoch`` is negative. While iterating: an epoch of ``src`` is empty, so that no
+            item would ever come.
+
+    Thread safety: one thread at a time.
+
+    Example:
+        >>> import itertools
+        >>> list(itertools.islice(repeat_source([1, 2, 3]), 5))
+        [1, 2, 3, 1, 2]
+    """
+    if isinstance(src, Iterator):
+        raise TypeError(
+            f"{type(src).__name__} is an iterator, which can be read once; pass what can be iterated "
+            "again, such as a list, or an object whose __iter__ is a generator function"
+        )
+    return RepeatedSource(src, whole("epoch", epoch))
+
+
+def embed_shuffle(
+    src: IterableWithShuffle[T], /, *, shuffle_last: bool = False, epoch: int = 0
+) -> ShuffledSource[T]:
+    """Shuffle a source by itself in each iteration, with the epoch for a seed.
+
+    Args:
+        src: Has ``shuffle(seed=)``, such as :class:`LocalDirectory`.
+        shuffle_last: Shuffle at the end of each epoch instead of its start, so that the consumer
+            does not wait for it. The first epoch is then in the order in which ``src`` is, epoch
+            ``e + 1`` in that of seed ``e``.
+        epoch: The first epoch.
+
+    Returns:
+        An iterable of the same items; each iteration is the next epoch.
+
+    Raises:
+        TypeError: ``src`` has no ``shuffle``.
+
+    Thread safety: one iteration at a time, for all share the order of ``src``.
+
+    Example:
+        >>> class Letters:
+        ...     def shuffle(self, seed):
+        ...         self.letters = "abc"[seed:] + "abc"[:seed]
+        ...     def __iter__(self):
+        ...         return iter(self.letters)
+        >>> source = embed_shuffle(Letters())
+        >>> "".join(source), "".join(source)
+        ('abc', 'bca')
+    """
+    if not isinstance(src, IterableWithShuffle):
+        raise TypeError(
+            f"{type(src).__name__} cannot be shuffled: it must be iterable and have the method shuffle(seed)"
+        )
+    return ShuffledSource(src, whole("epoch", epoch), shuffle_last=shuffle_last)
+
+
+class LocalDirectory(Sequence[Path]):
+    """The files below a folder, sorted by name: the same order on every machine.
+
+    Args:
+        root: The folder. It is searched once, here.
+        pattern: Of :meth:`pathlib.Path.glob`: ``"*.jpg"`` is in the folder itself, ``"**/*.jpg"``
+            also in all below it. Folders are left out.
+
+    Raises:
+        NotADirectoryError: ``root`` is no folder.
+        FileNotFoundError: No file matches.
+
+    Thread safety: safe but for :meth:`shuffle`.
+
+    Example:
+        >>> images = LocalDirectory("datasets/train", "**/*.jpg")  # doctest: +SKIP
+        >>> DataLoader(embed_shuffle(images), ...)  # doctest: +SKIP
+    """
+
+    def __init__(self, root: str | os.PathLike[str], pattern: str = "**/*") -> None:
+        self._root = Path(root)
+        self._pattern = pattern
+        if not self._root.is_dir():
+            raise NotADirectoryError(f"{str(self._root)!r} is no folder that can be searched")
+        found = (path for path in self._root.glob(pattern) if path.is_file())
+        self._sorted = sorted(found, key=lambda path: path.relative_to(self._root).parts)
+        self._files = self._sorted
+        if not self._files:
+            raise FileNotFoundError(
+                f"no file below {str(self._root)!r} matches {pattern!r}; "
+                '"**/*" finds all of them, in subfolders too'
+            )
+
+    def shuffle(self, seed: int) -> None:
+        """Put the files in the order that belongs to a seed, whatever their order was before."""
+        order = permutation(len(self._sorted), Purpose.FILES, whole("seed", seed))
+        self._files = [self._sorted[position] for position in order.tolist()]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @overload
+    def __getitem__(self, position: int) -> Path: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[Path]: ...
+
+    def __getitem__(self, position: int | slice) -> Path | list[Path]:
+        return self._files[position]
+
+    def __repr__(self) -> str:
+        return f"LocalDirectory({str(self._root)!r}, {self._pattern!r}): {len(self)} files"

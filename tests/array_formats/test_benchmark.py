@@ -1,0 +1,52 @@
+"""The benchmark of data formats runs, in a moment and without peers. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+SCRIPT = CHECKOUT / "samples" / "benchmarks" / "data_formats.py"
+TINY = ("--peers", "--rounds", "1", "--seconds", "0.002", "--bytes", "100000", "--repeat", "3")
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *TINY, "--workers", "1", "2", *arguments],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+
+
+def test_figures_of_every_way(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = run("--json", result)
+    document = json.loads(result.read_text())
+    assert set(document) == {"versions", "calls", "threads", "workers"}
+    assert {"npy, view", "npz stored", "npz deflated, labels"} <= set(document["calls"])
+    assert all(row["spdl_media"] > 0 for row in document["calls"].values())
+    assert document["calls"]["npy, view"]["NumPy / spdl_media"] > 0
+    assert all(row["two / one"] > 0 for row in document["threads"].values())
+    assert list(document["workers"]) == [
+        f"{format}, {way}"
+        for format in ("npy", "npz", "npz deflated")
+        for way in ("NumPy", "spdl_media")
+    ]
+    for row in document["workers"].values():
+        assert set(row) == {f"{n} {mode}" for n in (1, 2) for mode in ("threads", "processes")}
+    assert "microseconds a call" in done.stdout
+
+
+def test_the_chart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "chart.png"
+    run("--chart", chart)
+    assert chart.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,331 @@
+"""load_npy: every kind of array that NumPy writes, as a view; and what must be refused."""
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+from array_formats.made_files import npy, npy_with_header
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import spdl_media as sm
+from spdl_media.array_formats import _npy_header
+from spdl_media.array_formats import npy as npy_module
+
+PLAIN_TYPES = [
+    *("?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d", "g", "F", "D", "G"),
+    *(">i2", ">u4", ">f8", ">c16", "<U5", ">U3", "S7", "V6", "S0", "U0"),
+    *("<M8[ns]", ">M8[D]", "M8[25s]", "m8[ms]", "m8", "M8", "M8[us]"),
+]
+RECORD_TYPES = [
+    np.dtype([("a", "<i4"), ("b", ">f8", (2, 3)), ("c", "U4")]),
+    np.dtype([(("a title", "name"), "i2"), ("with 'quotes' and \\", "f4")]),
+    np.dtype({"names": ["x", "y"], "formats": ["f4", "u1"], "offsets": [4, 16], "itemsize": 32}),
+    np.dtype([("outer", [("inner", "<i2", (2,)), ("t", "M8[s]")], (3,))]),
+    np.dtype([("größe", "f4"), ("長さ", "i8")]),
+    np.dtype([("i1", "i1"), ("f8", "f8")], align=True),
+    np.dtype([]),
+]
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (2, 3), (0, 4), (2, 3, 4), (1,) * 20]
+
+
+def of_type(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An array of bytes that are small numbers in every type, and all different."""
+    dtype = np.dtype(dtype)
+    out = np.zeros(shape, dtype) if dtype.itemsize else np.ndarray(shape, dtype, b"")
+    if dtype.kind in "biufcmM" and out.size:
+        flat = out.reshape(-1)
+        flat[...] = (np.arange(out.size) % 100).astype(dtype)
+    elif dtype.kind in "SU" and dtype.itemsize and out.size:
+        out.reshape(-1)[...] = [f"{k % 1000}" for k in range(out.size)]
+    return out
+
+
+def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
+    assert one.dtype == other.dtype
+    assert one.dtype.str == other.dtype.str
+    assert one.shape == other.shape
+    assert one.tobytes("A") == other.tobytes("A")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [*PLAIN_TYPES, *RECORD_TYPES], ids=str)
+@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")
+@pytest.mark.filterwarnings("ignore:metadata on a dtype:UserWarning")
+def test_round_trip(dtype: Any, shape: tuple[int, ...]) -> None:
+    data = npy(of_type(dtype, shape))
+    expected = np.load(io.BytesIO(data)) if np.dtype(dtype).itemsize else of_type(dtype, shape)
+    loaded = sm.load_npy(data)
+    same(loaded, expected)
+    assert loaded.dtype.fields == expected.dtype.fields
+    copied = sm.load_npy(data, copy=True)
+    # NumPy copies the fields of records and not the gaps between them.
+    np.testing.assert_array_equal(copied, expected)
+    assert copied.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("copy", [False, True])
+def test_memory_order_is_kept(order: Any, copy: bool) -> None:
+    array = np.asarray(np.arange(24, dtype=">u2").reshape(2, 3, 4), order=order)
+    loaded = sm.load_npy(npy(array), copy=copy)
+    np.testing.assert_array_equal(loaded, array)
+    assert loaded.strides == array.strides
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_versions_of_the_format(version: tuple[int, int]) -> None:
+    array = np.arange(6).reshape(2, 3)
+    same(sm.load_npy(npy(array, version)), array)
+
+
+@given(
+    hnp.arrays(
+        st.one_of(hnp.scalar_dtypes(), hnp.array_dtypes(max_size=3), hnp.nested_dtypes()).filter(
+            lambda dtype: not dtype.hasobject
+        ),
+        hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+        fill=st.nothing(),
+    ),
+    st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_whatever_numpy_writes_comes_back(array: np.ndarray[Any, Any], fortran: bool) -> None:
+    array = np.asarray(array, order="F" if fortran else "C")
+    data = npy(array)
+    expected = np.load(io.BytesIO(data)) if array.dtype.itemsize else array
+    same(sm.load_npy(data), expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [bytes, bytearray, memoryview, "mutable view", "array", "array.array"]
+)
+def test_views_share_the_memory_and_its_mutability(kind: Any) -> None:
+    original = np.arange(1000, dtype=np.int32)
+    data = npy(original)
+    writable = bytearray(data)
+    source: Any = {
+        "mutable view": lambda: memoryview(writable),
+        "array": lambda: np.frombuffer(writable, np.uint8),
+        "array.array": lambda: array("B", data),
+    }.get(kind, lambda: kind(data))()
+    loaded = sm.load_npy(source)
+    np.testing.assert_array_equal(loaded, original)
+    read_only = kind in (bytes, memoryview)
+    assert loaded.flags.writeable is not read_only
+    assert not loaded.flags.owndata
+    content = np.frombuffer(source, np.uint8)
+    assert np.shares_memory(loaded, content)
+
+
+def test_a_copy_is_writable_and_apart() -> None:
+    data = npy(np.arange(10))
+    copied = sm.load_npy(data, copy=True)
+    copied[0] = 99
+    assert copied.flags.owndata
+    assert sm.load_npy(data)[0] == 0
+
+
+def test_a_copy_of_empty_text_allocates_nothing() -> None:
+    data = npy_with_header("{'descr': '|S0', 'fortran_order': False, 'shape': (1099511627776,), }")
+    copied = sm.load_npy(data, copy=True)
+    assert (copied.nbytes, copied.dtype.str) == (0, "|S0")
+    assert copied.flags.writeable
+
+
+def test_the_view_keeps_the_memory_alive() -> None:
+    class Owner(bytearray):
+        pass
+
+    owner = Owner(npy(np.arange(5)))
+    gone = weakref.ref(owner)
+    loaded = sm.load_npy(owner)
+    del owner
+    gc.collect()
+    np.testing.assert_array_equal(loaded, np.arange(5))
+    assert gone() is not None
+    del loaded
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_tensor_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.frombuffer(bytearray(npy(np.arange(5))), dtype=torch.uint8)
+    np.testing.assert_array_equal(sm.load_npy(tensor), np.arange(5))
+
+
+def test_bytes_behind_the_array_are_ignored_as_numpy_does() -> None:
+    data = npy(np.arange(5)) + b"another"
+    same(sm.load_npy(data), np.load(io.BytesIO(data)))
+
+
+def test_records_share_no_type() -> None:
+    data = npy(np.zeros(3, [("a", "i4"), ("b", "i4")]))
+    first, second = sm.load_npy(data), sm.load_npy(data)
+    first.dtype.names = ("x", "y")
+    assert second.dtype.names == ("a", "b")
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">f4", "<U5", "M8[ns]", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 640, 480), (12,) * 3])
+def test_the_quick_way_is_the_slow_way(
+    dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = npy(np.zeros(shape, dtype, order="F"))
+    quick = sm.load_npy(data)
+    assert npy_module._layout_of_head(data[:128]) is not None
+    monkeypatch.setattr(npy_module, "_layout_of_head", lambda head: None)
+    slow = sm.load_npy(data)
+    same(quick, slow)
+    assert quick.strides == slow.strides
+
+
+@given(
+    st.sampled_from(["<f8", "|u1", "|S5", "<M8[ns]"]),
+    st.lists(st.integers(0, 10**3), max_size=5),
+    st.booleans(),
+)
+def test_the_pattern_of_headers_reads_as_the_grammar(
+    descr: str, shape: list[int], fortran: bool
+) -> None:
+    text = str({"descr": descr, "fortran_order": fortran, "shape": tuple(shape)})
+    as_numpy_writes = text[:-1] + ", }" + 20 * " " + "\n"
+    assert _npy_header._WRITTEN_BY_NUMPY.fullmatch(as_numpy_writes)
+    assert not _npy_header._WRITTEN_BY_NUMPY.fullmatch(text)
+    assert _npy_header.parse_header(as_numpy_writes) == _npy_header.parse_header(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'shape': (2, 3), 'descr': '<i2', 'fortran_order': False}",
+        '{"descr": "<i2", "fortran_order": False, "shape": (2, 3)}',
+        "{'descr': '<i2', 'fortran_order': False, 'shape': (2L, 3L), }      \n",
+        "{u'descr': u'<i2', u'fortran_order': False, u'shape': (2,3,),}",
+        "{ 'descr' :'<i2' ,'fortran_order':False,'shape':(2,3)}\n",
+        "{'d\\x65scr': '\\u003ci2', 'fortran_order': False, 'shape': ((2), 3)}",
+        "{'descr': ('<i2', (3,)), 'fortran_order': False, 'shape': (2,)}",
+    ],
+)
+def test_headers_of_other_writers(text: str) -> None:
+    array = np.arange(6, dtype="<i2").reshape(2, 3)
+    data = npy_with_header(text, array.tobytes())
+    np.testing.assert_array_equal(sm.load_npy(data), array)
+
+
+HEADER = "{{'descr': {}, 'fortran_order': {}, 'shape': {}}}"
+
+
+def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") -> str:
+    return HEADER.format(descr, fortran, shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (header(shape="(-2,)"), r"shape \(-2,\) has a negative side"),
+        (header(shape="(2)"), "the shape is 2, not a tuple of whole numbers"),
+        (header(shape="(True,)"), "the shape is .True,., not a tuple"),
+        (header(shape="('2',)"), "not a tuple of whole numbers"),
+        (header(shape="(4294967296, 4294967296)"), "more bytes than memory has addresses"),
+        (header(shape="(0, 4294967296, 4294967296)"), "more bytes than memory has addresses"),
+        (header(shape="(99999999999999999999,)"), "more bytes than memory has addresses"),
+        (header(shape="(999999999999999999999,)"), "cannot be read from '9999"),
+        (header(shape="(1.5,)"), "cannot be read from '1.5"),
+        (header(shape="(" + 70 * "1, " + ")"), "NumPy has no array of shape"),
+        (header(shape="(3,)"), r"is cut short: shape \(3,\) of int16 is 6 bytes, and 4 follow"),
+        (header(fortran="0"), "fortran_order is 0, not True or False"),
+        (header(fortran="None"), "cannot be read from \"None"),
+        (header("'|O'"), "holds Python objects, which are stored as a pickle"),
+        (header("'O'"), "holds Python objects"),
+        (header("[('a', '<i4'), ('b', '|O')]"), "holds Python objects"),
+        (header("'<f3'"), "'<f3' is no type of NumPy"),
+        (header("'float64'"), "the type 'float64' is unknown"),
+        (header("'<i2,<i4'"), "the type '<i2,<i4' is unknown"),
+        (header("'|T16'"), "is unknown"),
+        (header("'|S9999999999'"), "is no type of NumPy"),
+        (header("7"), "7 is no description of a type"),
+        (header("('<i2', -1)"), "the shape is -1, not a tuple"),
+        (header("('<i2', (99999999999,))"), "is no type of NumPy"),
+        (header("[('a', '<i2'), ('a', '<i2')]"), "is no type of NumPy"),
+        (header("[('a',)]"), r"\('a',\) is no field"),
+        (header("[5]"), "5 is no field"),
+        (header("[(5, '<i2')]"), "is no type of NumPy"),
+        ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, this is"),
+        ("{'descr': '<i2', 'fortran_order': False, 'shape': (2,), 'x': 1}", "must be a dictionary"),
+        ("{'descr': '<i2', 'descr': '<i2', 'fortran_order': False, 'shape': ()}", "one key twice"),
+        ("{1: 2}", "a key that is not a string"),
+        ("[1, 2]", "this is list"),
+        ("", "where a value is due"),
+        ("{'descr': ", "where a value is due"),
+        (header() + "x", "cannot be read from 'x'"),
+        (header() + "1", "where nothing more is due"),
+        ("{'a' 'b'}", "where : is due"),
+        ("{'a': 1 2}", "where } is due"),
+        ("__import__('os')", "cannot be read from \"__import__"),
+        (60 * "(" + 60 * ")", "nested too deeply"),
+        (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is no type of NumPy"),
+        (header("'\\U00110000'"), "which is no character"),
+        (header(34 * "(" + "'<i2'" + 34 * ", (1,))"), "nested too deeply"),
+        (header(34 * "[('a', " + "'<i2'" + 34 * ")]"), "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_headers_that_cannot_be(text: str, match: str) -> None:
+    data = npy_with_header(text, b"\1\0\2\0")
+    with pytest.raises(sm.ArrayFormatError, match=match) as caught:
+        sm.load_npy(data)
+    assert caught.value.source == f"bytes of length {len(data)}"
+    assert caught.value.offset == 0
+    assert isinstance(caught.value, sm.DecodeError)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 7, 8, 9, 10, 50, 127, 128, 129, 147])
+def test_every_cut_is_noticed(size: int) -> None:
+    data = npy(np.arange(5, dtype=np.int32))[:size]
+    with pytest.raises(sm.ArrayFormatError, match=r"cut short|not an npy file"):
+        sm.load_npy(data)
+
+
+def test_an_array_of_objects_is_never_unpickled() -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("unpickled",)
+
+    data = npy(np.array([Bomb()], object))
+    with pytest.raises(sm.ArrayFormatError, match="Nothing is unpickled here"):
+        sm.load_npy(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"RIFF" + bytes(200), "it begins with b'RIFF"),
+        (b"\x93NUMPY\x04\x00" + bytes(200), "has version 4.0 of the format"),
+        (b"\x93NUMPY\x01\x01" + bytes(200), "has version 1.1 of the format"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(200), "the header has 4294967295 bytes"),
+        (b"\x93NUMPY\x02\x00\x00\x00\x11\x00" + bytes(0x110000), "more than 1048576 are not read"),
+        (b"\x93NUMPY\x03\x00\x02\x00\x00\x00\xff\xff", "the header is not UTF-8"),
+    ],
+)
+def test_what_is_not_npy(data: bytes, match: str) -> None:
+    with pytest.raises(sm.ArrayFormatError, match=match):
+        sm.load_npy(data)
+
+
+@pytest.mark.parametrize("data", ["a.npy", io.BytesIO(), None, 5])
+def test_what_is_not_memory(data: Any) -> None:
+    with pytest.raises(TypeError, match=r"read from bytes.*Read the file first"):
+        sm.load_npy(data)
+
+
+def test_memory_with_gaps() -> None:
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        sm.load_npy(memoryview(bytes(10))[::2])

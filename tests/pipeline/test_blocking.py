@@ -1,0 +1,182 @@
+"""Calls that do not return: what stop() does, and what the log says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline.engine import watchdog
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What blocked calls wait for; opened in the end, so that their threads end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_stop_returns_while_a_stage_blocks(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = threading.Event()
+
+    def block(item: str) -> str:
+        inside.set()
+        gate.wait(20)
+        return item
+
+    pipeline = PipelineBuilder().add_source(["the input"]).pipe(block).build()
+    pipeline.start()
+    assert inside.wait(10)
+    begin = time.monotonic()
+    pipeline.stop()
+
+    assert time.monotonic() - begin < 1
+    (record,) = [one for one in caplog.records if one.name == "spdl_media.pipeline"]
+    assert "block has run for" in record.getMessage()
+    assert "on 'the input' in thread spdl_media worker-1" in record.getMessage()
+    (thread,) = [one for one in threading.enumerate() if one.name == "spdl_media worker-1"]
+    assert thread.daemon
+    gate.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_stop_returns_while_the_source_blocks(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        gate.wait(20)
+
+    pipeline = PipelineBuilder().add_source(source()).build()
+    pipeline.start()
+    assert pipeline.get_item() == 1
+    begin = time.monotonic()
+    pipeline.stop()
+
+    assert time.monotonic() - begin < 1
+    assert "source has run for" in caplog.text
+    assert "in thread spdl_media source source" in caplog.text
+
+
+@pytest.mark.usefixtures("loop_may_block")
+def test_stop_returns_while_a_coroutine_blocks_the_loop(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = threading.Event()
+
+    async def block(item: int) -> int:
+        inside.set()
+        gate.wait(20)  # noqa: ASYNC251, RUF100  # the mistake in question
+        return item
+
+    pipeline = PipelineBuilder().add_source([5]).pipe(block).build()
+    pipeline.start()
+    assert inside.wait(10)
+    begin = time.monotonic()
+    pipeline.stop()
+
+    assert time.monotonic() - begin < 1
+    assert "block has run for" in caplog.text
+
+
+def test_stop_returns_while_a_coroutine_ignores_that_it_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inside = threading.Event()
+
+    async def ignore(item: int) -> int:
+        inside.set()
+        for _ in range(3):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.5)
+        return item
+
+    pipeline = PipelineBuilder().add_source([5]).pipe(ignore).build()
+    pipeline.start()
+    assert inside.wait(10)
+    begin = time.monotonic()
+    pipeline.stop()
+
+    assert time.monotonic() - begin < 1
+    assert "ignore has run for" in caplog.text
+    assert "on 5. Threads spdl_media pipeline" in caplog.text
+
+
+def test_a_source_that_blocks_does_not_stall_what_it_gave(gate: threading.Event) -> None:
+    def source() -> Iterator[int]:
+        yield from range(5)
+        gate.wait(20)
+        yield 5
+
+    pipeline = PipelineBuilder().add_source(source()).pipe(lambda i: i).build()
+    with pipeline.auto_stop():
+        assert [pipeline.get_item(timeout=10) for _ in range(5)] == [0, 1, 2, 3, 4]
+        gate.set()
+        assert list(pipeline) == [5]
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_log_says_what_runs_when_nothing_is_delivered(
+    gate: threading.Event,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: bool,
+) -> None:
+    monkeypatch.setattr(watchdog, "SILENCE", 0.05)
+    told = threading.Event()
+    caplog.handler.addFilter(lambda record: told.set() or True)
+
+    def block(item: str) -> str:
+        gate.wait(20)
+        return item
+
+    pipeline = PipelineBuilder().add_source(["slow one"]).pipe(block).build()
+    with pipeline.auto_stop():
+        if waiting:
+            with pytest.raises(TimeoutError):
+                pipeline.get_item(timeout=0.3)
+        assert told.wait(10)
+        gate.set()
+        assert list(pipeline) == ["slow one"]
+
+    lines = [one.getMessage() for one in caplog.records if one.name == "spdl_media.pipeline"]
+    assert len(lines) == 1
+    assert "has delivered nothing for" in lines[0]
+    assert "block has run for" in lines[0]
+    assert "on 'slow one' in thread spdl_media worker-1" in lines[0]
+
+
+def test_the_log_says_nothing_of_a_consumer_that_takes_its_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "SILENCE", 0.02)
+    caplog.set_level(logging.INFO)
+    looked = threading.Semaphore(0)
+    look = watchdog.Watchdog.look
+
+    def counted(self: watchdog.Watchdog) -> float:
+        result = look(self)
+        looked.release()
+        return result
+
+    monkeypatch.setattr(watchdog.Watchdog, "look", counted)
+    pipeline = PipelineBuilder().add_source(range(3)).build()
+    with pipeline.auto_stop():
+        pipeline.get_item()
+        for _ in range(3):
+            assert looked.acquire(timeout=10)
+        assert len(list(pipeline)) == 2
+        for _ in range(3):
+            assert looked.acquire(timeout=10)
+
+    assert [one for one in caplog.records if one.name == "spdl_media.pipeline"] == []

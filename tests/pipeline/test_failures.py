@@ -1,0 +1,447 @@
+"""Items that fail: dropped and counted, kept in short, and too many of them end the run."""
+
+from __future__ import annotations
+
+import gc
+import math
+import pickle
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline.errors import PipelineFailure
+from spdl_media.pipeline.failures import DEFAULT_MAX_FAILURES, FailureLog, record_failure
+from spdl_media.pipeline.pipeline import Pipeline
+from spdl_media.pipeline.stats import StageCounters
+
+WAIT = 20
+
+
+def fail_when(condition: Callable[[int], bool], kind: str) -> Any:
+    def check(item: int) -> int:
+        if condition(item):
+            raise ValueError(f"bad {item}")
+        return item
+
+    async def check_async(item: int) -> int:
+        return check(item)
+
+    def generate(item: int) -> Iterator[int]:
+        yield check(item)
+
+    async def generate_async(item: int) -> AsyncIterator[int]:
+        yield check(item)
+
+    kinds = {
+        "function": check,
+        "async": check_async,
+        "generator": generate,
+        "async generator": generate_async,
+    }
+    return kinds[kind]
+
+
+KINDS = ["function", "async", "generator", "async generator"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_a_failing_item_is_dropped_and_recorded(kind: str, order: Any) -> None:
+    fn = fail_when(lambda item: item % 100 == 7, kind)
+    builder = PipelineBuilder().add_source(range(1000))
+    builder.pipe(fn, name="check", concurrency=4, output_order=order)
+    pipeline = builder.build(num_threads=4)
+
+    assert sorted(pipeline) == [item for item in range(1000) if item % 100 != 7]
+    assert pipeline.failure_counts == {"check": 10}
+    records = sorted(pipeline.failures, key=lambda record: int(record.input))
+    assert [record.input for record in records] == [str(item) for item in range(7, 1000, 100)]
+    first = records[0]
+    assert first.stage == "check"
+    assert (type(first.exception), str(first.exception)) == (ValueError, "bad 7")
+    assert "Traceback (most recent call last)" in first.traceback
+    assert 'raise ValueError(f"bad {item}")' in first.traceback
+    assert first.exception.__traceback__ is None
+
+
+def test_counts_are_exact_where_records_are_the_last_thousand() -> None:
+    fn = fail_when(lambda item: item % 2 == 0, "function")
+    builder = PipelineBuilder().add_source(range(5000)).pipe(fn, name="check", concurrency=4)
+    pipeline = builder.build(max_failures=math.inf)
+
+    assert len(list(pipeline)) == 2500
+    assert pipeline.failure_counts == {"check": 2500}
+    assert len(pipeline.failures) == 1000
+    assert pipeline.statistics().stages[0].failures == 2500
+
+
+def test_failures_of_each_stage_are_counted_apart() -> None:
+    builder = PipelineBuilder().add_source(range(1000))
+    builder.pipe(fail_when(lambda item: item % 10 == 0, "function"), name="first")
+    builder.pipe(fail_when(lambda item: item % 10 == 5, "async"), name="second")
+    pipeline = builder.build()
+
+    assert len(list(pipeline)) == 800
+    assert pipeline.failure_counts == {"first": 100, "second": 100}
+
+
+def test_the_default_lets_half_of_the_items_fail() -> None:
+    assert DEFAULT_MAX_FAILURES == 0.5
+    for bad, ends in ((50, False), (51, True)):
+        fn = fail_when(lambda item, bad=bad: item < bad, "function")
+        # The good ones first, so that only the whole is over the limit.
+        pipeline = PipelineBuilder().add_source(range(99, -1, -1)).pipe(fn).build()
+        if ends:
+            with pytest.raises(PipelineFailure, match=r"lost 51% of the items.*allows 50%"):
+                list(pipeline)
+        else:
+            assert len(list(pipeline)) == 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 3, 100_000])
+def test_a_pipeline_in_which_everything_fails_is_an_error(kind: str, count: int) -> None:
+    fn = fail_when(lambda _: True, kind)
+    builder = PipelineBuilder().add_source(range(count)).pipe(lambda i: i).pipe(fn, name="check")
+    pipeline = builder.pipe(lambda i: i).build()
+
+    with pytest.raises(PipelineFailure, match="Stage 'check' failed too often") as caught:
+        list(pipeline)
+
+    assert caught.value.stage == "check"
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert str(cause).startswith("bad ")
+    assert caught.value.exceptions == (cause,)
+    assert "raise ValueError" in caught.value.__notes__[0]
+    assert pipeline.failure_counts["check"] <= 101
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [(0, 0), (3, 3), (3.0, None), (math.inf, None)])
+def test_a_number_of_failures(limit: float, allowed: int | None) -> None:
+    if limit == 3.0 and isinstance(limit, float):
+        with pytest.raises(ValueError, match="max_failures"):
+            PipelineBuilder().add_source([1]).build(max_failures=limit)
+        return
+    for bad in (limit, limit + 1) if allowed is not None else (50,):
+        fn = fail_when(lambda item, bad=bad: item < bad, "function")
+        pipeline = PipelineBuilder().add_source(range(50)).pipe(fn).build(max_failures=limit)
+        if allowed is not None and bad > allowed:
+            with pytest.raises(
+                PipelineFailure, match=f"{bad} items failed, and max_failures={limit}"
+            ):
+                list(pipeline)
+        else:
+            assert len(list(pipeline)) == 50 - bad
+
+
+def test_a_number_counts_the_failures_of_all_stages() -> None:
+    builder = PipelineBuilder().add_source(range(100))
+    builder.pipe(fail_when(lambda item: item in (10, 20), "function"))
+    builder.pipe(fail_when(lambda item: item in (30, 40), "function"))
+
+    assert len(list(builder.build(max_failures=4))) == 96
+    with pytest.raises(PipelineFailure, match="4 items failed, and max_failures=3 allows 3"):
+        list(builder.build(max_failures=3))
+
+
+def test_a_stage_with_a_limit_of_its_own_is_not_counted_in_the_whole() -> None:
+    def build(own: float, whole: float) -> Pipeline[int]:
+        builder = PipelineBuilder().add_source(range(100))
+        builder.pipe(fail_when(lambda item: item < 60, "function"), max_failures=own)
+        return builder.pipe(fail_when(lambda item: item == 99, "function")).build(
+            max_failures=whole
+        )
+
+    assert len(list(build(0.6, 1))) == 39
+    with pytest.raises(PipelineFailure, match=r"lost 60% of the items, and max_failures=0\.59"):
+        list(build(0.59, 1))
+    with pytest.raises(PipelineFailure, match="max_failures=0 allows 0"):
+        list(build(0.6, 0))
+
+
+def test_a_rate_of_the_whole_is_what_all_stages_lose_together() -> None:
+    """A third, then half of the rest: two thirds are lost, though no stage loses more than half."""
+    builder = PipelineBuilder().add_source(range(90))
+    builder.pipe(fail_when(lambda item: item % 3 == 0, "function"))
+    builder.pipe(fail_when(lambda item: item % 3 == 1, "function"))
+
+    assert len(list(builder.build(max_failures=0.67))) == 30
+    with pytest.raises(PipelineFailure, match="lost 67% of the items"):
+        list(builder.build(max_failures=0.66))
+
+
+def test_what_was_delivered_before_comes_before_the_failure() -> None:
+    fn = fail_when(lambda item: item == 5, "function")
+    pipeline = PipelineBuilder().add_source(range(100)).pipe(fn).add_sink(10).build(max_failures=0)
+    seen: list[int] = []
+
+    with pytest.raises(PipelineFailure, match="bad 5"):
+        seen.extend(pipeline)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_failed_says_so_each_time_it_is_asked() -> None:
+    pipeline = PipelineBuilder().add_source([1]).pipe(fail_when(lambda _: True, "function")).build()
+
+    with pipeline.auto_stop():
+        for _ in range(2):
+            with pytest.raises(PipelineFailure, match="bad 1"):
+                pipeline.get_item(timeout=WAIT)
+            with pytest.raises(PipelineFailure, match="bad 1"):
+                list(pipeline)
+    # And begins anew after it was stopped.
+    with pytest.raises(PipelineFailure, match="bad 1"):
+        list(pipeline)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), GeneratorExit()]
+)
+@pytest.mark.parametrize("kind", ["function", "async"])
+def test_no_exception_of_a_stage_ends_a_thread_or_the_program(
+    error: BaseException, kind: str
+) -> None:
+    def fail(item: int) -> int:
+        if item == 3:
+            raise error
+        return item
+
+    async def fail_async(item: int) -> int:
+        return fail(item)
+
+    fn: Any = fail if kind == "function" else fail_async
+    pipeline = PipelineBuilder().add_source(range(10)).pipe(fn).build()
+
+    assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(PipelineFailure, match=type(error).__name__):
+        list(PipelineBuilder().add_source([3]).pipe(fn).build())
+
+
+def test_a_generator_that_fails_midway_keeps_what_it_yielded() -> None:
+    def generate(item: int) -> Iterator[int]:
+        yield 2 * item
+        if item == 1:
+            raise ValueError("midway")
+        yield 2 * item + 1
+
+    builder = PipelineBuilder().add_source(range(3)).pipe(generate, output_order="input")
+    pipeline = builder.build()
+
+    assert list(pipeline) == [0, 1, 2, 4, 5]
+    assert pipeline.failure_counts == {"generate": 1}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_source_that_fails_raises_after_its_items(is_async: bool, after: int) -> None:
+    def source() -> Iterator[int]:
+        yield from range(after)
+        raise OSError("disk gone")
+
+    async def source_async() -> AsyncIterator[int]:
+        for item in source():
+            yield item
+
+    items = source_async() if is_async else source()
+    pipeline = PipelineBuilder().add_source(items).pipe(lambda i: i).aggregate(2).build()
+    groups: list[list[int]] = []
+    with pytest.raises(PipelineFailure, match="The source failed: OSError: disk gone") as caught:
+        groups.extend(pipeline)
+
+    assert [item for group in groups for item in group] == list(range(after))
+    assert caught.value.stage == "source"
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_iterable_that_cannot_be_iterated_is_a_source_that_fails() -> None:
+    class Broken:
+        def __iter__(self) -> Iterator[int]:
+            raise OSError("no index")
+
+    with pytest.raises(PipelineFailure, match="no index"):
+        list(PipelineBuilder().add_source(Broken()).build())
+
+
+def test_a_merged_source_that_fails_does_not_wait_for_the_others() -> None:
+    gate = threading.Event()
+
+    def blocked() -> Iterator[int]:
+        yield 1
+        gate.wait(WAIT)
+
+    def broken() -> Iterator[int]:
+        yield 2
+        raise OSError("disk gone")
+
+    parts = [PipelineBuilder().add_source(items) for items in (blocked(), broken())]
+    pipeline = PipelineBuilder().merge(*parts).build()
+    seen: list[int] = []
+    with pipeline.auto_stop():
+        with pytest.raises(PipelineFailure, match="disk gone"):
+            seen.extend(pipeline)
+        gate.set()
+
+    assert 2 in seen
+
+
+def test_on_failure_gets_each_one_with_its_input() -> None:
+    got: list[tuple[str, Any]] = []
+    threads = set()
+
+    def note(record: Any, item: Any) -> None:
+        threads.add(threading.current_thread().name)
+        got.append((record.stage, item))
+
+    builder = PipelineBuilder().add_source([{"n": n} for n in range(3000)])
+    builder.pipe(lambda item: item["n"])
+    builder.pipe(fail_when(lambda item: item % 2 == 1, "function"), name="odd", concurrency=3)
+    pipeline = builder.build(max_failures=math.inf, on_failure=note)
+
+    assert sorted(pipeline) == list(range(0, 3000, 2))
+    assert sorted(got) == [("odd", n) for n in range(1, 3000, 2)]
+    assert threads == {"spdl_media on_failure-1"}
+
+
+def test_on_failure_holds_the_pipeline_up_rather_than_piling_up() -> None:
+    gate = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def block(_: object, __: object) -> None:
+        entered.release()
+        assert gate.wait(WAIT)
+
+    builder = (
+        PipelineBuilder().add_source(range(10_000)).pipe(fail_when(lambda _: True, "function"))
+    )
+    pipeline = builder.build(max_failures=math.inf, on_failure=block)
+    with pipeline.auto_stop():
+        assert entered.acquire(timeout=WAIT)
+        with pytest.raises(TimeoutError):
+            pipeline.get_item(timeout=0.1)
+        assert pipeline.failure_counts["check"] <= 100
+        gate.set()
+        assert list(pipeline) == []
+
+
+def test_on_failure_that_raises_ends_the_run() -> None:
+    def refuse(record: Any, _: object) -> None:
+        raise LookupError(f"no more of {record.input}")
+
+    builder = PipelineBuilder().add_source(range(100)).pipe(fail_when(lambda i: i == 9, "function"))
+    pipeline = builder.build(on_failure=refuse)
+
+    with pytest.raises(PipelineFailure, match="on_failure raised LookupError: no more of 9"):
+        list(pipeline)
+
+
+def test_records_keep_nothing_alive() -> None:
+    class Big:
+        def __repr__(self) -> str:
+            return "Big()" + 10_000 * "!"
+
+    references = []
+
+    def fail(item: Big) -> None:
+        local = Big()
+        references.extend([weakref.ref(item), weakref.ref(local)])
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    pipeline = (
+        PipelineBuilder().add_source(Big() for _ in range(3)).pipe(fail).build(max_failures=9)
+    )
+    assert list(pipeline) == []
+    gc.collect()
+
+    assert [one() for one in references] == [None] * 6
+    assert all(len(record.input) <= 110 for record in pipeline.failures)
+    assert all("KeyError: 'inner'" in record.traceback for record in pipeline.failures)
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (bytes(10_000_000), "<bytes of length 10000000>"),
+        (memoryview(b"abc"), "<memoryview of length 3>"),
+        ("short", "'short'"),
+        (list(range(1000)), "[0, 1, 2, 3, 4, 5, ...]"),
+    ],
+    ids=["bytes", "memoryview", "str", "list"],
+)
+def test_inputs_are_described_in_short(item: object, expected: str) -> None:
+    assert record_failure("stage", item, ValueError()).input == expected
+
+
+def test_a_repr_that_raises_does_no_harm() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    short = record_failure("stage", Odd(), ValueError()).input
+
+    assert "Odd" in short
+
+
+def test_a_rate_is_not_judged_by_the_first_calls() -> None:
+    counters = StageCounters()
+    log = FailureLog(0.1)
+    log.watch("stage", counters)
+    record = record_failure("stage", 1, ValueError("bad"))
+    counters.calls, counters.failures = 99, 99
+
+    assert log.note(record) is None
+    counters.calls = 100
+    excess = log.note(record)
+    assert excess is not None
+    assert "99 failures lost 99% of the items, and max_failures=0.1 allows 10%" in str(excess)
+
+
+def test_a_failure_survives_pickling() -> None:
+    pipeline = PipelineBuilder().add_source([1]).pipe(fail_when(lambda _: True, "function")).build()
+    with pytest.raises(PipelineFailure) as caught:
+        list(pipeline)
+
+    copy = pickle.loads(pickle.dumps(caught.value))
+
+    assert (str(copy), copy.stage, copy.__notes__) == (
+        str(caught.value),
+        "check",
+        caught.value.__notes__,
+    )
+    assert isinstance(copy.__cause__, ValueError)
+
+
+def test_a_failure_can_be_taken_apart_by_except_star() -> None:
+    pipeline = PipelineBuilder().add_source([1]).pipe(fail_when(lambda _: True, "function")).build()
+    groups = []
+    try:
+        list(pipeline)
+    except* ValueError as group:
+        groups.append(group)
+
+    assert [(type(group), group.stage) for group in groups] == [(PipelineFailure, "check")]
+
+
+def test_a_merged_source_that_fails_in_a_later_epoch() -> None:
+    class FailsAtSecond:
+        times = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.times += 1
+            yield 1
+            if self.times == 2:
+                raise OSError("disk gone")
+
+    parts = [PipelineBuilder().add_source(items) for items in (FailsAtSecond(), [2, 3])]
+    pipeline = PipelineBuilder().merge(*parts).build()
+    with pipeline.auto_stop():
+        assert sorted(pipeline) == [1, 2, 3]
+        with pytest.raises(PipelineFailure, match="disk gone"):
+            list(pipeline.get_iterator(timeout=WAIT))

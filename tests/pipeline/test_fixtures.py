@@ -1,0 +1,52 @@
+"""The fixtures that watch all tests of pipelines do find what they are there for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+BLOCKING = """
+import time
+from spdl_media.pipeline import PipelineBuilder
+
+async def block(item):
+    time.sleep(0.6)
+    return item
+
+def test_blocks():
+    assert list(PipelineBuilder().add_source([1]).pipe(block).add_sink().build()) == [1]
+"""
+
+LEAVING = """
+import threading
+
+def test_leaves_a_thread():
+    threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(BLOCKING, "the event loop was blocked"), (LEAVING, "threads are left: ['left']")],
+    ids=["blocking", "leaving"],
+)
+def test_a_test_that_misbehaves_fails(tmp_path: Path, code: str, message: str) -> None:
+    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(code)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+    )
+
+    assert result.returncode == 1, result.stdout
+    assert message in result.stdout

@@ -1,0 +1,388 @@
+"""Who works on which item, and when: no promise of concurrency is paid for by the speed of the hand-off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline.engine.node import Node
+
+WAIT = 20
+
+
+class Meter:
+    """Counts how many are inside at once."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.inside -= 1
+
+
+@pytest.mark.parametrize("where", ["shared", "own", "callers"])
+@pytest.mark.parametrize("order", ["completion", "input"])
+@pytest.mark.parametrize("concurrency", [1, 3, 8])
+def test_as_many_calls_run_at_once_as_were_asked_for(
+    where: str, order: Any, concurrency: int
+) -> None:
+    """Each call waits until all others are inside, which with one fewer would never be."""
+    together = threading.Barrier(concurrency)
+    meter = Meter()
+
+    def call(item: int) -> int:
+        with meter:
+            together.wait(WAIT)
+            return item
+
+    mine = ThreadPoolExecutor(concurrency + 2)
+    executor = {"shared": None, "own": ThreadPoolExecutorConfig(), "callers": mine}[where]
+    builder = PipelineBuilder().add_source(range(5 * concurrency))
+    builder.pipe(call, concurrency=concurrency, output_order=order, executor=executor)
+    with mine:
+        result = list(builder.build(num_threads=concurrency))
+
+    assert sorted(result) == list(range(5 * concurrency))
+    assert meter.most == concurrency
+
+
+@pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
+def test_other_kinds_run_as_many_at_once(kind: str) -> None:
+    together: Any = threading.Barrier(4)
+    async_together: list[Any] = []
+    meter = Meter()
+
+    def generate(item: int) -> Iterator[int]:
+        with meter:
+            together.wait(WAIT)
+            yield item
+
+    async def call(item: int) -> int:
+        with meter:
+            if not async_together:
+                async_together.append(asyncio.Condition())
+                async_together.append(0)
+            condition = async_together[0]
+            async with condition:
+                async_together[1] += 1
+                condition.notify_all()
+                target = (async_together[1] + 3) // 4 * 4
+                await asyncio.wait_for(
+                    condition.wait_for(lambda: async_together[1] >= target), WAIT
+                )
+            return item
+
+    async def generate_async(item: int) -> AsyncIterator[int]:
+        yield await call(item)
+
+    fn: Any = {"generator": generate, "async": call, "async generator": generate_async}[kind]
+    builder = PipelineBuilder().add_source(range(20)).pipe(fn, concurrency=4)
+
+    assert sorted(builder.build(num_threads=4)) == list(range(20))
+    assert meter.most == 4
+
+
+def test_slow_items_take_as_long_as_their_share() -> None:
+    """16 items of 50 ms by 8 threads: two rounds take 0.1 s, one after the other 0.8 s."""
+
+    def slow(item: int) -> int:
+        time.sleep(0.05)
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(16)).pipe(slow, concurrency=8).build()
+    with pipeline.auto_stop():
+        begin = time.monotonic()
+        assert len(list(pipeline)) == 16
+        took = time.monotonic() - begin
+
+    assert 0.1 <= took < 0.4
+
+
+def test_no_worker_takes_a_second_item_while_another_idles() -> None:
+    """Items that come one by one while other calls are blocked each find the thread that is free."""
+    gates = [threading.Event() for _ in range(4)]
+    entered = [threading.Event() for _ in range(4)]
+    feed: Any = [threading.Event() for _ in range(4)]
+
+    def source() -> Iterator[int]:
+        for number in range(4):
+            assert feed[number].wait(WAIT)
+            yield number
+
+    def block(item: int) -> int:
+        entered[item].set()
+        assert gates[item].wait(WAIT)
+        return item
+
+    pipeline = (
+        PipelineBuilder().add_source(source()).pipe(block, concurrency=4).build(num_threads=4)
+    )
+    with pipeline.auto_stop():
+        for number in range(4):
+            feed[number].set()
+            assert entered[number].wait(WAIT)
+        for number in (2, 0, 3, 1):
+            gates[number].set()
+            assert pipeline.get_item(timeout=WAIT) == number
+
+
+def test_no_item_waits_behind_a_blocked_one_while_a_thread_is_free() -> None:
+    """A batch of items is there at once; one blocks, and the other thread does all the rest."""
+    gate = threading.Event()
+
+    def block_first(item: int) -> int:
+        if item == 0:
+            assert gate.wait(WAIT)
+        return item
+
+    builder = PipelineBuilder().add_source(range(200)).pipe(block_first, concurrency=2)
+    pipeline = builder.build(num_threads=2)
+    with pipeline.auto_stop():
+        assert [pipeline.get_item(timeout=WAIT) for _ in range(199)] == list(range(1, 200))
+        gate.set()
+        assert pipeline.get_item(timeout=WAIT) == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "generator"])
+def test_each_result_leaves_when_it_is_done(kind: str) -> None:
+    """The second call does not begin to be done before the first result is in the consumer's hands."""
+    gates = [threading.Event() for _ in range(5)]
+    gates[0].set()
+
+    def call(item: int) -> int:
+        assert gates[item].wait(WAIT)
+        return item
+
+    async def call_async(item: int) -> int:
+        return await asyncio.to_thread(call, item)
+
+    def generate(_: int) -> Iterator[int]:
+        for number in range(5):
+            yield call(number)
+
+    fn: Any = {"sync": call, "async": call_async, "generator": generate}[kind]
+    source = [0] if kind == "generator" else range(5)
+    pipeline = PipelineBuilder().add_source(source).pipe(fn).build()
+    with pipeline.auto_stop():
+        for number in range(5):
+            gates[number].set()
+            assert pipeline.get_item(timeout=WAIT) == number
+
+
+CHAINS: dict[str, Callable[[PipelineBuilder[Any]], int]] = {}
+
+
+def _chain(fn: Callable[[PipelineBuilder[Any]], int]) -> Callable[[PipelineBuilder[Any]], int]:
+    CHAINS[fn.__name__] = fn
+    return fn
+
+
+@_chain
+def no_stages(_: PipelineBuilder[Any]) -> int:
+    return 0
+
+
+@_chain
+def one_stage(builder: PipelineBuilder[Any]) -> int:
+    builder.pipe(lambda i: i, concurrency=4)
+    return 4
+
+
+@_chain
+def five_stages(builder: PipelineBuilder[Any]) -> int:
+    for _ in range(5):
+        builder.pipe(lambda i: i, concurrency=2, output_order="input")
+    return 10
+
+
+@_chain
+def generators(builder: PipelineBuilder[Any]) -> int:
+    builder.pipe(lambda i: i, concurrency=3)
+    builder.pipe(_one, concurrency=2)
+    return 5
+
+
+@_chain
+def coroutines(builder: PipelineBuilder[Any]) -> int:
+    async def call(item: int) -> int:
+        return item
+
+    builder.pipe(call, concurrency=16)
+    return 16
+
+
+@_chain
+def many_stages(builder: PipelineBuilder[Any]) -> int:
+    for _ in range(70):
+        builder.pipe(lambda i: i)
+    return 70
+
+
+@_chain
+def paths(builder: PipelineBuilder[Any]) -> int:
+    ways = [PipelineBuilder[Any]().pipe(lambda i: i, concurrency=2) for _ in range(3)]
+    builder.path_variants(lambda item: item % 3, ways)
+    return 1 + 6
+
+
+def _one(item: int) -> Iterator[int]:
+    yield item
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("buffer_size", [1, 10])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_source_is_never_far_ahead(name: str, buffer_size: int, is_async: bool) -> None:
+    made = taken = most = 0
+    idle = threading.Event()
+
+    def source() -> Iterator[int]:
+        nonlocal made, most
+        for number in range(1000):
+            made += 1
+            most = max(most, made - taken)
+            idle.set()
+            yield number
+
+    async def async_source() -> AsyncIterator[int]:
+        for number in source():
+            yield number
+
+    builder = PipelineBuilder[Any]().add_source(async_source() if is_async else source())
+    concurrencies = CHAINS[name](builder)
+    pipeline = builder.add_sink(buffer_size).build(num_threads=4)
+    with pipeline.auto_stop():
+        _until_still(lambda: made)
+        for _ in pipeline:
+            # Counted after the item is there, so one too many rather than one too few.
+            taken += 1
+            if taken % 300 == 1:
+                _until_still(lambda: made)
+
+    assert taken == 1000
+    assert most <= buffer_size + concurrencies + 64 + 1
+    assert most >= buffer_size + concurrencies
+
+
+def _until_still(value: Callable[[], int]) -> None:
+    """Wait until a value is above zero and has not changed for some turns of all threads."""
+    still, last = 0, 0
+    while still < 5:
+        time.sleep(0.001)
+        still = still + 1 if value() == last > 0 else 0
+        last = value()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_pauses_when_nobody_takes_its_values(is_async: bool) -> None:
+    made = 0
+
+    def count(_: int) -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    async def count_async(item: int) -> AsyncIterator[int]:
+        for value in count(item):
+            yield value
+
+    fn: Any = count_async if is_async else count
+    pipeline = PipelineBuilder().add_source([0]).pipe(fn).add_sink(2).build()
+    with pipeline.auto_stop():
+        _until_still(lambda: made)
+        assert made <= 2 + 1 + 64
+        for expected in range(1, 500):
+            assert pipeline.get_item(timeout=WAIT) == expected
+
+
+def test_a_paused_generator_lets_go_of_its_thread() -> None:
+    """The only thread is wanted by the second stage, while the generator of the first never ends."""
+
+    def count(_: int) -> Iterator[int]:
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+    builder = PipelineBuilder().add_source([0]).pipe(count).pipe(lambda i: i)
+    pipeline = builder.build(num_threads=1)
+    with pipeline.auto_stop():
+        assert [pipeline.get_item(timeout=WAIT) for _ in range(300)] == list(range(300))
+
+
+def test_stages_share_the_threads_fairly() -> None:
+    """One thread, three stages: what is late in the chain is not kept waiting for the source to end."""
+    entered: Counter[str] = Counter()
+    last: list[int] = []
+
+    def stage(name: str) -> Callable[[int], int]:
+        def call(item: int) -> int:
+            entered[name] += 1
+            if name == "third" and item == 0:
+                last.append(entered["first"])
+            return item
+
+        return call
+
+    builder = PipelineBuilder().add_source(range(10_000))
+    for name in ("first", "second", "third"):
+        builder.pipe(stage(name), name=name)
+    assert len(list(builder.build(num_threads=1))) == 10_000
+
+    assert last[0] <= 100
+    assert entered == {"first": 10_000, "second": 10_000, "third": 10_000}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_no_more_threads_work_than_there_are_for_all_stages(num_threads: int) -> None:
+    meter = Meter()
+
+    def call(item: int) -> int:
+        with meter:
+            time.sleep(0.001)
+            return item
+
+    builder = PipelineBuilder().add_source(range(100))
+    for _ in range(3):
+        builder.pipe(call, concurrency=num_threads)
+    assert len(list(builder.build(num_threads=num_threads))) == 100
+
+    assert meter.most == num_threads
+
+
+@pytest.mark.parametrize("num_stages", [1, 10, 80])
+def test_the_cost_grows_with_items_times_stages_and_no_faster(
+    num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advances = 0
+    advance = Node.advance
+
+    def counted(self: Node) -> None:
+        nonlocal advances
+        advances += 1
+        advance(self)
+
+    monkeypatch.setattr(Node, "advance", counted)
+    builder = PipelineBuilder().add_source(range(1000))
+    for _ in range(num_stages):
+        builder.pipe(lambda i: i)
+    assert len(list(builder.build(num_threads=2))) == 1000
+
+    assert advances <= 5 * 1000 * num_stages

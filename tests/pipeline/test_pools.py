@@ -1,0 +1,485 @@
+"""Pools of a stage: what runs where, what a death costs, whose pool is shut down by whom."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media
+from spdl_media.pipeline import (
+    InterpreterPoolExecutorConfig,
+    PipeConfig,
+    PipelineError,
+    PoolBroken,
+    ProcessPoolExecutorConfig,
+    WorkerDied,
+)
+from spdl_media.pipeline.executor_pools import StagePool
+from spdl_media.pipeline.pools import open_pool
+
+WAIT = 30  # seconds that no test should ever need
+
+
+class UnpicklableError(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def pid_of_worker(_: object) -> int:
+    return os.getpid()
+
+
+def die(how: str) -> None:
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_if_negative(number: int) -> int:
+    return number if number >= 0 else os._exit(3)
+
+
+def fail(number: int) -> None:
+    raise ValueError(f"no {number}")
+
+
+def fail_unpicklably(_: int) -> None:
+    raise UnpicklableError(1, 2)
+
+
+def leave(_: int) -> None:
+    sys.exit(4)
+
+
+def make_lock(_: int) -> object:
+    return threading.Lock()
+
+
+def wait_for_file(path: str) -> int:
+    """Says that it runs by making a file, and then runs for longer than any test."""
+    Path(path).touch()
+    time.sleep(1000)
+    return 0
+
+
+def sleep_unless_zero(seconds: int) -> int:
+    time.sleep(seconds)
+    return seconds
+
+
+def remember(value: int) -> None:
+    global remembered  # noqa: PLW0603  # as initializers do
+    remembered = value
+
+
+def recall(_: int) -> int:
+    return remembered
+
+
+def fail_to_start() -> None:
+    raise LookupError("no licence")
+
+
+def die_at_start() -> None:
+    os._exit(5)
+
+
+class Dataset:
+    """Counts how often it is pickled."""
+
+    num_pickled = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).num_pickled += 1
+        return {}
+
+    def load(self, number: int) -> int:
+        return -number
+
+
+def wait_until_made(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def pools() -> Iterator[list[StagePool]]:
+    """Pools that are shut down after the test, and leave neither thread nor process."""
+    before = set(threading.enumerate())
+    opened: list[StagePool] = []
+    yield opened
+    for pool in opened:
+        pool.shutdown()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("spdl_media"):
+            thread.join(WAIT)
+            assert not thread.is_alive()
+    ours = [p for p in multiprocessing.active_children() if p.name.startswith("spdl_media")]
+    assert not ours
+
+
+def processes(fn: Any, pools: list[StagePool], **options: Any) -> StagePool:
+    concurrency = options.pop("concurrency", 1)
+    config = ProcessPoolExecutorConfig(**options)
+    pools.append(open_pool(PipeConfig(fn, "work", concurrency, executor=config)))
+    return pools[-1]
+
+
+def results(futures: list[Future[Any]]) -> list[Any]:
+    return [future.exception(WAIT) or future.result(WAIT) for future in futures]
+
+
+@pytest.mark.parametrize("mp_context", [None, "spawn", "fork"])
+def test_processes_apply_the_function(mp_context: str | None, pools: list[StagePool]) -> None:
+    if mp_context == "fork" and sys.version_info >= (3, 12):
+        pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
+    pool = processes(square, pools, mp_context=mp_context, max_workers=2)
+    assert results([pool.submit(n) for n in range(20)]) == [n * n for n in range(20)]
+
+
+def test_there_are_as_many_processes_as_concurrency(pools: list[StagePool]) -> None:
+    pool = processes(pid_of_worker, pools, concurrency=2)
+    assert len(pool._workers) == 2  # type: ignore[attr-defined]
+    pids = set(results([pool.submit(n) for n in range(100)]))
+    assert len(pids) <= 2
+    assert os.getpid() not in pids
+
+
+def test_the_function_is_sent_once_a_worker_and_not_with_each_item(pools: list[StagePool]) -> None:
+    dataset = Dataset()
+    config = PipeConfig(dataset.load, executor=ProcessPoolExecutorConfig())
+    checked = Dataset.num_pickled
+    pools.append(open_pool(config))
+    assert results([pools[0].submit(n) for n in range(10)]) == [-n for n in range(10)]
+    assert Dataset.num_pickled - checked == 1
+
+
+def test_initializer_runs_in_each_worker_before_the_first_item(pools: list[StagePool]) -> None:
+    pool = processes(recall, pools, initializer=remember, initargs=(7,), max_workers=2)
+    assert results([pool.submit(n) for n in range(10)]) == [7] * 10
+
+
+def test_exceptions_arrive_with_their_traceback_as_cause(pools: list[StagePool]) -> None:
+    error = processes(fail, pools).submit(5).exception(WAIT)
+    assert isinstance(error, ValueError)
+    assert str(error) == "no 5"
+    assert "in fail\n" in str(error.__cause__)
+    assert "raise ValueError" in str(error.__cause__)
+
+
+def test_an_exception_that_cannot_be_pickled_is_described(pools: list[StagePool]) -> None:
+    pool = processes(fail_unpicklably, pools)
+    with pytest.raises(
+        PipelineError, match=r"^UnpicklableError: 1 and 2 \(raised in a worker process"
+    ):
+        pool.submit(0).result(WAIT)
+    with pytest.raises(PipelineError, match="1 and 2"):
+        pool.submit(0).result(WAIT)
+
+
+def test_a_result_that_cannot_be_pickled_fails_its_item(pools: list[StagePool]) -> None:
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
+        processes(make_lock, pools).submit(0).result(WAIT)
+
+
+def test_an_item_that_cannot_be_pickled_fails_alone(pools: list[StagePool]) -> None:
+    pool = processes(square, pools)
+    futures = [pool.submit(2), pool.submit(threading.Lock()), pool.submit(3)]
+    assert futures[0].result(WAIT) == 4
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
+        futures[1].result(WAIT)
+    assert futures[2].result(WAIT) == 9
+
+
+def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[StagePool]) -> None:
+    pool = processes(leave, pools)
+    with pytest.raises(SystemExit, match="4"):
+        pool.submit(0).result(WAIT)
+    assert pool._workers[0].process.is_alive()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
+def test_a_death_fails_the_item_and_says_how(how: str, said: str, pools: list[StagePool]) -> None:
+    pool = processes(die, pools)
+    for _ in range(2):  # the second one dies in a worker that took the place of the first
+        with pytest.raises(WorkerDied, match=rf"worker process of stage 'work' ended \({said}\)"):
+            pool.submit(how).result(WAIT)
+
+
+def test_items_not_yet_sent_run_in_the_new_worker(pools: list[StagePool]) -> None:
+    pool = processes(die_if_negative, pools, max_workers=2)
+    outcomes = results([pool.submit(n) for n in [1, 2, -1, 3, 4, -1, 5, 6]])
+    died = [outcome for outcome in outcomes if isinstance(outcome, WorkerDied)]
+    assert len(died) == 2
+    assert [outcome for outcome in outcomes if outcome not in died] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_worker_that_died_while_idle_is_replaced_before_the_next_item(
+    pools: list[StagePool],
+) -> None:
+    pool = processes(pid_of_worker, pools)
+    pid = pool.submit(0).result(WAIT)
+    os.kill(pid, signal.SIGKILL)
+    pool._workers[0].process.join(WAIT)  # type: ignore[attr-defined]
+    assert pool.submit(0).result(WAIT) != pid
+
+
+def test_an_initializer_that_fails_breaks_the_pool(pools: list[StagePool]) -> None:
+    pool = processes(square, pools, initializer=fail_to_start)
+    for _ in range(2):
+        with pytest.raises(PoolBroken, match="initializer failed: LookupError: no licence") as info:
+            pool.submit(1).result(WAIT)
+        assert "in fail_to_start" in str(info.value.__cause__)
+
+
+def test_workers_that_never_start_break_the_pool(pools: list[StagePool]) -> None:
+    pool = processes(square, pools, initializer=die_at_start)
+    with pytest.raises(PoolBroken, match=r"3 worker processes .* before they took an item.*code 5"):
+        pool.submit(1).result(WAIT)
+
+
+def test_shutdown_ends_a_worker_in_a_call_without_waiting(
+    pools: list[StagePool], tmp_path: Path
+) -> None:
+    pool = processes(wait_for_file, pools)
+    futures = [pool.submit(str(tmp_path / "runs")) for _ in range(3)]
+    wait_until_made(tmp_path / "runs")
+    start = time.monotonic()
+    pool.shutdown()
+    assert time.monotonic() - start < 1
+    with pytest.raises(WorkerDied, match="SIGTERM"):
+        futures[0].result(WAIT)
+    assert futures[1].cancelled()
+    assert futures[2].cancelled()
+    with pytest.raises(PoolBroken, match="processes of stage 'work' were shut down"):
+        pool.submit("").result(WAIT)
+
+
+def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(
+    pools: list[StagePool], tmp_path: Path
+) -> None:
+    config = PipeConfig(
+        sleep_unless_zero, executor=ProcessPoolExecutorConfig(), concurrency=1, timeout=0.2
+    )
+    pools.append(open_pool(config))
+    # The time that a worker takes to start does not count, here a multiple of the timeout.
+    assert pools[0].submit(0).result(WAIT) == 0
+    with pytest.raises(TimeoutError, match=r"the call took longer than timeout=0\.2 s"):
+        pools[0].submit(1000).result(WAIT)
+    assert pools[0].submit(0).result(WAIT) == 0
+
+
+def test_an_item_that_waits_can_be_cancelled(pools: list[StagePool], tmp_path: Path) -> None:
+    pool = processes(wait_for_file, pools)
+    pool.submit(str(tmp_path / "first"))
+    second = pool.submit(str(tmp_path / "second"))
+    wait_until_made(tmp_path / "first")
+    assert second.cancel()
+    pool.shutdown()
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_pool_that_never_got_an_item_ends_its_processes(pools: list[StagePool]) -> None:
+    workers = processes(square, pools)._workers  # type: ignore[attr-defined]
+    assert workers[0].process.is_alive()
+
+
+def test_forked_workers_see_the_end_of_their_pipe(pools: list[StagePool]) -> None:
+    if sys.version_info >= (3, 12):
+        pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
+    pool = processes(pid_of_worker, pools, mp_context="fork", max_workers=3)
+    workers = list(pool._workers)  # type: ignore[attr-defined]
+    workers[0]._pipe.close()
+    workers[0].process.join(WAIT)
+    assert workers[0].process.exitcode == 0
+
+
+def test_a_callers_pool_is_used_and_left_running() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="callers") as executor:
+        stage = PipeConfig(lambda _: threading.current_thread().name, executor=executor)
+        pool = open_pool(stage)
+        assert pool.submit(0).result(WAIT).startswith("callers")
+        pool.shutdown()
+        assert executor.submit(square, 3).result(WAIT) == 9
+
+
+def test_what_a_function_raises_in_a_callers_pool_is_passed_on() -> None:
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="no 1"):
+        open_pool(PipeConfig(fail, executor=executor)).submit(1).result(WAIT)
+
+
+def test_a_callers_pool_that_was_shut_down_is_broken() -> None:
+    executor = ThreadPoolExecutor(1)
+    pool = open_pool(PipeConfig(square, executor=executor))
+    executor.shutdown()
+    with pytest.raises(PoolBroken, match=r"ThreadPoolExecutor of stage 'square'.*after shutdown"):
+        pool.submit(1).result(WAIT)
+
+
+def test_a_callers_process_pool_that_breaks_stays_broken() -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        pool = open_pool(PipeConfig(die, executor=executor))
+        with pytest.raises(PoolBroken, match=r"terminated abruptly.*It is not the pipeline's"):
+            pool.submit("exit").result(WAIT)
+        with pytest.raises(PoolBroken, match="ProcessPoolExecutor of stage 'die'"):
+            pool.submit("exit").result(WAIT)
+        with pytest.raises(PoolBroken, match="ProcessPoolExecutor of stage 'die'"):
+            open_pool(PipeConfig(die, executor=executor))
+
+
+def test_a_task_that_the_caller_cancels_breaks_the_pool() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def block(_: int) -> None:
+        started.set()
+        go.wait(WAIT)
+
+    with ThreadPoolExecutor(1) as executor:
+        pool = open_pool(PipeConfig(block, executor=executor))
+        futures = [pool.submit(n) for n in range(2)]
+        started.wait(WAIT)
+        executor.shutdown(wait=False, cancel_futures=True)
+        go.set()
+        assert futures[0].result(WAIT) is None
+        with pytest.raises(PoolBroken, match="CancelledError"):
+            futures[1].result(WAIT)
+
+
+def test_cancelling_a_future_reaches_the_callers_pool() -> None:
+    started, go = threading.Event(), threading.Event()
+    called: list[int] = []
+
+    def block(item: int) -> int:
+        called.append(item)
+        started.set()
+        go.wait(WAIT)
+        return item
+
+    with ThreadPoolExecutor(1) as executor:
+        pool = open_pool(PipeConfig(block, executor=executor))
+        futures = [pool.submit(n) for n in range(3)]
+        started.wait(WAIT)
+        assert futures[1].cancel()
+        assert futures[0].cancel()  # the call goes on, and its result is not wanted any more
+        go.set()
+        assert futures[2].result(WAIT) == 2
+    assert called == [0, 2]
+
+
+needs_interpreters = pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="sub-interpreters came with CPython 3.14"
+)
+
+
+def interpreters(fn: Any, pools: list[StagePool], **options: Any) -> StagePool:
+    pools.append(open_pool(PipeConfig(fn, executor=InterpreterPoolExecutorConfig(**options))))
+    return pools[-1]
+
+
+@needs_interpreters
+def test_sub_interpreters_apply_pure_python(pools: list[StagePool]) -> None:
+    pool = interpreters(math.factorial, pools)
+    assert results([pool.submit(n) for n in range(5)]) == [1, 1, 2, 6, 24]
+    with pytest.raises(ValueError, match="not defined for negative"):
+        pool.submit(-1).result(WAIT)
+
+
+@needs_interpreters
+def test_a_function_whose_imports_fail_there_gets_told(pools: list[StagePool]) -> None:
+    with pytest.raises(
+        PipelineError, match=r"'sqrt' cannot run in a sub-interpreter: .*does not support.*NumPy"
+    ) as info:
+        interpreters(np.sqrt, pools).submit(3).result(WAIT)
+    assert not isinstance(info.value, PoolBroken)
+    pool = interpreters(lambda _: __import__("numpy"), pools)
+    with pytest.raises(PipelineError, match=r"'lambda' cannot run in a sub-interpreter"):
+        pool.submit(3).result(WAIT)
+
+
+@needs_interpreters
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_initializer_that_fails_breaks_interpreters(pools: list[StagePool]) -> None:
+    pool = interpreters(square, pools, initializer=math.sqrt, initargs=(-1,))
+    with pytest.raises(PoolBroken, match="initializer must work in each sub-interpreter"):
+        pool.submit(3).result(WAIT)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there are sub-interpreters")
+def test_sub_interpreters_are_refused_by_older_pythons() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"needs CPython 3.14 or later, this is 3\.\d+\. Process"
+    ):
+        InterpreterPoolExecutorConfig()
+    assert not hasattr(concurrent.futures, "InterpreterPoolExecutor")
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+
+from spdl_media.pipeline import PipeConfig, ProcessPoolExecutorConfig
+from spdl_media.pipeline.pools import open_pool
+
+
+def wait(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    pool = open_pool(PipeConfig(wait, executor=ProcessPoolExecutorConfig()))
+    path = Path(sys.argv[1])
+    pool.submit(str(path))
+    while not path.exists() or not path.read_text():
+        time.sleep(0.01)
+    {end}
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("os.kill(os.getpid(), 9)", -9)])
+def test_a_blocked_worker_ends_with_its_interpreter(end: str, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(end=end))
+    package = Path(spdl_media.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "pid"],
+        env=os.environ | {"PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + WAIT
+    while is_running(pid):  # a process that was killed does not wait for its workers
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,298 @@
+"""The profile of a pipeline: each stage by itself, at each concurrency, and the slowest by name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline import (
+    MissingPackageError,
+    PipelineBuilder,
+    PipelineError,
+    ProcessPoolExecutorConfig,
+    profile_pipeline,
+)
+from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile
+from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics
+
+TICK = 0.01  # seconds of a slow call
+
+
+def wait(item: Any) -> Any:
+    """A call that takes a while, and lets others run."""
+    threading.Event().wait(TICK)
+    return item
+
+
+async def wait_async(item: Any) -> Any:
+    await asyncio.sleep(TICK)
+    return item
+
+
+def pass_on(item: Any) -> Any:
+    return item
+
+
+def three_times(item: int) -> Iterator[int]:
+    yield from [item] * 3
+
+
+def fail(item: int) -> int:
+    raise LookupError(f"no item {item}")
+
+
+def fail_on_odd(item: int) -> int:
+    if item % 2:
+        raise LookupError(f"no item {item}")
+    return item
+
+
+async def count_to(number: int) -> AsyncIterator[int]:
+    for value in range(number):
+        yield value
+
+
+def profile(builder: PipelineBuilder[Any], **options: Any) -> PipelineProfile:
+    options = {"num_iterations": 8, "concurrencies": (1, 4), "show": False} | options
+    return profile_pipeline(builder.get_config(), **options)
+
+
+def source(number: int = 100) -> PipelineBuilder[Any]:
+    return PipelineBuilder().add_source(range(number))
+
+
+def test_each_stage_has_a_result_for_each_concurrency() -> None:
+    builder = source().pipe(pass_on, concurrency=2).aggregate(4).pipe(wait).add_sink(2)
+    result = profile(builder)
+    assert [(one.name, one.concurrency, one.is_configured) for one in result.stages] == [
+        ("source", 1, True),
+        ("pass_on", 1, False),
+        ("pass_on", 2, True),
+        ("pass_on", 4, False),
+        ("aggregate(4)", 1, True),
+        ("wait", 1, True),
+        ("wait", 4, False),
+    ]
+    assert [one.calls for one in result.stages] == [8, 8, 8, 8, 4 * 8, 8, 8]
+    assert all(one.failures == 0 for one in result.stages)
+
+
+@pytest.mark.parametrize("fn", [wait, wait_async])
+def test_the_slowest_stage_is_the_bottleneck(fn: Any) -> None:
+    result = profile(source().pipe(pass_on).pipe(fn, name="slow").pipe(pass_on, name="last"))
+    assert result.bottleneck == "slow"
+    one, four = result.of("slow")
+    assert one.average > 0.9 * TICK
+    assert one.p99 >= one.p90 > 0.9 * TICK
+    assert one.rate < 1.1 / TICK
+    assert one.occupancy > 0.5
+    assert four.rate > 1.5 * one.rate
+    assert four.items_per_second == four.rate
+
+
+def test_inputs_are_counted_by_item_of_the_source() -> None:
+    result = profile(
+        source().pipe(three_times).pipe(pass_on).aggregate(2).pipe(pass_on).disaggregate()
+    )
+    shares = {one.name: one.inputs_per_item for one in result.stages}
+    assert shares == pytest.approx(
+        {
+            "source": 1,
+            "three_times": 1,
+            "pass_on": 3,
+            "aggregate(2)": 3,
+            "pass_on_2": 1.5,
+            "disaggregate": 1.5,
+        }
+    )
+    (batches,) = (one for one in result.of("pass_on_2") if one.is_configured)
+    assert batches.items_per_second == pytest.approx(batches.rate / 1.5)
+
+
+def test_a_stage_behind_big_groups_gets_as_many_calls() -> None:
+    result = profile(source().aggregate(50, drop_last=True).pipe(pass_on))
+    assert result.of("pass_on")[0].calls == 8
+    assert result.of("pass_on")[0].inputs_per_item == pytest.approx(1 / 50)
+
+
+def test_paths_and_merged_pipelines_are_measured() -> None:
+    paths = [PipelineBuilder().pipe(pass_on), PipelineBuilder().pipe(wait), [], [fail]]
+    builder = (
+        source(6)
+        .pipe(pass_on)
+        .merge(PipelineBuilder().add_source([100, 101]))
+        .path_variants(lambda item: item % 2, paths[:3])
+        .pipe(pass_on)
+    )
+    result = profile(builder)
+    shares = {one.name: one.inputs_per_item for one in result.stages}
+    assert shares == pytest.approx(
+        {
+            "source": 6 / 8,
+            "pass_on": 6 / 8,
+            "source_2": 2 / 8,
+            "pass_on_2": 4 / 8,
+            "wait": 4 / 8,
+            "pass_on_3": 1,
+        }
+    )
+    assert result.overall.sink.number == 8
+
+
+def test_the_whole_is_run_once_over_the_items() -> None:
+    builder = PipelineBuilder().add_source(iter(range(1000))).pipe(pass_on)
+    result = profile(builder)
+    assert result.overall.sink.number == 8
+    assert [stage.name for stage in result.overall.stages] == ["pass_on"]
+
+
+def test_async_sources_are_sampled() -> None:
+    result = profile(PipelineBuilder().add_source(count_to(1000)).pipe(pass_on))
+    assert result.of("source")[0].calls == 8
+
+
+def slow_source() -> Iterator[int]:
+    for number in range(1000):
+        yield wait(number)
+
+
+def test_a_slow_source_is_the_bottleneck() -> None:
+    result = profile(PipelineBuilder().add_source(slow_source()).pipe(pass_on))
+    assert result.bottleneck == "source"
+    assert 0.1 / TICK < result.of("source")[0].rate < 1.1 / TICK
+
+
+def test_the_start_of_a_run_does_not_count_for_the_source() -> None:
+    result = profile(source().pipe(wait), concurrencies=())
+    assert result.of("source")[0].average < TICK / 5
+
+
+def test_one_epoch_of_a_continuous_source_is_sampled() -> None:
+    result = profile(PipelineBuilder().add_source([1, 2, 3], continuous=True).pipe(pass_on))
+    assert result.of("source")[0].calls == 3
+    assert result.of("pass_on")[0].calls == 8
+    assert result.overall.sink.number == 3
+
+
+def test_processes_are_measured_without_their_start() -> None:
+    executor = ProcessPoolExecutorConfig(1)
+    result = profile(source().pipe(abs, executor=executor), concurrencies=())
+    (one,) = result.of("abs")
+    assert one.calls == 8
+    assert one.average < 0.05  # starting takes longer
+
+
+def test_failures_are_counted() -> None:
+    result = profile(source().pipe(fail_on_odd).pipe(pass_on), concurrencies=[1])
+    # One call warms up, so the timed ones begin with 1.
+    assert result.of("fail_on_odd")[0].failures == 4
+    assert result.of("pass_on")[0].inputs_per_item == pytest.approx(5 / 9)
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (source().pipe(fail), r"All inputs of stage 'fail' failed.*LookupError\('no item 0'\)"),
+        (source(0).pipe(pass_on), r"The source range of 0 gave no items"),
+        (
+            source().pipe(lambda item: None, name="drop").pipe(pass_on),
+            r"Stage 'drop' gave nothing for 8 inputs",
+        ),
+    ],
+)
+def test_stages_without_inputs_are_told(builder: PipelineBuilder[Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        profile(builder)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_iterations": 0}, ValueError, "num_iterations must be at least 1, not 0"),
+        ({"num_threads": 0}, ValueError, "num_threads must be at least 1, not 0"),
+        ({"concurrencies": (1, 0)}, ValueError, "Each of concurrencies must be at least 1, not 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        profile(source().pipe(pass_on), **options)
+
+
+def test_a_builder_is_not_a_definition() -> None:
+    with pytest.raises(TypeError, match=r"takes a PipelineConfig, not PipelineBuilder.*get_config"):
+        profile_pipeline(source())  # type: ignore[arg-type]
+
+
+def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    result = profile_pipeline(source().pipe(wait).get_config(), num_iterations=5)
+    printed = capsys.readouterr().out
+    assert printed == f"{result}\n"
+    assert "Bottleneck: wait, which keeps up with" in printed
+    assert printed.splitlines()[0].split() == [
+        *("stage", "concurrency", "items/s", "calls/s", "mean", "ms", "p90", "ms", "p99", "ms"),
+        *("busy", "failed"),
+    ]
+
+
+def made_up() -> PipelineProfile:
+    def stage(name: str, concurrency: int, rate: float, *, is_configured: bool) -> StageProfile:
+        return StageProfile(
+            name=name,
+            concurrency=concurrency,
+            is_configured=is_configured,
+            inputs_per_item=0.5,
+            calls=10,
+            failures=1,
+            rate=rate,
+            average=0.5,
+            p90=0.6,
+            p99=0.75,
+            occupancy=0.25,
+        )
+
+    stages = (
+        stage("load", 1, 2.0, is_configured=True),
+        stage("load", 8, 9.0, is_configured=False),
+        stage("batch", 1, 5.0, is_configured=True),
+    )
+    return PipelineProfile(stages, PipelineStatistics(2.0, 3, (), SinkStatistics(3, 1.5, 0.0, 1.9)))
+
+
+def test_a_table_reads_well() -> None:
+    assert str(made_up()).splitlines()[:-1] == [
+        "stage  concurrency  items/s  calls/s  mean ms   p90 ms   p99 ms  busy  failed",
+        "load           1 *      4.0      2.0  500.000  600.000  750.000   25%       1",
+        "load           8       18.0      9.0  500.000  600.000  750.000   25%       1",
+        "batch          1 *     10.0      5.0  500.000  600.000  750.000   25%       1",
+        "* as configured",
+        "",
+        "Bottleneck: load, which keeps up with 4.0 items of the source a second at concurrency=1.",
+        "It was fastest at concurrency=8: 18.0 items a second.",
+    ]
+
+
+def test_results_of_a_stage_that_is_not_there() -> None:
+    with pytest.raises(KeyError, match=r"no stage is called 'lod'; there are \['batch', 'load'\]"):
+        made_up().of("lod")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    calls: list[int] = []
+    with pytest.raises(MissingPackageError, match=r"A plot of a profile needs matplotlib, .*: pip"):
+        profile(source().pipe(calls.append), plot="profile.png")
+    assert not calls
+
+
+def test_a_plot_is_saved(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    profile(source().pipe(wait), plot=tmp_path / "profile.svg")
+    drawing = (tmp_path / "profile.svg").read_text()
+    assert drawing.count("wait (bottleneck)") == 1

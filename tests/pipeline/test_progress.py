@@ -1,0 +1,167 @@
+"""The bar over a pipeline: how far it goes, and what is said when tqdm is missing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline import MissingPackageError, PipelineBuilder, PipelineConfig
+from spdl_media.pipeline.optional import require
+from spdl_media.pipeline.progress import ProgressBar, check_progress, number_of_outputs
+
+
+class FakeBar:
+    """Stands for tqdm's bar, and remembers what it was told."""
+
+    made: list[FakeBar] = []  # noqa: RUF012  # emptied by the fixture
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.counted = 0
+        self.is_closed = False
+        self.made.append(self)
+
+    def update(self, number: int) -> None:
+        self.counted += number
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[FakeBar]:
+    module = types.ModuleType("tqdm.auto")
+    module.tqdm = FakeBar  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
+    monkeypatch.setattr(FakeBar, "made", [])
+    return FakeBar.made
+
+
+@pytest.fixture
+def no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+
+
+def twice(item: int) -> Iterator[int]:
+    yield item
+    yield item
+
+
+class Pairs:
+    def accumulate(self, item: Any) -> Any:
+        return item
+
+    def flush(self) -> None:
+        return None
+
+
+def source(number: int = 10) -> PipelineBuilder[Any]:
+    return PipelineBuilder().add_source(range(number))
+
+
+@pytest.mark.parametrize(
+    ("builder", "number"),
+    [
+        (source(), 10),
+        (source().pipe(str).pipe(str), 10),
+        (source().aggregate(4), 3),
+        (source().aggregate(4, drop_last=True), 2),
+        (source().aggregate(5).pipe(str), 2),
+        (source().pipe(twice), None),
+        (source().aggregate(4).disaggregate(), None),
+        (source().aggregate(Pairs()), None),
+        (source().merge(source(3).aggregate(2)), 12),
+        (source().merge(source(3).pipe(twice)), None),
+        (source().path_variants(lambda item: 0, [str, []]), 10),
+        (source().path_variants(lambda item: 0, [str, twice]), None),
+        (source().path_variants(lambda item: 0, [PipelineBuilder().aggregate(1)]), None),
+        (PipelineBuilder().add_source(iter([1])), None),
+    ],
+)
+def test_number_of_items_that_are_expected(
+    builder: PipelineBuilder[Any], number: int | None
+) -> None:
+    assert number_of_outputs(builder.get_config()) == number
+
+
+def test_a_bar_counts(bars: list[FakeBar]) -> None:
+    bar = ProgressBar("train", 7)
+    bar.update()
+    bar.update(2)
+    bar.close()
+    assert bars[0].options == {"desc": "train", "total": 7, "unit": "item", "miniters": 1}
+    assert bars[0].counted == 3
+    assert bars[0].is_closed
+    ProgressBar(True, None)
+    assert bars[1].options["desc"] is None
+
+
+@pytest.mark.parametrize("progress", [None, 1, 2.5])
+def test_a_progress_of_another_type_is_refused(progress: Any) -> None:
+    with pytest.raises(TypeError, match="progress must be True, False or a label for the bar, not"):
+        check_progress(progress)
+
+
+@pytest.mark.usefixtures("no_tqdm")
+def test_a_missing_package_is_named_with_its_pip_line() -> None:
+    check_progress(False)
+    for progress in (True, "train", ""):
+        with pytest.raises(
+            MissingPackageError, match=r"A progress bar needs tqdm, .*: pip install tqdm$"
+        ) as info:
+            check_progress(progress)
+        assert isinstance(info.value, ImportError)
+
+
+@pytest.mark.usefixtures("no_tqdm")
+def test_a_pipeline_without_tqdm_fails_when_it_is_built() -> None:
+    with pytest.raises(MissingPackageError, match="pip install tqdm"):
+        source().build(progress=True)
+
+
+def test_a_pipeline_shows_its_progress(bars: list[FakeBar]) -> None:
+    pipeline = source().aggregate(4).build(progress="train")
+    with pipeline.auto_stop():
+        assert sum(map(len, pipeline)) == 10
+    assert [bar.options["total"] for bar in bars] == [3]
+    assert bars[0].counted == 3
+    assert bars[0].is_closed
+
+
+def test_a_bar_is_closed_when_iteration_breaks_off(bars: list[FakeBar]) -> None:
+    pipeline = source().build(progress=True)
+    with pipeline.auto_stop():
+        for _ in pipeline:
+            break
+    assert bars[0].counted == 1
+    assert bars[0].is_closed
+
+
+def test_the_real_bar_leaves_no_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    before = set(threading.enumerate())
+    bar = ProgressBar("train", 3)
+    bar.update(3)
+    bar.close()
+    bar.close()
+    assert set(threading.enumerate()) <= before
+    assert "train: 100%" in capsys.readouterr().err
+
+
+def test_modules_of_packages_are_imported_by_their_full_name() -> None:
+    assert require("json.decoder", "A test").JSONDecoder
+    with pytest.raises(
+        MissingPackageError, match=r"A test needs nopackage, .*pip install nopackage"
+    ):
+        require("nopackage.part", "A test")
+
+
+def test_an_empty_definition_has_as_many_outputs_as_items() -> None:
+    assert number_of_outputs(PipelineConfig(source(0).get_config().source)) == 0

@@ -1,0 +1,147 @@
+"""The buffer between the event loop and its consumers, without either."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline.engine.sink import END_OF_EPOCH, Sink
+from spdl_media.pipeline.errors import PipelineStopped
+
+WAIT = 20
+
+
+class FakeHub:
+    """Calls at once what it is given."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.events = self
+        self.posted = 0
+
+    def post(self, handler: Callable[[Any], None], argument: Any) -> None:
+        self.posted += 1
+        handler(argument)
+
+    def epoch_ended(self) -> None:
+        pass
+
+    def retry(self) -> None:
+        pass
+
+
+def make_sink(buffer_size: int = 2, slack: int = 3, *, continuous: bool = False) -> Sink:
+    hub: Any = FakeHub()
+    sink = Sink(hub, buffer_size, slack, continuous=continuous)
+    sink.upstream = hub
+    return sink
+
+
+def posted(sink: Sink) -> int:
+    hub: Any = sink.hub
+    return int(hub.posted)
+
+
+def test_items_are_taken_without_waking_the_loop_unless_it_has_stalled() -> None:
+    sink = make_sink(buffer_size=2, slack=3)
+    for item in range(5):
+        assert sink.room() == 5 - item
+        sink.accept(item)
+
+    assert sink.take() == 0
+    assert posted(sink) == 0
+    sink.accept(5)
+    assert sink.room() == 0
+    # Once, when no more than the buffer's two are left.
+    counts = []
+    for item in range(1, 6):
+        assert sink.take() == item
+        counts.append(posted(sink))
+    assert counts == [0, 0, 1, 1, 1]
+
+
+def test_a_buffer_of_one_without_slack_wakes_the_loop_when_it_is_empty() -> None:
+    sink = make_sink(buffer_size=1, slack=0)
+    sink.accept(0)
+    assert sink.room() == 0
+    assert sink.take() == 0
+    assert posted(sink) == 1
+
+
+def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
+    """The first to wait is woken for an item, and gives up at the same moment."""
+    sink = make_sink()
+    woken: list[str] = []
+    first, second = (lambda _: woken.append("first")), (lambda _: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink.accept(0)
+    assert woken == ["first"]
+    sink._leave(first)
+    assert woken == ["first", "second"]
+
+
+def test_a_consumer_that_was_not_woken_just_leaves() -> None:
+    sink = make_sink()
+    woken: list[str] = []
+    first, second = (lambda _: woken.append("first")), (lambda _: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink._leave(first)
+    sink.accept(0)
+    assert woken == ["second"]
+
+
+def test_the_end_of_an_epoch_is_seen_by_all() -> None:
+    sink = make_sink()
+    sink.end_epoch()
+
+    assert [sink.take(), sink.take()] == [END_OF_EPOCH, END_OF_EPOCH]
+    sink.begin_epoch()
+    with pytest.raises(TimeoutError):
+        sink.take(timeout=0)
+
+
+def test_ends_of_continuous_epochs_do_not_pile_up() -> None:
+    sink = make_sink(continuous=True)
+    sink.end_epoch()
+    assert sink.room() > 0
+    sink.end_epoch()
+    assert sink.room() == 0
+    assert sink.take() is END_OF_EPOCH
+    assert sink.room() > 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_closing_ends_all_waits(keep: bool) -> None:
+    sink = make_sink()
+    outcomes: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            sink.take()
+        except PipelineStopped as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=consume) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(sink._waiters) < 3:
+        pass
+    sink.close(lambda: PipelineStopped("over"), keep=keep)
+    for thread in threads:
+        thread.join(WAIT)
+
+    assert [str(error) for error in outcomes] == ["over"] * 3
+
+
+def test_what_is_kept_is_taken_before_the_reason() -> None:
+    sink = make_sink()
+    sink.accept(1)
+    sink.close(lambda: PipelineStopped("over"), keep=True)
+
+    assert sink.take() == 1
+    with pytest.raises(PipelineStopped, match="over"):
+        sink.take()

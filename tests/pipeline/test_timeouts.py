@@ -1,0 +1,185 @@
+"""Items that take too long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline.errors import PipelineFailure
+
+WAIT = 20
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What slow calls wait for; opened in the end, so that their threads end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutorConfig(1)])
+@pytest.mark.parametrize("kind", ["function", "generator"])
+def test_a_slow_call_fails_and_its_thread_is_replaced(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture, executor: Any, kind: str
+) -> None:
+    names: dict[int, str] = {}
+
+    def call(item: int) -> int:
+        names[item] = threading.current_thread().name
+        if item == 2:
+            gate.wait(WAIT)
+        return item
+
+    def generate(item: int) -> Iterator[int]:
+        yield call(item)
+
+    fn: Any = call if kind == "function" else generate
+    builder = PipelineBuilder().add_source(range(6))
+    builder.pipe(fn, name="slow", timeout=0.05, executor=executor, output_order="input")
+    pipeline = builder.build(num_threads=1)
+
+    assert list(pipeline) == [0, 1, 3, 4, 5]
+    (record,) = pipeline.failures
+    assert (record.stage, record.input) == ("slow", "2")
+    assert isinstance(record.exception, TimeoutError)
+    assert "longer than timeout=0.05 s" in str(record.exception)
+    assert "gate.wait(WAIT)" in record.traceback
+    assert names[3] != names[2]
+    assert f"thread {names[2]} is replaced" in caplog.text
+    assert "took longer than timeout=0.05 s on 2" in caplog.text
+    gate.set()
+    (thread,) = [one for one in threading.enumerate() if one.name == names[2]]
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_call_that_comes_back_late_changes_nothing(gate: threading.Event) -> None:
+    late = threading.Event()
+
+    def call(item: int) -> int:
+        if item == 0:
+            gate.wait(WAIT)
+            late.set()
+        elif item == 1:
+            gate.set()
+            assert late.wait(WAIT)
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(3)).pipe(call, timeout=0.1).build(num_threads=1)
+
+    assert list(pipeline) == [1, 2]
+    assert pipeline.statistics().stages[0].calls.number == 3
+
+
+def test_quick_calls_of_a_stage_with_a_timeout_are_left_alone() -> None:
+    builder = PipelineBuilder().add_source(range(500))
+    builder.pipe(lambda i: i, timeout=10, concurrency=3, output_order="input")
+
+    assert list(builder.build()) == list(range(500))
+
+
+def test_all_calls_that_are_slow_at_once_fail(gate: threading.Event) -> None:
+    def call(item: int) -> int:
+        if item < 4:
+            gate.wait(WAIT)
+        return item
+
+    builder = PipelineBuilder().add_source(range(10)).pipe(call, concurrency=4, timeout=0.05)
+
+    assert sorted(builder.build(num_threads=4)) == list(range(4, 10))
+
+
+def test_time_in_the_queue_does_not_count(gate: threading.Event) -> None:
+    def call(item: int) -> int:
+        gate.wait(0.05)
+        return item
+
+    builder = PipelineBuilder().add_source(range(8)).pipe(call, timeout=0.25)
+
+    assert list(builder.build(num_threads=1)) == list(range(8))
+
+
+@pytest.mark.parametrize("kind", ["function", "generator"])
+def test_a_slow_coroutine_is_cancelled(kind: str) -> None:
+    cancelled = []
+
+    async def call(item: int) -> int:
+        if item == 2:
+            try:
+                await asyncio.sleep(WAIT)
+            except asyncio.CancelledError:
+                cancelled.append(item)
+                raise
+        return item
+
+    async def generate(item: int) -> AsyncIterator[int]:
+        yield 10 * item
+        yield 10 * item + await call(item)
+
+    fn: Any = call if kind == "function" else generate
+    builder = PipelineBuilder().add_source(range(4))
+    pipeline = builder.pipe(fn, name="slow", timeout=0.05, output_order="input").build()
+
+    assert list(pipeline) == ([0, 1, 3] if kind == "function" else [0, 0, 10, 11, 20, 30, 33])
+    assert cancelled == [2]
+    (record,) = pipeline.failures
+    assert "longer than timeout=0.05 s" in str(record.exception)
+
+
+def test_a_generator_has_the_time_for_each_value_and_not_while_it_is_paused() -> None:
+    async def generate(_: int) -> AsyncIterator[int]:
+        for value in range(200):
+            yield value
+
+    pipeline = PipelineBuilder().add_source([0]).pipe(generate, timeout=0.2).add_sink(1).build()
+    pause = threading.Event()
+    with pipeline.auto_stop():
+        assert pipeline.get_item() == 0
+        pause.wait(0.3)
+        assert list(pipeline) == list(range(1, 200))
+
+
+@pytest.mark.parametrize("kind", ["own", "raised"])
+def test_errors_of_the_callers_stay_as_they_are(kind: str) -> None:
+    async def call(item: int) -> int:
+        if item == 1:
+            if kind == "raised":
+                raise TimeoutError("of the server")
+            raise asyncio.CancelledError("by the client")
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(4)).pipe(call, timeout=5).build()
+
+    assert list(pipeline) == [0, 2, 3]
+    assert str(pipeline.failures[0].exception) in ("of the server", "by the client")
+
+
+def test_a_slow_call_of_the_callers_executor(gate: threading.Event) -> None:
+    def call(item: int) -> int:
+        if item == 1:
+            gate.wait(WAIT)
+        return item
+
+    with ThreadPoolExecutor(2) as executor:
+        builder = PipelineBuilder().add_source(range(4))
+        builder.pipe(call, executor=executor, timeout=0.05, output_order="input")
+        pipeline = builder.build()
+        assert list(pipeline) == [0, 2, 3]
+        assert "longer than timeout=0.05 s" in str(pipeline.failures[0].exception)
+        gate.set()
+
+
+def test_timeouts_count_as_failures(gate: threading.Event) -> None:
+    pipeline = (
+        PipelineBuilder().add_source([1]).pipe(lambda _: gate.wait(WAIT), timeout=0.02).build()
+    )
+
+    with pytest.raises(PipelineFailure, match="TimeoutError: the call took longer than"):
+        list(pipeline)

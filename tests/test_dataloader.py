@@ -1,0 +1,586 @@
+"""The DataLoader: order, batches, threads, epochs, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spdl_media as sm
+from spdl_media.dataloader import DataLoader, MapIterator, Pipeline, PipelineBuilder, sample_rng
+from spdl_media.pipeline import PipelineFailure
+from spdl_media.source import DistributedRandomSampler, MergeIterator, repeat_source
+
+ORDERS = ["completion", "input"]
+NO_LIMIT = float("inf")
+
+
+def double(item: int) -> int:
+    return 2 * item
+
+
+async def double_async(item: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * item
+
+
+def twice(item: int) -> Iterator[tuple[int, int]]:
+    yield item, 0
+    yield item, 1
+
+
+async def twice_async(item: int) -> AsyncIterator[tuple[int, int]]:
+    for offset in range(2):
+        await asyncio.sleep(0)
+        yield item, offset
+
+
+async def arange(stop: int) -> AsyncIterator[int]:
+    for number in range(stop):
+        yield number
+
+
+class Numbers:
+    """Like ``range``, but can only be read from its start."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.stop))
+
+
+def flat(batches: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+def test_it_is_where_users_look_for_it() -> None:
+    assert sm.DataLoader is DataLoader is sm.dataloader.DataLoader
+    assert sm.dataloader.PipelineBuilder is PipelineBuilder is sm.pipeline.PipelineBuilder
+    assert sm.dataloader.Pipeline is Pipeline
+    assert sm.dataloader.MapIterator is MapIterator is sm.source.MapIterator
+    assert {"DataLoader", "dataloader", "pipeline", "source"} <= set(dir(sm))
+    with pytest.raises(AttributeError, match="no attribute 'Dataloader'"):
+        sm.Dataloader  # noqa: B018
+
+
+def test_parameters_of_the_documentation() -> None:
+    parameters = inspect.signature(DataLoader).parameters
+    assert next(iter(parameters)) == "src"
+    defaults = {name: parameters[name].default for name in list(parameters)[1:10]}
+    assert defaults == {
+        "preprocessor": None,
+        "batch_size": None,
+        "drop_last": False,
+        "aggregator": None,
+        "transfer_fn": None,
+        "buffer_size": 3,
+        "num_threads": 8,
+        "timeout": None,
+        "output_order": "completion",
+    }
+
+
+def model(n: int, batch_size: int | None, *, drop_last: bool) -> list[Any]:
+    samples = [2 * item for item in range(n)]
+    if batch_size is None:
+        return samples
+    batches = [samples[start : start + batch_size] for start in range(0, n, batch_size)]
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+@pytest.mark.parametrize("preprocessor", [double, double_async])
+@pytest.mark.parametrize("make_source", [range, arange, Numbers])
+@settings(max_examples=15)
+@given(n=st.integers(0, 20), batch_size=st.none() | st.integers(1, 6), drop_last=st.booleans())
+def test_gives_what_a_loop_would(
+    preprocessor: Callable[[int], Any],
+    make_source: Callable[[int], Any],
+    n: int,
+    batch_size: int | None,
+    drop_last: bool,
+) -> None:
+    drop_last = drop_last and batch_size is not None
+    expected = model(n, batch_size, drop_last=drop_last)
+    arguments: dict[str, Any] = {
+        "preprocessor": preprocessor,
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        "num_threads": 3,
+    }
+    in_order = DataLoader(make_source(n), output_order="input", **arguments)
+    assert list(in_order) == expected
+    loader = DataLoader(make_source(n), output_order="completion", **arguments)
+    given = list(loader)
+    if batch_size is None:
+        assert sorted(given) == expected
+    else:
+        assert [len(batch) for batch in given] == [len(batch) for batch in expected]
+        assert set(flat(given)) <= set(range(0, 2 * n, 2))
+        assert len(set(flat(given))) == len(flat(expected))
+    if make_source is range:
+        assert len(loader) == len(expected)
+
+
+@pytest.mark.parametrize("preprocessor", [twice, twice_async])
+def test_generators_give_several_samples(preprocessor: Callable[[int], Any]) -> None:
+    loader = DataLoader(range(5), preprocessor=preprocessor, batch_size=4, output_order="input")
+    expected = [(item, offset) for item in range(5) for offset in range(2)]
+    assert list(loader) == [expected[:4], expected[4:8], expected[8:]]
+    unordered = DataLoader(range(5), preprocessor=preprocessor)
+    assert sorted(unordered) == expected
+
+
+def test_without_preprocessor() -> None:
+    assert list(DataLoader([3, None, 5], batch_size=2)) == [[3, 5]]
+    assert list(DataLoader(range(3), aggregator=str)) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_aggregators_keep_the_order(is_async: bool) -> None:
+    """The first batch is held back until the second one is done."""
+    second_is_done = threading.Event()
+
+    def aggregate(samples: list[int]) -> int:
+        if samples[0] == 0:
+            assert second_is_done.wait(20)
+        else:
+            second_is_done.set()
+        return samples[0]
+
+    async def aggregate_async(samples: list[int]) -> int:
+        return await asyncio.to_thread(aggregate, samples)
+
+    loader = DataLoader(
+        range(8),
+        preprocessor=double,
+        batch_size=4,
+        aggregator=aggregate_async if is_async else aggregate,
+        output_order="input",
+    )
+    assert list(loader) == [0, 8]
+    assert second_is_done.is_set()
+
+
+def test_preprocessors_run_at_the_same_time() -> None:
+    barrier = threading.Barrier(4)
+
+    def meet(item: int) -> int:
+        barrier.wait(20)
+        return item
+
+    assert sorted(DataLoader(range(8), preprocessor=meet, num_threads=4)) == list(range(8))
+
+
+def test_the_transfer_has_one_thread_of_its_own() -> None:
+    preprocessing: set[int] = set()
+    transferring: list[int] = []
+    busy = threading.Lock()
+
+    def preprocess(item: int) -> int:
+        preprocessing.add(threading.get_ident())
+        return item
+
+    def transfer(batch: list[int]) -> int:
+        assert busy.acquire(blocking=False)
+        transferring.append(threading.get_ident())
+        busy.release()
+        return sum(batch)
+
+    loader = DataLoader(
+        range(40), preprocessor=preprocess, batch_size=2, transfer_fn=transfer, output_order="input"
+    )
+    assert list(loader) == [4 * n + 1 for n in range(20)]
+    assert len(set(transferring)) == 1
+    assert set(transferring).isdisjoint({*preprocessing, threading.get_ident()})
+
+
+def test_none_drops_at_each_stage() -> None:
+    loader = DataLoader(
+        range(12),
+        preprocessor=lambda item: None if item % 3 == 0 else item,
+        batch_size=2,
+        aggregator=lambda batch: None if 4 in batch else batch,
+        transfer_fn=lambda batch: None if 7 in batch else batch,
+        output_order="input",
+    )
+    assert list(loader) == [[1, 2], [10, 11]]
+
+
+class TestEpochs:
+    def test_each_iteration_is_one(self) -> None:
+        loader = DataLoader(range(5), preprocessor=double, output_order="input")
+        assert [list(loader) for _ in range(3)] == [[0, 2, 4, 6, 8]] * 3
+        assert loader.epoch == 3
+
+    def test_those_of_a_sampler(self) -> None:
+        def sampler() -> DistributedRandomSampler:
+            return DistributedRandomSampler(30, rank=0, world_size=1)
+
+        alone = sampler()
+        epochs = [list(alone) for _ in range(6)]
+        shared = sampler()
+        loader = DataLoader(shared, output_order="input")
+        assert [list(loader), list(loader)] == epochs[:2]
+        loader.set_epoch(5)
+        assert (loader.epoch, list(loader)) == (5, epochs[5])
+        # Set at the sampler, as PyTorch's users do.
+        shared.set_epoch(3)
+        assert (loader.epoch, list(loader), loader.epoch) == (3, epochs[3], 4)
+        # Begun before, so it goes on from there.
+        shared.set_epoch(2)
+        assert list(DataLoader(shared, output_order="input")) == epochs[2]
+
+    def test_those_of_a_sampler_in_a_mapping(self) -> None:
+        sampler = DistributedRandomSampler(9, rank=0, world_size=1)
+        expected = [[index * 10 for index in sampler] for _ in range(2)]
+        sampler.set_epoch(0)
+        source = MapIterator([index * 10 for index in range(9)], sampler)
+        loader = DataLoader(source, output_order="input")
+        assert [list(loader), list(loader)] == expected
+
+    def test_those_of_pytorch(self) -> None:
+        distributed = pytest.importorskip("torch.utils.data.distributed")
+
+        def sampler() -> Any:
+            return distributed.DistributedSampler(range(20), num_replicas=2, rank=1)
+
+        alone = sampler()
+        expected = []
+        for epoch in range(3):
+            alone.set_epoch(epoch)
+            expected.append(list(alone))
+        shared = sampler()
+        loader = DataLoader(shared, output_order="input")
+        assert [list(loader), list(loader)] == expected[:2]
+        for epoch in (0, 2):
+            shared.set_epoch(epoch)
+            assert list(loader) == expected[epoch]
+
+    def test_two_at_a_time(self) -> None:
+        sampler = DistributedRandomSampler(20, rank=0, world_size=1)
+        epochs = [list(sampler), list(sampler)]
+        sampler.set_epoch(0)
+        loader = DataLoader(sampler, output_order="input")
+        assert [
+            list(items) for items in zip(*zip(loader, loader, strict=True), strict=True)
+        ] == epochs
+
+    def test_a_generator_can_be_read_once(self) -> None:
+        loader = DataLoader(iter(range(3)), output_order="input")
+        assert list(loader) == [0, 1, 2]
+        with pytest.warns(UserWarning, match="range_iterator, can be read once.*Pass a list"):
+            assert list(loader) == []
+
+    def test_an_endless_source_goes_on(self) -> None:
+        loader = DataLoader(repeat_source([1, 2, 3]), batch_size=2, output_order="input")
+        first = list(itertools.islice(loader, 4))
+        second = list(itertools.islice(loader, 2))
+        assert first + second == [[1, 2], [3, 1], [2, 3], [1, 2], [3, 1], [2, 3]]
+
+
+def my_threads(before: set[threading.Thread]) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread not in before}
+
+
+class TestStopping:
+    def test_breaking_off_ends_the_threads(self) -> None:
+        before = set(threading.enumerate())
+        for _ in DataLoader(itertools.count(), preprocessor=double):
+            started = my_threads(before)
+            assert started
+            break
+        gc.collect()
+        for thread in started:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def test_so_does_the_end(self) -> None:
+        before = set(threading.enumerate())
+        iterator = iter(DataLoader(range(10), preprocessor=double))
+        started = my_threads(before)
+        assert len(list(iterator)) == 10
+        for thread in started:
+            thread.join(10)
+            assert not thread.is_alive()
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+    def test_after_a_timeout_iteration_goes_on(self) -> None:
+        proceed = threading.Event()
+
+        def wait(item: int) -> int:
+            assert proceed.wait(20)
+            return item
+
+        iterator = iter(DataLoader(range(2), preprocessor=wait, timeout=0.05, output_order="input"))
+        with pytest.raises(TimeoutError):
+            next(iterator)
+        proceed.set()
+        assert list(retried(iterator)) == [0, 1]
+
+    def test_the_source_is_not_read_far_ahead(self) -> None:
+        given = 0
+
+        def source() -> Iterator[int]:
+            nonlocal given
+            while True:
+                given += 1
+                yield given
+
+        iterator = iter(DataLoader(source(), preprocessor=double, num_threads=2, buffer_size=2))
+        next(iterator)
+        del iterator
+        assert given < 200
+
+
+def retried(iterator: Iterator[Any]) -> Iterator[Any]:
+    """A busy machine may take longer than the short timeout of the test."""
+    while True:
+        try:
+            yield next(iterator)
+        except TimeoutError:
+            continue
+        except StopIteration:
+            return
+
+
+class TestFailures:
+    @pytest.mark.parametrize("order", ORDERS)
+    def test_are_dropped_and_recorded(self, order: Any) -> None:
+        def fragile(item: int) -> int:
+            if item % 4 == 1:
+                raise ValueError(f"no {item}")
+            return item
+
+        told: list[tuple[str, Any]] = []
+        loader = DataLoader(
+            range(12),
+            preprocessor=fragile,
+            batch_size=3,
+            output_order=order,
+            on_failure=lambda record, item: told.append((record.stage, item)),
+        )
+        assert loader.failures == ()
+        assert loader.statistics() is None
+        batches = list(loader)
+        assert sorted(flat(batches)) == [0, 2, 3, 4, 6, 7, 8, 10, 11]
+        assert [len(batch) for batch in batches] == [3, 3, 3]
+        assert sorted(told) == [("fragile", 1), ("fragile", 5), ("fragile", 9)]
+        assert sorted(str(failure.exception) for failure in loader.failures) == [
+            "no 1",
+            "no 5",
+            "no 9",
+        ]
+        assert {failure.input for failure in loader.failures} == {"1", "5", "9"}
+        assert loader.failure_counts["fragile"] == 3
+        statistics = loader.statistics()
+        assert statistics is not None
+
+    def test_of_an_aggregator_lose_the_batch(self) -> None:
+        def picky(batch: list[int]) -> int:
+            if 3 in batch:
+                raise ValueError("three")
+            return sum(batch)
+
+        told: list[Any] = []
+        loader = DataLoader(
+            range(8),
+            batch_size=2,
+            aggregator=picky,
+            output_order="input",
+            on_failure=lambda record, batch: told.append(batch),
+        )
+        assert list(loader) == [1, 9, 13]
+        assert told == [[2, 3]]
+        assert loader.failures[0].input == "[2, 3]"
+
+    def test_what_on_failure_raises_ends_the_epoch(self) -> None:
+        def fragile(item: int) -> int:
+            raise ValueError(f"no {item}")
+
+        def complain(record: object, item: int) -> None:
+            raise KeyError(item)
+
+        loader = DataLoader(
+            range(5), preprocessor=fragile, on_failure=complain, max_failures=NO_LIMIT
+        )
+        with pytest.raises(PipelineFailure, match="on_failure raised KeyError"):
+            list(loader)
+
+    def test_in_the_consumer_end_the_threads(self) -> None:
+        before = set(threading.enumerate())
+        started: set[threading.Thread] = set()
+
+        def train() -> None:
+            for _ in DataLoader(itertools.count(), preprocessor=double):
+                started.update(my_threads(before))
+                raise ZeroDivisionError("loss is zero")
+
+        with pytest.raises(ZeroDivisionError, match="loss is zero"):
+            train()
+        assert started
+        for thread in started:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def test_of_everything_are_an_error(self) -> None:
+        def broken(item: int) -> int:
+            raise ValueError(f"no {item}")
+
+        loader = DataLoader(range(5), preprocessor=broken)
+        with pytest.raises(PipelineFailure, match="broken") as caught:
+            list(loader)
+        assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_up_to_a_limit(self) -> None:
+        def fragile(item: int) -> int:
+            if item >= 5:
+                raise ValueError("too large")
+            return item
+
+        limited = DataLoader(range(20), preprocessor=fragile, max_failures=3, output_order="input")
+        given = []
+        with pytest.raises(PipelineFailure, match="fragile"):
+            given.extend(limited)
+        loader = DataLoader(range(20), preprocessor=fragile, max_failures=NO_LIMIT)
+        assert sorted(loader) == [0, 1, 2, 3, 4]
+
+    def test_of_the_source_come_after_what_was_made(self) -> None:
+        def source() -> Iterator[int]:
+            yield from range(4)
+            raise OSError("connection lost")
+
+        iterator = iter(DataLoader(source(), preprocessor=double, output_order="input"))
+        assert list(itertools.islice(iterator, 4)) == [0, 2, 4, 6]
+        with pytest.raises(PipelineFailure, match="source") as caught:
+            next(iterator)
+        assert isinstance(caught.value.__cause__, OSError)
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+class TestChance:
+    def test_depends_on_the_item_alone(self) -> None:
+        def draw(item: int, rng: np.random.Generator) -> tuple[int, int]:
+            return item, int(rng.integers(2**60))
+
+        async def draw_async(item: int, *, rng: np.random.Generator) -> tuple[int, int]:
+            return draw(item, rng)
+
+        def draw_twice(item: int, *, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+            yield draw(item, rng)
+            yield draw(item, rng)
+
+        for epoch in (0, 1):
+            expected = [(n, int(sample_rng(3, epoch, n).integers(2**60))) for n in range(30)]
+            for preprocessor, num_threads in itertools.product((draw, draw_async), (1, 8)):
+                loader = DataLoader(
+                    range(30), preprocessor=preprocessor, num_threads=num_threads, seed=3
+                )
+                loader.set_epoch(epoch)
+                assert sorted(loader) == expected
+            fanned_out = DataLoader(
+                range(30), preprocessor=draw_twice, seed=3, output_order="input"
+            )
+            fanned_out.set_epoch(epoch)
+            assert list(fanned_out)[::2] == expected
+
+    @pytest.mark.parametrize("uses_mapping", [False, True])
+    def test_does_not_depend_on_the_number_of_ranks(self, uses_mapping: bool) -> None:
+        def draw(item: int, rng: np.random.Generator) -> tuple[int, int]:
+            return item, int(rng.integers(2**60))
+
+        def of_rank(rank: int, world_size: int) -> list[tuple[int, int]]:
+            sampler = DistributedRandomSampler(12, rank=rank, world_size=world_size)
+            source = MapIterator(range(12), sampler) if uses_mapping else sampler
+            return list(DataLoader(source, preprocessor=draw))
+
+        assert sorted(of_rank(0, 2) + of_rank(1, 2)) == sorted(of_rank(0, 1))
+
+    def test_never_changes(self) -> None:
+        """Written down once: what a training draws must not change with a release."""
+        raw = [int(sample_rng(*key).bit_generator.random_raw()) for key in KEYS]
+        assert raw == RAW
+
+    def test_bad_keys(self) -> None:
+        with pytest.raises(ValueError, match="position must be at least 0, not -1"):
+            sample_rng(0, 0, -1)
+
+
+KEYS = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (2**70, 5, 2**40)]
+RAW = [
+    8358101727642175730,
+    16455085314981476920,
+    18076242073582295704,
+    16610969353919836395,
+    13876229966123295010,
+]
+
+
+class TestLength:
+    def test_is_that_of_the_epoch(self) -> None:
+        assert len(DataLoader(range(10))) == 10
+        assert len(DataLoader(range(10), batch_size=4)) == 3
+        assert len(DataLoader(range(10), batch_size=4, drop_last=True)) == 2
+        assert (
+            len(DataLoader(DistributedRandomSampler(10, rank=0, world_size=2), batch_size=2)) == 3
+        )
+
+    def test_may_be_unknown(self) -> None:
+        with pytest.raises(TypeError, match="no length, because its source, a Numbers, has none"):
+            len(DataLoader(Numbers(3)))
+        with pytest.raises(TypeError, match="preprocessor is a generator"):
+            len(DataLoader(range(3), preprocessor=twice))
+        with pytest.raises(TypeError, match="its source, a MapIterator, has none"):
+            len(DataLoader(MapIterator([1], iter([0]))))
+        with pytest.raises(TypeError, match="its source, a MergeIterator, has none"):
+            len(DataLoader(MergeIterator([[1]])))
+
+
+class MapStyle:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 3
+
+
+async def transfer_async(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"src": "abc"}, TypeError, "not a single str.*pass a list of one"),
+        ({"src": 5}, TypeError, "must be an iterable or an async iterable, not 5"),
+        ({"src": MapStyle()}, TypeError, "MapStyle is a map-style dataset; pass MapIterator"),
+        ({"on_failure": 5}, TypeError, "on_failure must be a function"),
+        ({"preprocessor": 5}, TypeError, "preprocessor must be a function.*not int"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an int, not 2.0"),
+        ({"drop_last": True}, ValueError, "drop_last=True.*needs batch_size"),
+        ({"aggregator": twice}, TypeError, "aggregator must return one batch, and twice is a gen"),
+        ({"transfer_fn": twice}, TypeError, "transfer_fn must return one batch"),
+        ({"transfer_fn": transfer_async}, TypeError, "a plain function.*await in the aggregator"),
+        ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1"),
+        ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0 seconds"),
+        ({"output_order": "random"}, ValueError, "output_order must be one of.*not 'random'"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"max_failures": -1}, ValueError, "max_failures"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DataLoader(**{"src": [1], **arguments})

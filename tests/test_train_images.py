@@ -1,0 +1,38 @@
+"""The sample of a training, run as its users run it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SCRIPT = CHECKOUT / "samples" / "train_images.py"
+
+
+def without_figures(text: str) -> list[str]:
+    """The part that was told right and the time are not the same on all machines."""
+    return [re.sub(r"\d+% right|\d+ ms", "...", line).strip() for line in text.splitlines()]
+
+
+def test_prints_what_its_docstring_shows(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", SCRIPT],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    docstring = ast.get_docstring(ast.parse(SCRIPT.read_text(encoding="utf-8")))
+    assert docstring is not None
+    shown = re.search(r"Output .*?::\n\n(.*?)\n\n", docstring, re.DOTALL)
+    assert shown is not None
+    assert without_figures(done.stdout) == without_figures(shown[1])
+    assert [int(part) for part in re.findall(r"(\d+)% right", done.stdout)][-1] > 90
+    assert list(tmp_path.iterdir()) == []
