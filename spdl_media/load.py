@@ -1,19 +1,29 @@
-"""From a source to an array in one call: demux, decode, convert, and nothing else."""
+"""From a source to an array in one call: demux, decode, convert, transfer, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, image_batch_steps
+from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
+from spdl_media._loading.on_device import (
+    PictureDecoder,
+    VideoDecoder,
+    batch_steps,
+    device_config,
+    load_frames,
+    load_picture,
+)
 from spdl_media._loading.options import PictureOptions, SoundOptions
 from spdl_media._loading.pictures import CropPlan
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, DemuxConfig
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
+from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.inputs import Source
@@ -38,7 +48,10 @@ def load_image(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: CUDAConfig | SupportsIndex | None = None,
+    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    decoder: PictureDecoder = "auto",
+) -> Buffer:
     """Load one picture, upright.
 
     Args:
@@ -58,16 +71,21 @@ def load_image(
         storage: Memory to fill; fresh memory without one.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
         name: What to call the source in messages.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
+        cuda_config: The same by another name; give one of them.
+        decoder: With ``cuda=``: ``"dali"`` decodes on the device, ``"cpu"`` on the CPU, and copies;
+            ``"auto"`` takes the first that can make what is asked for.
 
     Returns:
-        A buffer in host memory, a copy: ``(height, width, 3)`` uint8, values 0 to 255, for ``rgb24``; the
-        table of :mod:`spdl_media.layouts` has the other formats.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
+        uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.layouts` has the other formats.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no picture.
         DecodeError: It is damaged.
         ConvertError: Its format makes no array, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or ``filter_desc`` beside options that it replaces.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -75,9 +93,17 @@ def load_image(
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality)
     desc = options.desc(filter_desc)
-    packets = demux_image(src, demux_config=demux_config, name=name)
-    frames = decode_packets(packets, desc, decode_config)
-    return convert_frames(frames, storage, layout=layout)
+
+    def load(storage: Storage | None) -> CPUBuffer:
+        packets = demux_image(src, demux_config=demux_config, name=name)
+        frames = decode_packets(packets, desc, decode_config)
+        return convert_frames(frames, storage, layout=layout)
+
+    config = device_config(cuda, cuda_config, decoder, PictureDecoder)
+    if config is None:
+        return load(storage)
+    about = filter_desc, demux_config, decode_config, storage, layout
+    return load_picture(src, config, decoder, options, *about, load)
 
 
 def load_image_batch(
@@ -97,7 +123,10 @@ def load_image_batch(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     on_error: OnError = "raise",
-) -> CPUBuffer:
+    cuda: CUDAConfig | SupportsIndex | None = None,
+    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    decoder: PictureDecoder = "auto",
+) -> Buffer:
     """Load pictures into one array, one after the other in the calling thread.
 
     To use several threads, load several batches at the same time; nothing here holds the GIL for long.
@@ -122,9 +151,14 @@ def load_image_batch(
         on_error: What becomes of a picture that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
             the batch has fewer rows; or ``"fill"`` its row with zeros.
+        cuda: As in :func:`load_image`.
+        cuda_config: As in :func:`load_image`.
+        decoder: As in :func:`load_image`. With ``"cpu"``, what is copied are FFmpeg's planes where CuPy can
+            scale and colour them on the device, else finished pictures.
 
     Returns:
-        A buffer in host memory, a copy: ``(B, height, width, 3)`` uint8 for ``rgb24``. ``buffer.failures``
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(B, height, width, 3)``
+        uint8 for ``rgb24``. ``buffer.failures``
         has what could not be loaded and why, ``buffer.indices`` the position among ``srcs`` of each row,
         ``buffer.valid`` a mask of the rows that are pictures.
 
@@ -134,12 +168,13 @@ def load_image_batch(
         DecodeError: An input is damaged, likewise.
         ConvertError: There are no inputs, none could be loaded, they differ in size, a crop lies outside its
             picture, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or not one crop or flip for each input.
         TypeError: An input that is no source.
 
     Thread safety: safe.
     """
-    decode_and_convert = image_batch_steps(
+    decode_and_convert = batch_steps(
         srcs,
         PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
         filter_desc,
@@ -149,6 +184,9 @@ def load_image_batch(
         storage,
         layout,
         on_error,
+        cuda,
+        cuda_config,
+        decoder,
     )
     return decode_and_convert(lambda: False)
 
@@ -172,7 +210,10 @@ def load_video(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: CUDAConfig | SupportsIndex | None = None,
+    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    decoder: VideoDecoder = "auto",
+) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
 
     Args:
@@ -194,15 +235,21 @@ def load_video(
         storage: As in :func:`load_image`.
         layout: As in :func:`load_image`.
         name: As in :func:`load_image`.
+        cuda: As in :func:`load_image`.
+        cuda_config: As in :func:`load_image`.
+        decoder: With ``cuda=``: ``"dali"`` and ``"pyav"`` decode on the device (NVDEC), ``"cpu"`` on the CPU,
+            and copies; ``"auto"`` takes the first that decodes the video right.
 
     Returns:
-        A buffer in host memory, a copy: ``(N, height, width, 3)`` uint8 for ``rgb24``.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(N, height, width, 3)``
+        uint8 for ``rgb24``.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
         ConvertError: No frame lies in the window, the format makes no array, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -210,11 +257,23 @@ def load_video(
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
     desc = options.desc(filter_desc)
-    packets = demux_video(
-        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
-    )
-    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
-    return convert_frames(frames, storage, layout=layout)
+
+    def load(storage: Storage | None) -> CPUBuffer:
+        packets = demux_video(
+            src,
+            timestamp=timestamp,
+            stream_index=stream_index,
+            demux_config=demux_config,
+            name=name,
+        )
+        frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
+        return convert_frames(frames, storage, layout=layout)
+
+    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
+    if config is None:
+        return load(storage)
+    about = filter_desc, num_frames, stream_index, demux_config, decode_config, storage
+    return load_frames(src, timestamp, config, decoder, options, *about, layout, name, load)
 
 
 def load_audio(

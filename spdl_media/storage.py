@@ -370,14 +370,22 @@ class StoragePool:
         return f"<StoragePool: {self.num_free} of {self._count} blocks of {self._size} bytes free{pinned}>"
 
 
-Storage: TypeAlias = CPUStorage | StoragePool
+class PinnedMemory:
+    """Fresh page-locked memory of any size, each time. PyTorch and CuPy keep blocks of it for the next."""
+
+    def acquire(self, nbytes: int) -> Bytes:
+        """A block of ``nbytes`` or more."""
+        return _Block(nbytes, _pin_or_warn(pin_memory=True)).memory
+
+
+Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
 
 
 def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
     """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable."""
     if storage is None:
         return _pageable(nbytes)
-    if not isinstance(storage, CPUStorage | StoragePool):
+    if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
         raise TypeError(
             f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "
             f"cpu_storage({nbytes}) makes one"

@@ -138,10 +138,15 @@ class FakeCupy:
             runtime=SimpleNamespace(getDeviceCount=lambda: devices),
             Device=lambda index: self._setting("device", index),
             ExternalStream=lambda stream, index: self._setting("stream", stream),
+            Stream=SimpleNamespace(null=contextlib.nullcontext()),
             get_current_stream=lambda: SimpleNamespace(
-                synchronize=lambda: self.synchronized.append(self.stream)
+                ptr=self.stream or 0, synchronize=lambda: self.synchronized.append(self.stream)
+            ),
+            Event=lambda **_: SimpleNamespace(
+                record=lambda: self.recorded.append(self.stream), done=True
             ),
         )
+        self.recorded: list[int | None] = []
 
     @contextlib.contextmanager
     def _setting(self, name: str, value: int) -> Iterator[None]:
@@ -155,8 +160,13 @@ class FakeCupy:
     def asarray(self, array: Any) -> FakeArray:
         if isinstance(array, np.ndarray):
             return FakeArray(array.copy(), self.device)
-        assert hasattr(array, "__cuda_array_interface__")
-        return array
+        if isinstance(array, FakeArray):
+            return array
+        memory = SimpleNamespace(
+            __array_interface__={**array.__cuda_array_interface__}, owner=array
+        )
+        del memory.__array_interface__["stream"]
+        return FakeArray(np.asarray(memory), self.device, array)
 
     def from_dlpack(self, array: DLPackArray) -> FakeArray:
         return array.array

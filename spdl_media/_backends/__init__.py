@@ -21,6 +21,7 @@ INSTALL = MappingProxyType(
         ),
         "fsspec": ("fsspec", 'pip install "spdl_media[fsspec]"'),
         "jax": ("jax", "pip install jax"),
+        "numba": ("numba.cuda", "pip install numba-cuda[cu12] (or [cu13], as the driver is)"),
         "nvimgcodec": (
             "nvidia.nvimgcodec",
             "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",

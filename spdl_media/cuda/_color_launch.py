@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.cuda._color_device import Device
+from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media.cuda._color_formats import Planes
 from spdl_media.cuda._color_plan import Plan
 from spdl_media.cuda._color_taps import Taps
@@ -50,7 +50,7 @@ def kernel_source() -> str:
     return Path(__file__).with_name("yuv_to_rgb.cu").read_text(encoding="utf-8")
 
 
-def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out: Any) -> None:
+def convert_on_device(device: CupyDevice, batches: Sequence[Planes], plan: Plan, out: Any) -> None:
     """Launch the conversion of all frames on the device's stream, and don't wait for it.
 
     Args:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from math import nan
 from typing import Any
 
-import av
 import numpy as np
 
 from spdl_media._backends import is_available
 from spdl_media._decoding.defaults import cut_short_error
-from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._filters.stages import Rate
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._nvdec_dali import decode_by_number
 from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda._nvdec_planes import format_name, is_on_device
+from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
 from spdl_media.cuda._nvdec_rule import (
     Clip,
     CPUFallbackWarning,
@@ -28,6 +27,7 @@ from spdl_media.cuda._nvdec_rule import (
     Way,
     choose,
     clip_of,
+    found_refusal,
     not_on_nvdec,
     nvdec_refusal,
 )
@@ -37,7 +37,6 @@ from spdl_media.decode import decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
 from spdl_media.packets import (
-    PacketFacts,
     VideoPackets,
     av_packets,
     discarded_pts,
@@ -86,70 +85,6 @@ class Request:
     may_use_dali: bool = False
 
 
-class NotOnDeviceError(Exception):
-    """FFmpeg fell back to its software decoder: the hardware does not take this stream."""
-
-
-class DevicePictures(PictureDecoder):
-    """The decoder of pictures with FFmpeg's decoder on the device: the same window, lead-in and damage.
-
-    Its frames hold surfaces of the decoder, of which there are few: each is to be copied before the next
-    packet.
-
-    Args:
-        device: Where to decode.
-        codec: Parameters of the stream.
-        facts: Facts of the packets.
-        config: How to decode.
-
-    Its ``decode`` raises a NotOnDeviceError as :class:`OnDevice` does.
-    """
-
-    def __init__(
-        self, device: VideoDevice, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig
-    ) -> None:
-        # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
-        super().__init__(replace(codec, decoder=codec.name), facts, config)
-        self._context = OnDevice(device.open_decoder(codec, config, facts.source))  # type: ignore[assignment]
-
-    @property
-    def standing(self) -> int:
-        """The orientation that frames are to be turned from."""
-        return self.orientation if self._config.orient else 1
-
-
-class OnDevice:
-    """A decoder that gives frames on the device, or says that it does not.
-
-    Args:
-        decoder: PyAV's.
-    """
-
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
-
-    def decode(self, packet: Any) -> list[Any]:
-        """Frames that are ready after this packet.
-
-        Raises:
-            NotOnDeviceError: They are in host memory, or there is no decoder but the hardware's.
-        """
-        try:
-            frames: list[Any] = self._decoder.decode(packet)
-        except (
-            av.error.NotImplementedError
-        ) as error:  # FFmpeg's own AV1 decoder has no software part
-            raise NotOnDeviceError("no") from error
-        for frame in frames:
-            if not is_on_device(frame):
-                raise NotOnDeviceError(format_name(frame))
-        return frames
-
-    def flush_buffers(self) -> None:
-        """Start anew."""
-        self._decoder.flush_buffers()
-
-
 def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
     """Decode packets to an array on a device, by the way that the rule or the request says.
 
@@ -166,19 +101,19 @@ def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) ->
         try:
             return _by_pyav(packets, device, request)
         except NotOnDeviceError as found:
-            error = not_on_nvdec(packets.codec, str(found), packets.source)
+            refusal = found_refusal(packets.codec, str(found))
             if request.decoder != "auto":
-                raise error from None
-            warn_of_fallback(str(error))
+                raise not_on_nvdec(refusal, packets.source) from None
     else:
-        warn_of_fallback(f"{packets.source}: {nvdec_refusal(packets.codec)}")
+        refusal = str(nvdec_refusal(packets.codec))
+    warn_of_fallback(refusal, packets.source)
     return _by_cpu(packets, device, request)
 
 
-def warn_of_fallback(reason: str) -> None:
+def warn_of_fallback(refusal: str, source: str) -> None:
     """Say that the CPU decodes, and why."""
     warnings.warn(
-        f"{reason}. The CPU decodes this video, and its frames are copied to the device",
+        f"{source}: {refusal}. The CPU decodes this video, and its frames are copied to the device",
         CPUFallbackWarning,
         stacklevel=5,
     )
@@ -289,8 +224,9 @@ def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None
 
 def _selected(
     times: Sequence[FrameTime], packets: VideoPackets, request: Request
-) -> tuple[list[int], list[int], Fraction]:
+) -> tuple[list[int], list[int | None], Fraction]:
     """Positions of the frames that are asked for, their timestamps, and the unit of these."""
+    chosen: Sequence[tuple[int, int | None]]
     if request.frame_rate is None:
         chosen = list(enumerate(pts for pts, _ in times))
         time_base = packets.time_base
@@ -304,10 +240,12 @@ def _selected(
 
 
 def _timed(
-    array: Any, pts: Sequence[int], time_base: Fraction, packets: VideoPackets, way: Way
+    array: Any, pts: Sequence[int | None], time_base: Fraction, packets: VideoPackets, way: Way
 ) -> DeviceClip:
     zero = facts_of(packets).zero
-    seconds = tuple(float(ticks_to_seconds(time, time_base, zero)) for time in pts)
+    seconds = tuple(
+        nan if time is None else float(ticks_to_seconds(time, time_base, zero)) for time in pts
+    )
     return DeviceClip(array, tuple(pts), time_base, seconds, way)
 
 

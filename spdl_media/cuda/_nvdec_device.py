@@ -14,12 +14,16 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from spdl_media._backends import require
+from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._devices.forks import HISTORY
+from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import VideoCodec
-from spdl_media.config import DecodeConfig
-from spdl_media.cuda._forks import HISTORY
+from spdl_media.config import CUDAConfig, DecodeConfig
 from spdl_media.cuda._nvdec_hwaccel import device_error, no_such_device, open_on_device
 from spdl_media.cuda._nvdec_planes import DeviceKind, Plane
+from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda.slots import SlotDevice
+from spdl_media.cuda_buffer import Buffer
 
 _PURPOSE = "decoding video on the GPU"
 
@@ -32,13 +36,15 @@ class VideoDevice:
     Args:
         library: The module ``cupy`` or ``numpy``.
         index: Number of the device.
+        stream: Address of a ``cudaStream_t`` to work on instead of CuPy's current stream.
 
     Thread safety: safe; each thread has a current stream of its own.
     """
 
-    def __init__(self, library: ModuleType, index: int = 0) -> None:
+    def __init__(self, library: ModuleType, index: int = 0, stream: int | None = None) -> None:
         self._xp: Any = library
         self.index = index
+        self._stream = stream
         self.kind: DeviceKind = "cpu" if library is np else "cuda"
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
@@ -109,8 +115,15 @@ class VideoDevice:
         if self.kind == "cpu":
             yield
             return
-        with self._xp.cuda.Device(self.index):
+        with CupyDevice(self._xp, self.index, self._stream).active():
             yield
+
+    def buffer(self, array: Any) -> Buffer:
+        """The buffer over an array that is ready when the current stream gets where it is now."""
+        if self.kind == "cpu":
+            return CPUBuffer(np.asarray(array))
+        device = CupyDevice(self._xp, self.index, self._stream)
+        return buffer_on_stream(device.guarded(array), device)
 
     @contextmanager
     def after_decoder(self) -> Iterator[None]:
@@ -132,11 +145,11 @@ class VideoDevice:
                 default.wait_event(stream.record())
 
 
-def video_device(cuda: SupportsIndex | VideoDevice) -> VideoDevice:
+def video_device(cuda: SupportsIndex | CUDAConfig | VideoDevice) -> VideoDevice:
     """The device that an argument ``cuda=`` names.
 
     Args:
-        cuda: Number of the device, or a device itself.
+        cuda: Number of the device, a config, whose allocator does not count, or a device itself.
 
     Raises:
         MissingDependencyError: CuPy, or the driver, is missing.
@@ -146,6 +159,8 @@ def video_device(cuda: SupportsIndex | VideoDevice) -> VideoDevice:
     """
     if isinstance(cuda, VideoDevice):
         return cuda
+    stream = cuda.stream if isinstance(cuda, CUDAConfig) else None
+    cuda = cuda.device_index if isinstance(cuda, CUDAConfig) else cuda
     if isinstance(cuda, bool) or not isinstance(cuda, SupportsIndex):
         raise TypeError(f"cuda must be the number of a device, such as 0, not {cuda!r}")
     index = operator.index(cuda)
@@ -157,4 +172,4 @@ def video_device(cuda: SupportsIndex | VideoDevice) -> VideoDevice:
         raise device_error(index, str(error), None) from error
     if not 0 <= index < count:
         raise no_such_device(index, count)
-    return VideoDevice(cupy, index)
+    return VideoDevice(cupy, index, stream)

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import av
@@ -22,6 +23,21 @@ _DRIVER, _VIDEO_LIBRARY = (
     if sys.platform == "win32"
     else ("libcuda.so.1", "libnvcuvid.so.1")
 )
+_LIBRARIES = MappingProxyType(
+    {
+        _DRIVER: (
+            "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
+            "(docker run --gpus all)"
+        ),
+        _VIDEO_LIBRARY: (
+            "NVIDIA's driver is there without its video library ({}). In a container, set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
+            "package (libnvidia-decode)"
+        ),
+    }
+)
+"""What decoding needs of NVIDIA's driver, and what to say where it is missing."""
+
 # Frames that may be held beside those that the decoder needs: at the end of a stream, as many come out at
 # once as it holds back to put them into order.
 _MORE_FRAMES = 4
@@ -78,29 +94,30 @@ def device_error(
         source: What was to be decoded.
         load: Opens a shared library, or raises OSError.
     """
-    try:
-        driver = load(_DRIVER)
-    except OSError as error:
-        return _missing(
-            _DRIVER,
-            f"NVIDIA's driver is missing ({error}). Install the driver; in a container, start it with "
-            "the GPU (docker run --gpus all)",
-            source,
-        )
-    try:
-        load(_VIDEO_LIBRARY)
-    except OSError as error:
-        return _missing(
-            _VIDEO_LIBRARY,
-            f"NVIDIA's driver is there without its video library ({error}). In a container, set "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
-            "package (libnvidia-decode)",
-            source,
-        )
-    count = _device_count(driver)
+    missing = missing_library(source, load)
+    if missing is not None:
+        return missing
+    count = _device_count(load(_DRIVER))
     if not 0 <= device_index < count:
         return no_such_device(device_index, count)
     return DecodeError(f"NVDEC cannot be opened on device {device_index}: {text}", source=source)
+
+
+def missing_library(
+    source: str | None = None, load: Callable[[str], Any] = ctypes.CDLL
+) -> MissingDependencyError | None:
+    """The first of the libraries of NVIDIA's driver that decoding needs and that is missing, as an error."""
+    for library, text in _LIBRARIES.items():
+        try:
+            load(library)
+        except OSError as error:
+            return MissingDependencyError(
+                f"decoding video on the GPU needs {library}: {text.format(error)}. cuda=None decodes on the "
+                "CPU",
+                source=source,
+                name=library,
+            )
+    return None
 
 
 def no_such_device(index: int, count: int) -> ValueError:
@@ -109,11 +126,6 @@ def no_such_device(index: int, count: int) -> ValueError:
         f"CUDA device {index} was asked for, and there {'is one' if count == 1 else f'are {count}'}, counted "
         "from 0. CUDA_VISIBLE_DEVICES hides devices"
     )
-
-
-def _missing(library: str, text: str, source: str | None) -> MissingDependencyError:
-    message = f"decoding video on the GPU needs {library}: {text}. cuda=None decodes on the CPU"
-    return MissingDependencyError(message, source=source, name=library)
 
 
 def _device_count(driver: Any) -> int:

@@ -236,18 +236,19 @@ def choose(clip: Clip, decoder: VideoDecoderName, *, may_use_dali: bool, source:
     if refusal is None:
         return "pyav"
     if decoder == "pyav":
-        raise DecodeError(f"decoder='pyav': {refusal}. {_REMEDY}", source=source)
+        raise not_on_nvdec(refusal, source)
     return "cpu"
 
 
-_REMEDY = "decoder='auto' decodes it on the CPU and copies the frames to the device"
+def found_refusal(codec: VideoCodec, found: str) -> str:
+    """Why NVDEC does not decode a stream that was opened, by the frames that FFmpeg gave instead."""
+    return f"NVDEC does not decode this {codec.name} stream: FFmpeg gave {found} frames, not on the device"
 
 
-def not_on_nvdec(codec: VideoCodec, found: str, source: str) -> DecodeError:
-    """The error for a stream that was opened, but which NVDEC does not decode after all."""
+def not_on_nvdec(refusal: str, source: str) -> DecodeError:
+    """The error for a stream that NVDEC does not decode, where nothing else may."""
     return DecodeError(
-        f"NVDEC does not decode this {codec.name} stream: FFmpeg gave {found} frames, and not on the device. "
-        f"{_REMEDY}",
+        f"decoder='pyav': {refusal}. decoder='auto' decodes it on the CPU and copies its frames there",
         source=source,
     )
 

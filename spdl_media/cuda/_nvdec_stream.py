@@ -8,18 +8,16 @@ from typing import Any
 from spdl_media._decoding.defaults import cut_short_error
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda._nvdec_clip import (
-    DevicePictures,
-    NotOnDeviceError,
     Request,
     cpu_filter,
     host_array,
     warn_of_fallback,
 )
 from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda._nvdec_rule import not_on_nvdec, nvdec_refusal
+from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
+from spdl_media.cuda._nvdec_rule import found_refusal, not_on_nvdec, nvdec_refusal
 from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.decoders import VideoDecoder
-from spdl_media.errors import DecodeError
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
@@ -66,15 +64,11 @@ class BatchStream:
                 yield from self._on_device()
                 return
             except NotOnDeviceError as found:
-                error = not_on_nvdec(self._codec, str(found), self._source)
-                if self._started:  # frames are out, and those of the CPU may not be the same
-                    raise error from None
-                refusal = str(error)
-        else:
-            error = DecodeError(f"decoder='pyav': {refusal}", source=self._source)
-        if self._request.decoder != "auto":
-            raise error
-        warn_of_fallback(refusal)
+                refusal = found_refusal(self._codec, str(found))
+        # Once frames are out, those of the CPU cannot take their place.
+        if self._started or self._request.decoder != "auto":
+            raise not_on_nvdec(refusal, self._source)
+        warn_of_fallback(refusal, self._source)
         yield from self._on_cpu()
 
     def _on_device(self) -> Iterator[Any]:

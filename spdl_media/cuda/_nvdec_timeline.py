@@ -14,7 +14,7 @@ from spdl_media.filter_graph import FrameFilter
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
 from spdl_media.timing import ticks_to_seconds
 
-FrameTime: TypeAlias = tuple[int, int]
+FrameTime: TypeAlias = tuple[int | None, int]
 """Timestamp and duration of a frame; a duration of 0 is not known."""
 
 
@@ -30,7 +30,7 @@ class Timeline:
         closed: The first packet is a key frame, and none is shown before a key frame that it follows.
     """
 
-    times: tuple[FrameTime, ...]
+    times: tuple[tuple[int, int], ...]
     ranks: tuple[int, ...]
     wanted: tuple[int, ...]
     distinct: bool

@@ -32,6 +32,11 @@ class Placement:
         """Whether the window is the scaled picture."""
         return (self.width, self.height) == (self.out_width, self.out_height)
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether the scaled picture covers the window, so that there is no border."""
+        return self.width >= self.out_width and self.height >= self.out_height
+
 
 def placement(width: int, height: int, options: PictureOptions) -> Placement:
     """Place an upright picture of this size as :func:`~spdl_media.get_video_filter_desc` would."""

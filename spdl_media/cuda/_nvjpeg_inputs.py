@@ -59,8 +59,7 @@ class Reader:
     Args:
         options: How pictures are to come out.
         demux_config: How to open sources.
-        decode_config: How to decode. Decoders and options of FFmpeg, and keeping damaged pictures, are for
-            the CPU alone.
+        decode_config: How to decode. Decoders and options of FFmpeg are for the CPU alone.
 
     Attributes:
         size: Width and height of every result, if both are known.
@@ -105,7 +104,6 @@ class Reader:
             packets.codec.decoder not in _DALI_DECODERS
             or config.decoder is not None
             or config.decoder_options
-            or config.on_corrupt == "keep"
             or facts.incomplete is not None
             # How a picture stands is certain to be read alike for JPEG alone.
             or (facts.orientation != 1 and not is_jpeg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Operators:
             None if one is None else placement(*size, self._options)
             for one, size in zip(rows.values(), sizes, strict=True)
         ]
-        out = _one_size(rows, places) or self._known_size()
+        out = one_size(rows, places) or self._known_size()
         zeros = Placement(*out, 0, 0, *out)
         return [place or zeros for place in places]
 
@@ -130,7 +130,7 @@ class Operators:
         return slot.first(pictures) if self._is_single else slot.as_array(pictures)
 
 
-def _one_size(rows: Rows, places: Sequence[Placement | None]) -> tuple[int, int] | None:
+def one_size(rows: Mapping[int, Any], places: Sequence[Placement | None]) -> tuple[int, int] | None:
     """The size of all rows that are pictures; ``None`` if there are none.
 
     Raises:

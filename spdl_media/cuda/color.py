@@ -15,9 +15,11 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._devices.memory import Block
 from spdl_media.buffer import CPUBuffer
 from spdl_media.cuda import _color_numpy
-from spdl_media.cuda._color_device import Device, device_of, open_device
+from spdl_media.cuda._color_device import device_of, open_device
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
 from spdl_media.cuda._color_launch import convert_on_device
 from spdl_media.cuda._color_matrix import COEFFICIENTS
@@ -30,7 +32,8 @@ from spdl_media.cuda._color_plan import (
     make_plan,
 )
 from spdl_media.cuda._color_taps import ScaleAlgo
-from spdl_media.cuda._owner import wrap
+from spdl_media.cuda._owner import buffer_on_stream
+from spdl_media.cuda_buffer import Buffer
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 
@@ -54,7 +57,7 @@ def yuv_to_rgb(
     normalize: Normalization | None = None,
     out: Any = None,
     cuda_config: Any = None,
-) -> Any:
+) -> Buffer:
     """Convert planes of YUV to RGB, and scale them in the same pass.
 
     The result is within one level of 255 of FFmpeg's scaler with its accurate flags, which the CPU path uses,
@@ -88,8 +91,9 @@ def yuv_to_rgb(
 
     Returns:
         Buffer ``(H, W, 3)`` or ``(3, H, W)``, uint8 or float32, with the dimension of frames in front if the
-        planes have one. In host memory a :class:`~spdl_media.CPUBuffer`. On a device the array, which is
-        ready when the stream gets there: make other streams wait, and keep the planes until then.
+        planes have one. In host memory a :class:`~spdl_media.CPUBuffer`. On a device a
+        :class:`~spdl_media.CUDABuffer`, for which other streams wait. Keep the planes until the stream gets
+        there.
 
     Raises:
         ValueError: Shapes that do not fit the format, an unknown name, planes on several devices.
@@ -127,7 +131,7 @@ def nv12_to_rgb(
     color_range: str | None = None,
     layout: RGBLayout = "NCHW",
     sync: bool = False,
-) -> Any:
+) -> Buffer:
     """Convert NV12 frames to RGB, as SPDL's function of this name does.
 
     :func:`yuv_to_rgb` can do more, and takes what FFmpeg takes for a matrix that is not stated: BT.601.
@@ -166,7 +170,7 @@ def nv12_to_bgr(
     color_range: str | None = None,
     layout: RGBLayout = "NCHW",
     sync: bool = False,
-) -> Any:
+) -> Buffer:
     """Convert NV12 frames to RGB with blue first. All else is as in :func:`nv12_to_rgb`.
 
     Returns:
@@ -185,7 +189,7 @@ def _matrix_of(coeff: int) -> str:
 
 def _convert_nv12(
     buffers: Any, look: Look, cuda_config: Any, layout: RGBLayout, *, sync: bool
-) -> Any:
+) -> Buffer:
     given = buffers if isinstance(buffers, list | tuple) else [buffers]
     if not given:
         raise ValueError("there are no buffers to convert, at least one is needed")
@@ -215,7 +219,7 @@ def _with_frames(array: Any) -> Any:
     return array[:, None] if array.ndim == 3 else array
 
 
-def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[Device | None, list[Any]]:
+def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[CupyDevice | None, list[Any]]:
     """The device that the arrays lie on, or ``None``, and views of them as its library has them."""
     places = {device_of(array) for array in arrays}
     if places == {None}:
@@ -235,14 +239,14 @@ def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[Device | None, lis
 
 
 def _run(
-    device: Device | None,
+    device: CupyDevice | None,
     batches: Sequence[Planes],
     plan: Plan,
     layout: str,
     out: Any,
     *,
     has_frames: bool,
-) -> Any:
+) -> Buffer:
     """Convert frames, all of one size, into one array."""
     if layout not in _LAYOUTS:
         raise ValueError(f"layout must be one of {_LAYOUTS}, not {layout!r}")
@@ -250,12 +254,13 @@ def _run(
     shape: tuple[int, ...] = (*sides, 3) if layout == "NHWC" else (3, *sides)
     if has_frames:
         shape = (sum(len(planes[0]) for planes in batches), *shape)
-    array = _memory(device, shape, plan.dtype, out)
+    block = _memory(device, shape, plan.dtype, out)
+    array = block.array
     frames = array if has_frames else array[None]
     pixels = frames if layout == "NHWC" else frames.transpose(0, 2, 3, 1)
     if device is not None:
         convert_on_device(device, batches, plan, pixels)
-        return wrap(array)
+        return buffer_on_stream(block, device)
     start = 0
     for planes in batches:
         stop = start + len(planes[0])
@@ -264,10 +269,12 @@ def _run(
     return CPUBuffer(array)
 
 
-def _memory(device: Device | None, shape: tuple[int, ...], dtype: str, out: Any) -> Any:
+def _memory(device: CupyDevice | None, shape: tuple[int, ...], dtype: str, out: Any) -> Block:
     """New memory, or that of ``out``."""
     if out is None:
-        return np.empty(shape, dtype) if device is None else device.empty(shape, dtype)
+        if device is None:
+            return Block(np.empty(shape, dtype), _nobody)
+        return device.empty(shape, np.dtype(dtype))
     if (device is None) != (device_of(out) is None):
         place = "in host memory" if device is None else "on a CUDA device"
         raise ValueError(f"out must lie where the planes do, {place}")
@@ -276,4 +283,8 @@ def _memory(device: Device | None, shape: tuple[int, ...], dtype: str, out: Any)
         raise ValueError(f"out must be {shape} {dtype}, not {array.shape} {array.dtype}")
     if device is None and not array.flags.writeable:
         raise ValueError("out must be writable, and this array is read-only")
-    return array
+    return Block(array, _nobody)
+
+
+def _nobody(stream: int) -> None:
+    """The memory is the caller's, who knows who reads it."""

@@ -9,19 +9,20 @@ The rule is data, in :mod:`spdl_media.cuda._nvdec_rule`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 from spdl_media._decoding.defaults import check_positive
 from spdl_media._filters.stages import Rate, ScaleMode
-from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_device import VideoDevice, video_device
 from spdl_media.cuda._nvdec_geometry import Crop
+from spdl_media.cuda._nvdec_hwaccel import missing_library
 from spdl_media.cuda._nvdec_rule import CPUFallbackWarning, VideoDecoderName, check_decoder
 from spdl_media.cuda._nvdec_stream import PACKETS_A_CHUNK, BatchStream
 from spdl_media.cuda._nvdec_writer import ArrayLayout, Output, OutputFormat
-from spdl_media.cuda._owner import wrap
+from spdl_media.cuda_buffer import Buffer
 from spdl_media.demux import Demuxer, demux_video
 from spdl_media.inputs import Source
 from spdl_media.packets import ImagePackets, VideoPackets
@@ -32,6 +33,7 @@ __all__ = (
     "decode_packets_nvdec",
     "load_video_nvdec",
     "streaming_load_video_nvdec",
+    "why_not_nvdec",
 )
 
 _FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
@@ -39,10 +41,21 @@ _FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
 PacketDecoderName: TypeAlias = Literal["auto", "pyav"]
 
 
+def why_not_nvdec() -> str | None:
+    """Say which library of NVIDIA's driver is missing for NVDEC, and how to get it; ``None``: none is.
+
+    Nothing is opened: that a library is there does not say that there is a device.
+
+    Thread safety: safe.
+    """
+    missing = missing_library()
+    return None if missing is None else str(missing)
+
+
 def decode_packets_nvdec(
     packets: VideoPackets,
     *,
-    cuda: SupportsIndex | VideoDevice = 0,
+    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
     pix_fmt: Literal["rgb", "bgr"] = "rgb",
     crop_left: int = 0,
     crop_top: int = 0,
@@ -55,14 +68,14 @@ def decode_packets_nvdec(
     num_frames: int | None = None,
     decode_config: DecodeConfig | None = None,
     decoder: PacketDecoderName = "auto",
-) -> Any:
+) -> Buffer:
     """Decode video packets on a GPU, cut to their window and upright.
 
     FFmpeg's decoder in PyAV decodes them; DALI takes files, not packets.
 
     Args:
         packets: From :func:`~spdl_media.demux_video`. Not consumed.
-        cuda: Number of the device.
+        cuda: Number of the device, or a config, of which the allocator does not count.
         pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
         crop_left: Pixels to cut off the upright picture before it is scaled; even.
         crop_top: The same.
@@ -101,12 +114,14 @@ def decode_packets_nvdec(
         scale_algo=scale_algo,
     )
     _check_packet_decoder(decoder)
-    return wrap(_decoded(packets, cuda, output, decode_config, num_frames, decoder=decoder).array)
+    device = video_device(cuda)
+    clip = _decoded(packets, device, output, decode_config, num_frames, decoder=decoder)
+    return device.buffer(clip.array)
 
 
 def _decoded(
     packets: VideoPackets,
-    cuda: SupportsIndex | VideoDevice,
+    device: VideoDevice,
     output: Output,
     decode_config: DecodeConfig | None,
     num_frames: int | None,
@@ -122,14 +137,14 @@ def _decoded(
     check_decoder(decoder)
     config = as_decode_config(decode_config)
     request = Request(output, config, num_frames, frame_rate, decoder, may_use_dali=from_file)
-    return decode_clip(packets, video_device(cuda), request)
+    return decode_clip(packets, device, request)
 
 
 def load_video_nvdec(
     src: Source,
     timestamp: Timestamp | Window | None = None,
     *,
-    cuda: SupportsIndex | VideoDevice = 0,
+    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
     decoder: VideoDecoderName = "auto",
     width: int | None = None,
     height: int | None = None,
@@ -143,13 +158,13 @@ def load_video_nvdec(
     decode_config: DecodeConfig | None = None,
     layout: ArrayLayout = "NHWC",
     name: str | None = None,
-) -> Any:
+) -> Buffer:
     """Load the frames of a video to a GPU: what ``load_video(cuda=)`` does.
 
     Args:
         src: As for :func:`~spdl_media.load_video`, as are the arguments that are not listed here.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock.
-        cuda: Number of the device.
+        cuda: Number of the device, or a config, of which the allocator does not count.
         decoder: ``"dali"``: DALI's operator, an error for a video that it would not decode right.
             ``"pyav"``: FFmpeg's decoder in PyAV, an error for a video that NVDEC does not decode.
             ``"auto"``: DALI where it decodes the video right, else PyAV, else the CPU with a
@@ -195,9 +210,10 @@ def load_video_nvdec(
     packets = demux_video(
         src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
+    device = video_device(cuda)
     clip = _decoded(
         packets,
-        cuda,
+        device,
         output,
         decode_config,
         num_frames,
@@ -205,12 +221,12 @@ def load_video_nvdec(
         decoder=decoder,
         from_file=True,
     )
-    return wrap(clip.array)
+    return device.buffer(clip.array)
 
 
 def streaming_load_video_nvdec(
     src: Source,
-    cuda: SupportsIndex | VideoDevice = 0,
+    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
     *,
     num_frames: int,
     crop_left: int = 0,
@@ -225,14 +241,14 @@ def streaming_load_video_nvdec(
     decode_config: DecodeConfig | None = None,
     decoder: PacketDecoderName = "auto",
     name: str | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Buffer]:
     """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
 
     :func:`~spdl_media.nv12_to_rgb` converts them. The source is read as the batches are asked for.
 
     Args:
         src: As for :func:`~spdl_media.load_video`.
-        cuda: Number of the device.
+        cuda: Number of the device, or a config, of which the allocator does not count.
         num_frames: Frames of each batch; the last one may be shorter.
         crop_left: Pixels to cut off the upright picture before it is scaled; even.
         crop_top: The same.
@@ -277,7 +293,7 @@ def streaming_load_video_nvdec(
 
 def _batches(
     demuxer: Demuxer, device: VideoDevice, request: Request, stream_index: int | None
-) -> Iterator[Any]:
+) -> Iterator[Buffer]:
     with demuxer:
         chunks = _video_chunks(demuxer, stream_index)
         first = next(chunks, None)
@@ -286,7 +302,7 @@ def _batches(
         for array in BatchStream(
             _joined(first, chunks), first.codec, device, request, first.source
         ):
-            yield wrap(array)
+            yield device.buffer(array)
 
 
 def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:

@@ -29,30 +29,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._filters.stages import ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, check_on_error
 from spdl_media._loading.options import PictureOptions
-from spdl_media.buffer import Failure
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
 from spdl_media.cuda._nvjpeg_inputs import Reader
 from spdl_media.cuda._nvjpeg_operators import COLORS, DALI_ERRORS, FILTERS, Operators
-from spdl_media.cuda._owner import wrap
+from spdl_media.cuda._owner import ready_buffer
 from spdl_media.cuda.slots import SlotDevice, slot_pool
+from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import ConvertError
 from spdl_media.inputs import Source
 
-__all__ = (
-    "DecodedBatch",
-    "decode_image_batch",
-    "decode_image_nvjpeg",
-    "load_image_batch_nvjpeg",
-    "why_not_dali",
-)
+__all__ = ("decode_image_nvjpeg", "load_image_batch_nvjpeg")
 
 
 class _HasDevice(Protocol):
@@ -64,21 +57,6 @@ DeviceLike: TypeAlias = "SupportsIndex | _HasDevice | Literal['cpu']"
 """Number of a CUDA device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU."""
 
 _SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedBatch:
-    """Pictures in one array on a device, and what became of the inputs.
-
-    Attributes:
-        array: The pictures; DALI owns the memory.
-        failures: Inputs that could not be loaded, in their order.
-        indices: Position among the inputs of each row.
-    """
-
-    array: Any
-    failures: tuple[Failure, ...]
-    indices: tuple[int, ...]
 
 
 def why_not_dali(pix_fmt: str | None, scale_algo: str) -> str | None:
@@ -110,7 +88,8 @@ def decode_image_batch(
     on_error: OnError = "raise",
     hw_decoder_load: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> DecodedBatch:
+    is_single: bool = False,
+) -> Buffer:
     """Decode and scale pictures on a device, into one array.
 
     Args:
@@ -132,6 +111,7 @@ def decode_image_batch(
         hw_decoder_load: Share of the JPEGs that goes to the GPU's JPEG engine, where it has one: 0 to 1. The
             default is DALI's.
         stopped: Asked before each input whether nobody waits any longer.
+        is_single: The result is the only picture, and not an array of one.
 
     Returns:
         uint8, 0 to 255, ``(B, height, width, channels)`` or ``(B, channels, height, width)``, in memory that
@@ -160,8 +140,10 @@ def decode_image_batch(
         on_error,
         hw_decoder_load,
         stopped,
+        is_single=is_single,
     )
-    return DecodedBatch(wrap(array), batch.failures, batch.indices)
+    indices = None if is_single else batch.indices
+    return ready_buffer(array, failures=batch.failures, indices=indices)
 
 
 def decode_image_nvjpeg(
@@ -174,7 +156,7 @@ def decode_image_nvjpeg(
     pix_fmt: str = "rgb",
     layout: ArrayLayout = "NCHW",
     hw_decoder_load: float | None = None,
-) -> Any:
+) -> Buffer:
     """Decode a picture on a device, or a list of pictures into one array.
 
     Args:
@@ -207,7 +189,7 @@ def decode_image_nvjpeg(
         hw_decoder_load=hw_decoder_load,
         is_single=not is_list,
     )
-    return wrap(array)
+    return ready_buffer(array)
 
 
 def load_image_batch_nvjpeg(
@@ -221,7 +203,7 @@ def load_image_batch_nvjpeg(
     layout: ArrayLayout = "NCHW",
     on_error: OnError = "raise",
     hw_decoder_load: float | None = None,
-) -> DecodedBatch:
+) -> Buffer:
     """Load pictures into one array on a device, each stretched to the size asked for.
 
     Args:

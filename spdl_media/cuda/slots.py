@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from spdl_media._backends import require
-from spdl_media.cuda._forks import HISTORY
-from spdl_media.errors import MissingDependencyError
+from spdl_media._devices.forks import HISTORY
+from spdl_media.errors import MissingDependencyError, TransferError
 
 __all__ = ("Slot", "SlotDevice", "SlotPool", "check_device", "dali_types", "slot_pool")
 
@@ -63,19 +63,21 @@ def check_device(device: SlotDevice) -> None:
 
     Raises:
         MissingDependencyError: DALI is not installed, or is too old.
-        RuntimeError: There is no GPU at all, or this process was forked after CUDA had been used.
+        TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
         ValueError: There are GPUs, but not this one.
     """
     if device.kind == "cpu":
         _dynamic()
         return
-    HISTORY.use(_PURPOSE)
-    _check_index(device, int(_module("backend").GetCUDADeviceCount()))
+    HISTORY.check(_PURPOSE)
+    count = int(_module("backend").GetCUDADeviceCount())
+    HISTORY.used |= count > 0
+    _check_index(device, count)
 
 
 def _check_index(device: SlotDevice, count: int) -> None:
     if count == 0:
-        raise RuntimeError(
+        raise TransferError(
             f"{_PURPOSE} on {device}: DALI finds no CUDA device. nvidia-smi shows whether the driver sees "
             "one, and CUDA_VISIBLE_DEVICES whether this process may"
         )
@@ -269,7 +271,7 @@ def slot_pool(device: SlotDevice) -> SlotPool:
 
     Raises:
         MissingDependencyError: DALI is not installed, or is too old.
-        RuntimeError: There is no GPU at all, or this process was forked after CUDA had been used.
+        TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
         ValueError: There are GPUs, but not this one.
 
     Thread safety: safe.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from color_kernel import DLPackArray, FakeArray, FakeCupy
 
 import spdl_media as sm
+from spdl_media.config import cuda_config as cuda_config_of
 from spdl_media.cuda._color_formats import planes_of, yuv_format
 from spdl_media.cuda._color_launch import OPTIONS
 from spdl_media.cuda._color_taps import line_taps
@@ -122,12 +122,12 @@ def test_windows_lie_inside_and_weigh_one(length: int, size: int, algo: Any) -> 
 
 
 def test_launch_is_asked_for_as_the_kernel_needs_it(cupy: FakeCupy) -> None:
-    config = SimpleNamespace(device_index=1, stream=0xBEEF, allocator=None)
+    config = cuda_config_of(1, stream=0xBEEF)
     luma, chroma = np.zeros((3, 20, 100), np.uint8)[:, :, :70], np.zeros((3, 10, 35, 2), np.uint8)
     planes = on_device(luma, chroma, device=1)
     result = yuv_to_rgb(planes, "nv12", layout="NCHW", cuda_config=config)
     assert result.shape == (3, 3, 20, 70)
-    assert result.device.id == 1
+    assert result.device == "cuda:1"
     (launch,) = cupy.launches
     assert (launch.name, launch.options) == ("yuv8_to_uint8", OPTIONS)
     assert (launch.grid, launch.block) == ((3, 3, 3), (32, 8, 1))
@@ -139,7 +139,7 @@ def test_launch_is_asked_for_as_the_kernel_needs_it(cupy: FakeCupy) -> None:
     assert places["row_step"].tolist() == [[100, 70, 70]] * 3
     assert places["sample_step"].tolist() == [[1, 2, 2]] * 3
     assert (places["data"][:, 2] - places["data"][:, 1]).tolist() == [1, 1, 1]
-    out = result.get().ctypes.data
+    out = result.array.get().ctypes.data
     assert launch.frames["out"].tolist() == [out, out + 4200, out + 8400]
     steps = [int(launch.argument[f"out_{name}"][0]) for name in ("row", "pixel", "channel")]
     assert steps == [70, 1, 1400]
@@ -164,7 +164,7 @@ def test_kernel_is_that_of_the_types(
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_only_sync_waits(cupy: FakeCupy, sync: bool) -> None:
-    config = SimpleNamespace(device_index=0, stream=5, allocator=None)
+    config = cuda_config_of(0, stream=5)
     nv12_to_rgb(on_device(NV12), cuda_config=config, sync=sync)
     nv12_to_bgr(on_device(NV12), cuda_config=config, sync=sync)
     assert cupy.synchronized == ([5, 5] if sync else [])
@@ -303,10 +303,25 @@ def test_wrong_buffers() -> None:
             ValueError,
             "lies on CUDA device 0, and device 1 is",
         ),
-        (on_device(Y, UV), {"cuda_config": 2}, ValueError, "no CUDA device 2: this machine has 2"),
-        (on_device(Y, UV), {"cuda_config": -1}, ValueError, "no CUDA device -1"),
-        (on_device(Y, UV), {"cuda_config": True}, TypeError, "cuda_config must be a CUDAConfig"),
-        (on_device(Y, UV), {"cuda_config": "cuda:0"}, TypeError, "or None, not 'cuda:0'"),
+        (
+            on_device(Y, UV),
+            {"cuda_config": 2},
+            ValueError,
+            "CUDA device 2 was asked for, and there are 2",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": -1},
+            ValueError,
+            "device_index must be 0 or more, not -1",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": True},
+            TypeError,
+            "cuda_config must be the number of a device",
+        ),
+        (on_device(Y, UV), {"cuda_config": "cuda:0"}, TypeError, "not 'cuda:0'"),
         (on_device(Y, UV), {"out": np.zeros((6, 8, 3), np.uint8)}, ValueError, "on a CUDA device"),
         ([Y, UV], {"out": FakeArray(np.zeros((6, 8, 3), np.uint8))}, ValueError, "in host memory"),
         (

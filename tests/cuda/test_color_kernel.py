@@ -18,6 +18,7 @@ from color_kernel import KERNELS, FakeArray, FakeCupy
 from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda._color_launch import CONVERSION, FRAME, OPTIONS, kernel_source
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+from spdl_media.cuda_buffer import CUDABuffer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -69,9 +70,9 @@ def assert_same(planes: Any, pix_fmt: str, **options: Any) -> np.ndarray:
     tiled = not isinstance(planes, list)
     there: Any = FakeArray(planes) if tiled else [FakeArray(plane) for plane in planes]
     result = yuv_to_rgb(there, pix_fmt, **options)
-    assert isinstance(result, FakeArray)
+    assert isinstance(result, CUDABuffer)
     assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(result.get(), expected)
+    np.testing.assert_array_equal(result.array.get(), expected)
     return expected
 
 
@@ -149,7 +150,7 @@ def test_buffers_in_a_list_are_one_launch(function: Any, cupy: FakeCupy) -> None
     result = function([FakeArray(array) for array in arrays])
     expected = np.asarray(function(arrays))
     assert expected.shape == (4, 3, 14, 16)
-    np.testing.assert_array_equal(result.get(), expected)
+    np.testing.assert_array_equal(result.array.get(), expected)
     assert [launch.grid[2] for launch in cupy.launches] == [4]
 
 
@@ -190,7 +191,7 @@ def test_the_comparison_sees_a_difference(cupy: FakeCupy) -> None:
     assert cupy.library is not None
     planes = noise("nv12", 16, 8)
     result = yuv_to_rgb([FakeArray(plane) for plane in planes], "nv12", matrix="bt709")
-    assert (result.get() != np.asarray(yuv_to_rgb(planes, "nv12", matrix="smpte240m"))).any()
+    assert (result.array.get() != np.asarray(yuv_to_rgb(planes, "nv12", matrix="smpte240m"))).any()
 
 
 def nvrtc() -> ctypes.CDLL:

@@ -13,8 +13,8 @@ from dali_oracle import host, jpeg
 
 pytest.importorskip("nvidia.dali")
 
+from spdl_media._devices.forks import HISTORY
 from spdl_media.cuda import slots
-from spdl_media.cuda._forks import HISTORY
 from spdl_media.cuda.nvjpeg import decode_image_batch
 from spdl_media.cuda.slots import SlotDevice
 

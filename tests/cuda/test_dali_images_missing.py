@@ -9,8 +9,8 @@ import types
 import pytest
 
 import spdl_media as sm
+from spdl_media._devices.forks import HISTORY, CUDAHistory
 from spdl_media.cuda import slots
-from spdl_media.cuda._forks import HISTORY, CUDAHistory
 from spdl_media.cuda.nvjpeg import decode_image_batch, decode_image_nvjpeg, why_not_dali
 from spdl_media.cuda.slots import SlotDevice, check_device
 from spdl_media.testing import index_frames, make_image

@@ -16,6 +16,7 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda._nvdec_clip import Request, decode_clip
 from spdl_media.cuda._nvdec_writer import Output
 from spdl_media.cuda.nvdec import load_video_nvdec
+from spdl_media.packets import make_packet
 from spdl_media.testing import index_planes, make_video
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -117,11 +118,20 @@ def test_other_videos_are_refused_or_go_another_way() -> None:
     assert device.opened == ["h264"]
 
 
-def test_damage_that_dali_notices_is_an_error() -> None:
-    packets = sm.demux_video(CLIP)
-    broken = packets.with_packets([], packets.codec)
-    with pytest.raises(sm.MediaError, match="no frame in the window"):
-        decode_clip(broken, StandIn(), Request(Output(), DEFAULT_DECODE_CONFIG, decoder="dali"))
+def test_what_dali_cannot_decode_is_an_error_and_harms_no_later_call() -> None:
+    packets, device = sm.demux_video(CLIP), StandIn()
+    noise = [make_packet(bytes(range(256)), packets.time_base) for _ in range(4)]
+    for number, packet in enumerate(noise):
+        packet.pts = packet.dts = number
+    request = Request(Output(), DEFAULT_DECODE_CONFIG, decoder="dali")
+    with pytest.raises(sm.DecodeError, match=r"(?s)DALI cannot decode this vp9 video: .*'pyav'"):
+        decode_clip(packets.with_packets(noise, packets.codec), device, request)
+    assert len(decode_clip(packets, device, request).array) == 20
+
+
+def test_a_window_without_frames_is_named() -> None:
+    with pytest.raises(sm.ConvertError, match=r"no frame in the window \[10, 11\)"):
+        load_video_nvdec(CLIP, (10, 11), cuda=StandIn(), decoder="dali")
 
 
 def test_missing_dali(monkeypatch: pytest.MonkeyPatch) -> None:

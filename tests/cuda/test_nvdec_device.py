@@ -13,10 +13,12 @@ from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, Surface
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
+from spdl_media.cuda import _nvdec_hwaccel
 from spdl_media.cuda._nvdec_device import VideoDevice, video_device
-from spdl_media.cuda._nvdec_hwaccel import device_error, open_on_device
+from spdl_media.cuda._nvdec_hwaccel import device_error, missing_library, open_on_device
 from spdl_media.cuda._nvdec_planes import CudaPlane, frame_planes, is_on_device
-from spdl_media.cuda.nvdec import decode_packets_nvdec
+from spdl_media.cuda.nvdec import decode_packets_nvdec, why_not_nvdec
+from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
 
 PACKETS = sm.demux_video(make_video(index_planes(3, 64, 48), codec="libx264", format="mp4"))
@@ -69,6 +71,13 @@ def test_a_missing_video_library_is_named() -> None:
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in str(error)
 
 
+def test_why_not_nvdec() -> None:
+    reason = why_not_nvdec()
+    assert (reason is None) == (missing_library() is None)
+    assert reason is None or "decoding video on the GPU needs lib" in reason
+    assert missing_library(load=loader(Driver(1), video=True)) is None
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "is one"), (2, "are 2"), (None, "are 0")])
 def test_a_device_that_is_not_there(count: int | None, words: str) -> None:
     error = device_error(3, "", "a.mp4", loader(Driver(count), video=True))
@@ -89,6 +98,16 @@ def test_ffmpegs_error_without_a_driver_says_what_is_missing() -> None:
     ) as caught:
         open_on_device(PACKETS.codec, DEFAULT_DECODE_CONFIG, "a.mp4", 0)
     assert isinstance(caught.value.__cause__, av.error.PermissionError)
+
+
+def test_the_decoder_is_set_up_as_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nvdec_hwaccel, "HWAccel", lambda *_, **__: None)  # then it is the CPU's
+    config = sm.decode_config(decoder_options={"skip_frame": "default"})
+    context = open_on_device(PACKETS.codec, config, "a.mp4", 0)
+    assert (context.is_open, context.thread_count) == (True, 1)
+    assert context.extradata == PACKETS.codec.extradata
+    frames = [f for p in (*av_packets(PACKETS), None) for f in context.decode(p)]
+    assert len(frames) == 3
 
 
 def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
@@ -125,7 +144,7 @@ def test_a_device_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spdl_media.cuda._forks import HISTORY
+    from spdl_media._devices.forks import HISTORY
 
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy())  # type: ignore[arg-type]  # a stand-in
     monkeypatch.setattr(HISTORY, "lost", True)

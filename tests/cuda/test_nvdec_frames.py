@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,14 @@ import spdl_media as sm
 from spdl_media.codec import make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
-from spdl_media.cuda._nvdec_writer import Output
+from spdl_media.cuda._nvdec_pictures import DevicePictures
+from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.nvdec import (
     CPUFallbackWarning,
     decode_packets_nvdec,
     load_video_nvdec,
 )
+from spdl_media.packets import av_packets, facts_of
 from spdl_media.testing import index_frames, index_planes, make_video
 
 SIDES = (64, 48)
@@ -226,6 +229,31 @@ def test_a_window_without_frames_is_named() -> None:
         load_video_nvdec(clip(), (10, 11), cuda=StandIn())
 
 
+@pytest.mark.parametrize("output", [Output(), Output("nv12"), Output(width=40, height=40)])
+def test_there_is_room_for_more_frames_than_packets(output: Output) -> None:
+    packets, device = sm.demux_video(clip()), StandIn()
+    want = decode(packets, output=output).array
+    writer = FrameWriter(device, output, 1, "x")
+    pictures = DevicePictures(device, packets.codec, facts_of(packets), DEFAULT_DECODE_CONFIG)
+    for packet in (*av_packets(packets), None):
+        for frame in pictures.decode(packet):
+            writer.add(frame, 1)
+    assert np.array_equal(writer.result(), want)
+    with pytest.raises(sm.ConvertError, match="x: there are no frames to convert"):
+        writer.result()
+
+
+def test_files_that_are_cut_short() -> None:
+    data = clip(faststart=True)
+    short = data[: len(data) * 2 // 3]
+    with pytest.raises(sm.DecodeError, match=r"cut short|damaged") as found:
+        sm.load_video(short)
+    with pytest.raises(sm.DecodeError, match=re.escape(str(found.value.args[0]))):
+        load_video_nvdec(short, cuda=StandIn())
+    got = load_video_nvdec(short, cuda=StandIn(), num_frames=3)
+    check_close(got, sm.load_video(short, num_frames=3))
+
+
 def two_sizes() -> bytes:
     small = make_video(index_planes(4, 32, 16), codec="libx264", format="h264")
     return make_video(index_planes(4, 64, 48), codec="libx264", format="h264") + small
@@ -355,6 +383,10 @@ def test_misuse_of_packets() -> None:
         decode_packets_nvdec(packets, cuda=StandIn(), decoder="dali")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"crop_left must be even.*not 3"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_left=3)
+    with pytest.raises(ValueError, match=r"crop_top must be 0 or more, not -2"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_top=-2)
+    with pytest.raises(TypeError, match=r"crop_top must be an int, not 2.0"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_top=2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"crop_left=0.*leave nothing of a picture of 64x48"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=24, crop_bottom=24)
     with pytest.raises(TypeError, match="takes VideoPackets, not ImagePackets"):

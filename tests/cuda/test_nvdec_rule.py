@@ -127,6 +127,54 @@ def test_interlaced_h264_is_told_from_its_header(format: str, profile: str, scal
         assert may_be_interlaced(sm.demux_video(data).codec) == interlaced
 
 
+class BitWriter:
+    def __init__(self) -> None:
+        self.bits = ""
+
+    def put(self, *values: tuple[int, int]) -> BitWriter:
+        for value, count in values:
+            self.bits += f"{value:0{count}b}"
+        return self
+
+    def golomb(self, *codes: int) -> BitWriter:
+        for code in codes:
+            self.bits += "0" * ((code + 1).bit_length() - 1) + f"{code + 1:b}"
+        return self
+
+    def data(self) -> bytes:
+        padded = self.bits + "1" + "0" * (-len(self.bits) - 1 & 7)
+        return int(padded, 2).to_bytes(len(padded) // 8, "big")
+
+
+@pytest.mark.parametrize("frames_only", [0, 1])
+@pytest.mark.parametrize("chroma", [1, 3])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_headers_with_all_their_parts(frames_only: int, chroma: int, order: int) -> None:
+    """Scaling lists and the three ways to number pictures, by ITU-T H.264, 7.3.2.1.1."""
+    bits = BitWriter().put((0x67, 8), (100, 8), (0, 8), (40, 8)).golomb(0, chroma)
+    if chroma == 3:
+        bits.put((0, 1))
+    bits.golomb(0, 0).put((0, 1), (1, 1))
+    for index in range(12 if chroma == 3 else 8):
+        if index % 2:
+            bits.put((0, 1))
+            continue
+        size = 16 if index < 6 else 64
+        # A full list of steps of +1, or one that ends with a step to 0 at once.
+        bits.put((1, 1)).golomb(*([1] * size if index % 4 else [16]))
+    bits.golomb(2, order)
+    if order == 0:
+        bits.golomb(4)
+    if order == 1:
+        bits.put((1, 1)).golomb(3, 4, 2, 1, 2)
+    bits.golomb(4).put((0, 1)).golomb(19, 10).put((frames_only, 1), (5, 4))
+    unit = bits.data().replace(b"\0\0", b"\0\0\3")
+    mp4 = b"\1\x64\0\x28\xff\xe1" + len(unit).to_bytes(2, "big") + unit
+    for extradata in (b"\0\0\0\1" + unit, mp4):
+        codec = replace(good().codec, extradata=extradata)
+        assert may_be_interlaced(codec) == (not frames_only)
+
+
 @pytest.mark.parametrize(
     "extradata", [None, b"", b"\1", b"\1\x64\0\x1f\xff\xe1\xff\xff", b"\0\0\1\x67\0"]
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-_REMEDY = (
+from spdl_media.errors import TransferError
+
+REMEDY = (
     "Start processes with the method 'spawn' or 'forkserver' (multiprocessing.get_context), or use CUDA "
     "first in the children"
 )
@@ -22,17 +24,25 @@ class CUDAHistory:
         self.used = False
         self.lost = False
 
+    def check(self, purpose: str) -> None:
+        """Refuse to use CUDA after a fork.
+
+        Raises:
+            TransferError: It cannot be used.
+        """
+        if self.lost:
+            raise TransferError(
+                f"{purpose} cannot use CUDA in this process: it was forked from one that had used CUDA, and "
+                f"no driver survives that. {REMEDY}"
+            )
+
     def use(self, purpose: str) -> None:
         """Say that CUDA is about to be used.
 
         Raises:
-            RuntimeError: It cannot be, after a fork.
+            TransferError: It cannot be, after a fork.
         """
-        if self.lost:
-            raise RuntimeError(
-                f"{purpose} cannot use CUDA in this process: it was forked from one that had used CUDA, and "
-                f"no driver survives that. {_REMEDY}"
-            )
+        self.check(purpose)
         self.used = True
 
     def after_fork(self) -> None:
