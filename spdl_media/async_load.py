@@ -18,7 +18,7 @@ from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError
 from spdl_media._loading.on_device import PictureDecoder, VideoDecoder, batch_steps
 from spdl_media._loading.options import PictureOptions
-from spdl_media._loading.pictures import CropPlan
+from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.crops import Box
@@ -111,7 +111,7 @@ async def async_load_image_batch(
     scale_algo: ScaleAlgo = "bicubic",
     quality: Quality = "accurate",
     crops: Sequence[Box | None] | None = None,
-    flips: Sequence[bool] | None = None,
+    flips: Flips | None = None,
     filter_desc: str | Default | None = DEFAULT_FILTER,
     demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,

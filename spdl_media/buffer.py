@@ -43,6 +43,9 @@ class CPUBuffer:
     Attributes:
         failures: Inputs that could not be loaded, in their order.
         indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        colorspace: Of YUV pictures, the matrix between RGB and YUV: ``"bt601"`` (for both of FFmpeg's names,
+            and where the file says nothing), ``"bt709"``, ``"bt2020nc"``, ... ``None``: no YUV.
+        color_range: Of YUV pictures, ``"pc"`` (full) or ``"tv"`` (limited). ``None``: no YUV.
 
     Thread safety: safe; the memory is writable and shared as the caller shares it.
 
@@ -50,7 +53,15 @@ class CPUBuffer:
         https://numpy.org/doc/stable/reference/arrays.interface.html and https://dmlc.github.io/dlpack/
     """
 
-    __slots__ = ("__weakref__", "_array", "_kept", "failures", "indices")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_kept",
+        "color_range",
+        "colorspace",
+        "failures",
+        "indices",
+    )
 
     def __init__(
         self,
@@ -58,12 +69,16 @@ class CPUBuffer:
         *,
         failures: tuple[Failure, ...] = (),
         indices: tuple[int, ...] | None = None,
+        colorspace: str | None = None,
+        color_range: str | None = None,
     ) -> None:
         self._array: npt.NDArray[Any] | None = array
         # Memory that outlives release(): arrays made through the array interface hold this object alone.
         self._kept: npt.NDArray[Any] | None = None
         self.failures = failures
         self.indices = indices
+        self.colorspace = colorspace
+        self.color_range = color_range
 
     @property
     def array(self) -> npt.NDArray[Any]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._converting.checks import Pictures, check_audio, check_counts, check_formats
+from spdl_media._converting.checks import (
+    Pictures,
+    check_audio,
+    check_counts,
+    check_formats,
+    colors_of,
+)
+from spdl_media._converting.pictures import Array, Shape, copy_planes, new_array, plan_of
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames
-from spdl_media.layouts import SAMPLE_DTYPES, PixelLayout, pixel_layout
+from spdl_media.layouts import SAMPLE_DTYPES
 from spdl_media.planes import picture_planes
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
 __all__ = ("convert_array", "convert_frames")
 
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
-Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = tuple[int, ...]
 
 # As a tuple, because isinstance with A | B makes the union anew at each call.
 _KINDS = (AudioFrames, VideoFrames, ImageFrames)
@@ -134,83 +138,11 @@ def _convert_pictures(
         front = (*front, len(first))
     if layout == "planes":
         return _convert_planes(items, storage, front)
-    plan = _plan(first, layout)
-    array = _new_array((*front, *plan.shape), plan.dtype, storage)
-    _copy_planes(items, plan.targets(array.reshape(-1, *plan.shape)))
-    return CPUBuffer(array)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where the planes of a frame go in its part of the array."""
-
-    shape: Shape
-    dtype: str
-    layout: PixelLayout
-    transposed: bool
-    planes: tuple[Shape, ...]
-
-    def targets(self, frames: Array) -> list[Array]:
-        """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
-        if self.layout.kind == "tiled":
-            return self._tiles(frames.reshape(len(frames), -1))
-        last = np.moveaxis(frames, 1, -1) if self._channels_first else frames
-        if self.layout.kind == "packed":
-            # A plane of one component has no axis for it.
-            return [last[..., 0] if self.layout.channels == 1 else last]
-        return [last[..., self.layout.order.index(plane)] for plane in range(self.layout.channels)]
-
-    @property
-    def _channels_first(self) -> bool:
-        return (self.layout.kind == "planar") != self.transposed
-
-    def _tiles(self, frames: Array) -> list[Array]:
-        start, tiles = 0, []
-        for shape in self.planes:
-            stop = start + prod(shape)
-            tiles.append(frames[:, start:stop].reshape(-1, *shape))
-            start = stop
-        return tiles
-
-
-def _plan(frames: VideoFrames | ImageFrames, layout: Layout | None) -> _Plan:
-    width, height, pix_fmt = frames.width, frames.height, frames.pix_fmt
-    own = pixel_layout(pix_fmt)
-    if own is None:
-        raise ConvertError(
-            f"pixel format {pix_fmt!r} makes no array. Convert it with a filter, such as "
-            "get_video_filter_desc(pix_fmt='rgb24'), or take layout='planes'",
-            source=frames.source,
-        )
-    if layout is None and not own.tiles(width):
-        raise ConvertError(
-            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Take "
-            "layout='planes', or scale to an even width",
-            source=frames.source,
-        )
-    if layout is not None and own.kind == "tiled":
-        raise ConvertError(
-            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Convert it "
-            "with a filter, or take layout='planes'",
-            source=frames.source,
-        )
-    shape = own.shape(width, height)
-    transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
-    if transposed:
-        shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
-    planes = tuple(plane.shape for plane in picture_planes(av_frames(frames)[0]))
-    return _Plan(shape, own.dtype, own, transposed, planes)
-
-
-def _copy_planes(items: Pictures, targets: Sequence[Array]) -> None:
-    """Copy the planes of all frames; NumPy lets go of the GIL for each."""
-    for position, frame in enumerate(_all_frames(items)):
-        for target, plane in zip(targets, picture_planes(frame), strict=True):
-            target[position] = plane
-
-
-def _all_frames(items: Pictures) -> Iterator[Any]:
-    return (frame for item in items for frame in av_frames(item))
+    plan = plan_of(first, layout)
+    array = new_array((*front, *plan.shape), plan.dtype, storage)
+    copy_planes(items, plan.targets(array.reshape(-1, *plan.shape)))
+    colorspace, color_range = colors_of(av_frames(first)[0])
+    return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
 
 def _convert_planes(
@@ -226,10 +158,13 @@ def _convert_planes(
         part = memory[start : start + size].view(view.dtype.newbyteorder("="))
         arrays.append(part.reshape(*front, *view.shape))
         start += step
-    _copy_planes(
+    copy_planes(
         items, [array.reshape(-1, *view.shape) for array, view in zip(arrays, views, strict=True)]
     )
-    return tuple(CPUBuffer(array) for array in arrays)
+    colorspace, color_range = colors_of(av_frames(items[0])[0])
+    return tuple(
+        CPUBuffer(array, colorspace=colorspace, color_range=color_range) for array in arrays
+    )
 
 
 def _convert_audio(
@@ -241,7 +176,7 @@ def _convert_audio(
     dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
     length = max(map(len, items))
     one = (first.num_channels, length) if planar else (length, first.num_channels)
-    array = _new_array(one if single else (len(items), *one), dtype, storage)
+    array = new_array(one if single else (len(items), *one), dtype, storage)
     for part, item in zip(array.reshape(len(items), *one), items, strict=True):
         # Samples along the first axis, whichever way the array has them.
         _copy_samples(part.T if planar else part, item)
@@ -292,7 +227,7 @@ def convert_array(
     for found in (source.dtype, wanted):
         _check_number(found, type(values))
     _check_not_cut(source, wanted)
-    array = _new_array(source.shape, wanted.newbyteorder("=").str, storage)
+    array = new_array(source.shape, wanted.newbyteorder("=").str, storage)
     array[...] = source
     return CPUBuffer(array)
 
@@ -332,12 +267,7 @@ def stack_arrays(arrays: Sequence[Array], storage: Storage | None) -> CPUBuffer:
     first = arrays[0]
     _check_number(first.dtype, type(first))
     native = first.dtype.newbyteorder("=").str
-    result = _new_array((len(arrays), *first.shape), native, storage)
+    result = new_array((len(arrays), *first.shape), native, storage)
     for position, array in enumerate(arrays):
         result[position] = array
     return CPUBuffer(result)
-
-
-def _new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
-    nbytes = prod(shape) * np.dtype(dtype).itemsize
-    return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)

@@ -17,6 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.downscale import decode_downscaled
+from spdl_media._decoding.freed_memory import keep_freed_memory
 from spdl_media._decoding.jpegs import decode_plain_jpeg
 from spdl_media._decoding.path import PictureFilter, PicturePath, SamplePath, without_damage_check
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -125,6 +126,7 @@ def decode_packets(
 def _decode_image(
     packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
 ) -> ImageFrames:
+    keep_freed_memory()
     if config.downscale is not None:
         small = decode_downscaled(packets, filter_desc, config)
         if small is not None:

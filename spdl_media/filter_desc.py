@@ -30,11 +30,14 @@ from typing import Any, Protocol
 
 from spdl_media._filters.graph_syntax import quote_value
 from spdl_media._filters.stages import (
+    ColorMatrix,
+    ColorRange,
     Quality,
     Rate,
     ScaleAlgo,
     ScaleMode,
     check_names,
+    color_options,
     count,
     crop,
     format_name,
@@ -85,8 +88,6 @@ class _AudioCodec(Protocol):
     def sample_fmt(self) -> str | None: ...
     @property
     def channel_layout(self) -> str: ...
-    @property
-    def time_base(self) -> Fraction: ...
 
 
 class _VideoPackets(Protocol):
@@ -116,6 +117,8 @@ def get_video_filter_desc(
     num_frames: int | None = None,
     pad_mode: str | None = None,
     pad_color: str = "black",
+    color_matrix: ColorMatrix | None = None,
+    color_range: ColorRange | None = None,
     filter_desc: str | None = None,
 ) -> str | None:
     """Write the filters for pictures, in this order: rate, window, scale, crop, count, your own, format.
@@ -140,6 +143,10 @@ def get_video_filter_desc(
         pad_mode: The frames added for ``num_frames``: ``None`` repeats the last one, a colour (a name or
             ``"#rrggbb"``) makes frames of that colour.
         pad_color: Colour of the border that ``scale_mode="pad"`` adds.
+        color_matrix: Matrix of a YUV result, by the name of its standard. ``None`` keeps the file's; what is
+            made from RGB has BT.601.
+        color_range: ``"pc"`` for a YUV result of full range, ``"tv"`` of limited. ``None`` keeps the
+            file's; what is made from RGB is of limited range, in the ``yuvj`` formats of full.
         filter_desc: Filters of your own, put in before the conversion to ``pix_fmt``. After scaling to an
             RGB format they see planar RGB, else what the decoder gives.
 
@@ -147,19 +154,22 @@ def get_video_filter_desc(
         The description, or ``None`` when there is nothing to do (every argument ``None``).
 
     Raises:
-        ValueError: A size, rate or count that is not positive, or an unknown name.
+        ValueError: A size, rate or count that is not positive, an unknown name, or a matrix or range for RGB.
         TypeError: An argument of the wrong type.
     """
     check_names(scale_algo, scale_mode, pix_fmt, pad_color, pad_mode, quality)
     scaled = scale_width is not None or scale_height is not None
+    colors = color_options(color_matrix, color_range, pix_fmt)
     formats = formats_on_the_way(pix_fmt, quality) if scaled else ()
     filters = [
         *rate_and_window(frame_rate, timestamp),
-        *scale(scale_width, scale_height, scale_algo, scale_mode, formats, pad_color, quality),
+        *scale(
+            scale_width, scale_height, scale_algo, scale_mode, formats, pad_color, quality, colors
+        ),
         *crop(crop_width, crop_height, exact=not formats),
         *count(num_frames, pad_mode),
         *own_filters(filter_desc),
-        *to_format(pix_fmt, converted=scaled and (bool(formats) or filter_desc is None)),
+        *to_format(pix_fmt, colors, converted=scaled and (bool(formats) or filter_desc is None)),
     ]
     return ",".join(filters) or None
 
@@ -222,6 +232,8 @@ def get_filter_desc(
     num_frames: int | None = None,
     pad_mode: str | None = None,
     pad_color: str = "black",
+    color_matrix: ColorMatrix | None = None,
+    color_range: ColorRange | None = None,
     sample_rate: int | None = None,
     num_channels: int | None = None,
     sample_fmt: str | None = "fltp",
@@ -252,6 +264,8 @@ def get_filter_desc(
         "pix_fmt": pix_fmt != "rgb24",
         "pad_mode": pad_mode is not None,
         "pad_color": pad_color != "black",
+        "color_matrix": color_matrix is not None,
+        "color_range": color_range is not None,
     }
     audio = {
         "sample_rate": sample_rate is not None,
@@ -281,6 +295,8 @@ def get_filter_desc(
         num_frames=num_frames,
         pad_mode=pad_mode,
         pad_color=pad_color,
+        color_matrix=color_matrix,
+        color_range=color_range,
         filter_desc=filter_desc,
     )
 
@@ -349,7 +365,7 @@ def get_abuffer_desc(
             "leave the input of the FilterGraph open"
         )
     return (
-        f"abuffer{_label(label)}=time_base={ratio(codec.time_base)}:sample_rate={codec.sample_rate}:"
+        f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
         f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"
     )
 

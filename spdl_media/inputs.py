@@ -110,6 +110,7 @@ class Input:
         name: str,
         *,
         path: str | None = None,
+        file: io.FileIO | None = None,
         content: bytes | memoryview | None = None,
         reader: FileReader | None = None,
         owned: Any = None,
@@ -119,6 +120,7 @@ class Input:
         self.seekable = reader is None or reader.seekable()
         self.checksum_failed = False
         self._path = path
+        self._file = file
         self._content = content
         self._reader = reader
         self._owned = owned
@@ -189,8 +191,8 @@ class Input:
         """
         if self._path is not None:
             try:
-                with open(self._path, "rb", buffering=0) as file:
-                    return missing_end(partial(_read_at, file), file.seek(0, io.SEEK_END))
+                file = self._local_file(self._path)
+                return missing_end(partial(_read_at, file), file.seek(0, io.SEEK_END))
             except OSError as error:
                 raise _os_error(self.name, error) from error
         if self._content is not None:
@@ -227,8 +229,10 @@ class Input:
             # It may be closed or broken by now, and the caller asked nothing of it here.
             with suppress(Exception):
                 file.seek(position)
-        if self._owned is not None:
-            self._owned.close()
+        for mine in (self._owned, self._file):
+            if mine is not None:
+                mine.close()
+        self._file = None
         self._path = self._content = self._reader = self._restore = self._owned = None
 
     def __enter__(self) -> Self:
@@ -261,15 +265,21 @@ class Input:
 
     def _read_path(self, path: str, size: int) -> bytes:
         try:
-            with open(path, "rb", buffering=0 if size >= 0 else -1) as file:
-                return file.read(size)
+            return _read_at(self._local_file(path), 0, size)
         except OSError as error:
             raise _os_error(self.name, error) from error
+
+    def _local_file(self, path: str) -> io.FileIO:
+        """The file, opened once. If that has failed, it fails again here, where the error is of use."""
+        if self._file is None:
+            self._file = io.FileIO(path)
+        return self._file
 
     def _target(self, config: DemuxConfig) -> Any:
         """What PyAV is given to open: a path, or something to read from."""
         if self._path is not None:
-            if _size(self._path) == 0:  # FFmpeg opens an empty file as raw data without a word
+            # FFmpeg opens an empty file as raw data without a word.
+            if self._file is not None and self._file.seek(0, io.SEEK_END) == 0:
                 raise self._empty()
             # The file protocol has no escapes, so this holds for every path, and "a:b.mp4" is a
             # file.
@@ -358,8 +368,7 @@ class Input:
     def _check_path(self, path: str, cause: BaseException | None) -> None:
         """Ask the operating system, whose words are clearer than FFmpeg's."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                file.read(1)
+            self._local_file(path).read(1)
         except OSError as os_error:
             raise _os_error(self.name, os_error) from cause
 
@@ -381,34 +390,21 @@ _METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _PYAV_MAJOR < 19 e
 
 def _open_path(path: str, name: str) -> Input:
     try:
-        mode = Path(path).stat().st_mode
+        file = io.FileIO(path)
     except OSError:
-        # It may be a pattern; open() asks again when FFmpeg has failed.
+        # A folder, or none at all. It may be a pattern; open() asks again when FFmpeg has failed.
         return Input(name, path=path)
     except ValueError as error:
         raise SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL) from error
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return Input(name, path=path)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return Input(name, path=path, file=file)
     # What was read from a pipe cannot be read again, and head() must be.
-    try:
-        file = Path(path).open("rb", buffering=0)  # noqa: SIM115  # closed with the input
-    except OSError as error:
-        raise _os_error(name, error) from error
     return Input(name, reader=FileReader(file, name, seekable=False), owned=file)
-
-
-def _size(path: str) -> int | None:
-    """Bytes in a regular file; ``None`` for all else, of which FFmpeg is asked first."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _read_at(file: io.FileIO, start: int, size: int) -> bytes:
     file.seek(start)
-    return file.read(size)
+    return file.read(size)  # all, if negative
 
 
 def _os_error(name: str, error: OSError) -> SourceError:

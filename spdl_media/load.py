@@ -18,7 +18,7 @@ from spdl_media._loading.on_device import (
     load_picture,
 )
 from spdl_media._loading.options import PictureOptions, SoundOptions
-from spdl_media._loading.pictures import CropPlan
+from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
@@ -59,13 +59,14 @@ def load_image(
             tensor, or a binary file-like object.
         width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
         height: Height of the result.
-        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives.
+        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV formats come
+            with the matrix of BT.601 and in full range, as JPEG has them, whatever the file.
         scale_mode: With both sides given, ``"pad"`` fits the whole picture inside a black border,
             ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: ``"fast"`` is less exact; see :func:`~spdl_media.get_video_filter_desc`.
         filter_desc: A whole filter graph of your own instead of these options; ``None`` for none, and then
-            the picture is not turned either.
+            the picture is not turned either. Matrix and range of YUV are then what the graph gives.
         demux_config: How to open the source.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
         storage: Memory to fill; fresh memory without one.
@@ -79,11 +80,13 @@ def load_image(
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
         uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.layouts` has the other formats.
+        Of YUV, ``buffer.colorspace`` and ``buffer.color_range`` say what the numbers mean.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no picture.
         DecodeError: It is damaged.
+        FilterError: The picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
         ConvertError: Its format makes no array, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or ``filter_desc`` beside options that it replaces.
@@ -92,7 +95,7 @@ def load_image(
     """
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality)
-    desc = options.desc(filter_desc)
+    desc = options.desc(filter_desc, still=True)
 
     def load(storage: Storage | None) -> CPUBuffer:
         packets = demux_image(src, demux_config=demux_config, name=name)
@@ -116,7 +119,7 @@ def load_image_batch(
     scale_algo: ScaleAlgo = "bicubic",
     quality: Quality = "accurate",
     crops: Sequence[Box | None] | None = None,
-    flips: Sequence[bool] | None = None,
+    flips: Flips | None = None,
     filter_desc: str | Default | None = DEFAULT_FILTER,
     demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
@@ -132,21 +135,24 @@ def load_image_batch(
     To use several threads, load several batches at the same time; nothing here holds the GIL for long.
 
     Args:
-        srcs: The pictures, each as for :func:`load_image`.
+        srcs: A sequence of pictures, each as for :func:`load_image`.
         width: As in :func:`load_image`, as are the arguments that are not listed here.
         height: See ``width``. Without both, all pictures must have one size.
-        pix_fmt: As in :func:`load_image`.
+        pix_fmt: As in :func:`load_image`. With ``None``, all must come in one format and, if that is YUV,
+            with one matrix and range; the same holds for what a ``filter_desc`` gives.
         scale_mode: As in :func:`load_image`.
         scale_algo: As in :func:`load_image`.
         quality: As in :func:`load_image`.
         crops: For each picture a box ``(x, y, width, height)`` in pixels of the upright picture, or
             ``None`` for all of it, to cut out before anything else. :func:`~spdl_media.random_resized_crop`
             makes such boxes.
-        flips: For each picture whether to exchange left and right, after it is cut.
+        flips: For each picture whether to exchange left and right, after it is cut: bools, or a 1-D array or
+            tensor of them.
         filter_desc: As in :func:`load_image`; crops and flips come before it.
         demux_config: As in :func:`load_image`.
         decode_config: As in :func:`load_image`.
-        storage: As in :func:`load_image`.
+        storage: As in :func:`load_image`. Its memory is taken with the first picture that is decoded, and
+            each picture goes there at once.
         layout: As in :func:`load_image`.
         on_error: What becomes of a picture that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
@@ -166,11 +172,12 @@ def load_image_batch(
         SourceError: An input cannot be opened or read, with ``on_error="raise"``.
         DemuxError: An input is no picture, likewise.
         DecodeError: An input is damaged, likewise.
-        ConvertError: There are no inputs, none could be loaded, they differ in size, a crop lies outside its
-            picture, or the storage is too small.
+        FilterError: A picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
+        ConvertError: There are no inputs, none could be loaded, they differ in size, format, matrix or range,
+            the format makes no array, a crop lies outside its picture, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or not one crop or flip for each input.
-        TypeError: An input that is no source.
+        TypeError: ``srcs`` is no sequence, or an input is no source.
 
     Thread safety: safe.
     """

@@ -14,6 +14,16 @@ Array: TypeAlias = npt.NDArray[Any]
 _PALETTE = np.dtype("u4")
 
 
+@lru_cache(maxsize=256)
+def is_yuv(pix_fmt: str) -> bool:
+    """Whether the numbers of a pixel format are colours only with a matrix and a range; no: unknown names."""
+    try:
+        format = av.VideoFormat(pix_fmt, 16, 16)
+    except ValueError:
+        return False
+    return not format.is_rgb and len(format.components) > 2 and not pix_fmt.startswith("xyz")
+
+
 def picture_planes(frame: av.VideoFrame) -> tuple[Array, ...]:
     """Read-only views of the planes of a picture, in the order of its pixel format.
 

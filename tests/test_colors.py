@@ -162,15 +162,174 @@ def test_pictures_whose_numbers_mean_other_colours_do_not_mix(pix_fmt: str, layo
 def test_what_the_error_names_makes_them_one() -> None:
     white = np.full((48, 64, 3), 255, np.uint8)
     sources = [make_image(white, codec="mjpeg"), make_image(white)]
-    with pytest.raises(sm.ConvertError, match="equal numbers of yuv420p are different colours"):
-        sm.load_image_batch(sources, pix_fmt="yuv420p")
+    limited = [sm.get_video_filter_desc(pix_fmt="yuv420p"), "format=yuv420p"]
+    for desc in limited:
+        with pytest.raises(sm.ConvertError, match="equal numbers of yuv420p are different colours"):
+            sm.load_image_batch(sources, filter_desc=desc)
     options: list[dict[str, Any]] = [
         {"pix_fmt": "yuvj420p"},
+        {"pix_fmt": "yuv420p"},
         {"filter_desc": "scale=out_color_matrix=bt601:out_range=pc,format=yuv420p"},
+        {
+            "filter_desc": sm.get_video_filter_desc(
+                pix_fmt="yuv420p", color_matrix="bt601", color_range="pc"
+            )
+        },
     ]
     for option in options:
         array = np.asarray(sm.load_image_batch(sources, **option))
         assert (array[:, 0, :48] == 255).all()
+
+
+FLAT = (200, 40, 90)
+GRAY = (93, 93, 93)
+
+
+def saved(kind: str) -> tuple[bytes, tuple[int, int, int]]:
+    """One flat colour as such a file, and the colour that it holds."""
+    if kind.startswith("limited"):
+        matrix = kind.removeprefix("limited ")
+        video = make_video([flat(to_yuv(FLAT, matrix, False), 64, 48)], pix_fmt="yuv420p")
+        stated = make_video(
+            [flat(to_yuv(FLAT, matrix, False), 64, 48)],
+            pix_fmt="yuv420p",
+            options={"colorspace": matrix, "color_range": "tv"},
+        )
+        return (stated if matrix == "bt709" else video), FLAT
+    image = pytest.importorskip("PIL.Image")
+    mode, format, options = {
+        "JPEG": ("RGB", "JPEG", {"quality": 95}),
+        "JPEG 4:4:4": ("RGB", "JPEG", {"quality": 95, "subsampling": 0}),
+        "JPEG gray": ("L", "JPEG", {"quality": 95}),
+        "JPEG CMYK": ("CMYK", "JPEG", {"quality": 98}),
+        "PNG": ("RGB", "PNG", {}),
+        "PNG gray": ("L", "PNG", {}),
+        "PNG palette": ("P", "PNG", {}),
+        "PNG alpha": ("RGBA", "PNG", {}),
+        "WebP": ("RGB", "WEBP", {"quality": 100}),
+        "WebP lossless": ("RGB", "WEBP", {"lossless": True}),
+        "GIF": ("P", "GIF", {}),
+        "BMP": ("RGB", "BMP", {}),
+    }[kind]
+    color = GRAY if mode == "L" else FLAT
+    picture = image.new("RGB", (64, 48), color)
+    # An own palette: the common one has other colours, and dithers.
+    converted = picture.quantize(2) if mode == "P" else picture.convert(mode)
+    target = io.BytesIO()
+    converted.save(target, format, **options)
+    return target.getvalue(), color
+
+
+WILD = (
+    "JPEG",
+    "JPEG 4:4:4",
+    "JPEG gray",
+    "JPEG CMYK",
+    "PNG",
+    "PNG gray",
+    "PNG palette",
+    "PNG alpha",
+    "WebP",
+    "WebP lossless",
+    "GIF",
+    "BMP",
+    "limited bt709",
+    "limited smpte170m",
+)
+YUV_WAYS: dict[str, dict[str, Any]] = {
+    "same size": {},
+    "padded": {"width": 40, "height": 40},
+    "cropped": {"width": 40, "height": 40, "scale_mode": "crop"},
+    "stretched": {"width": 32, "height": 20, "scale_mode": None, "quality": "fast"},
+    "one side": {"width": 32},
+}
+
+
+def planes_of(pix_fmt: str, array: np.ndarray) -> list[np.ndarray]:
+    """The three planes of one picture, each at the size of its own."""
+    if pix_fmt.startswith("yuv444"):
+        return [plane / (4 if plane.dtype == np.uint16 else 1) for plane in array]
+    rows = array.shape[1] * 2 // 3
+    luma, rest = array[0, :rows], array[0, rows:]
+    if pix_fmt == "nv12":
+        pairs = rest.reshape(rows // 2, -1, 2)
+        return [luma, pairs[..., 0], pairs[..., 1]]
+    halves = rest.reshape(2, rows // 2, -1)
+    return [luma, halves[0], halves[1]]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "nv12", "yuv444p", "yuv444p10le"])
+@pytest.mark.parametrize("way", YUV_WAYS)
+@pytest.mark.parametrize("kind", WILD)
+def test_yuv_of_pictures_is_bt601_of_full_range_whatever_the_file(
+    kind: str, way: str, pix_fmt: str
+) -> None:
+    source, color = saved(kind)
+    options = {"pix_fmt": pix_fmt, **YUV_WAYS[way]}
+    wanted = to_yuv(color, "smpte170m", True)
+    one = sm.load_image(source, **options)
+    batch = sm.load_image_batch([source, source], **options)
+    for buffer in (one, batch):
+        assert (buffer.colorspace, buffer.color_range) == ("bt601", "pc")
+    np.testing.assert_array_equal(np.asarray(batch)[1], np.asarray(one))
+    for plane, value in zip(planes_of(pix_fmt, np.asarray(one)), wanted, strict=True):
+        middle = plane[plane.shape[0] // 4 : -(plane.shape[0] // 4)]
+        assert np.abs(middle.astype(float) - value).max() <= 2
+    if way == "padded":  # the border is black in full range
+        border = [plane[0, 0] for plane in planes_of(pix_fmt, np.asarray(one))]
+        assert border == [0, 128, 128]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12"])
+@pytest.mark.parametrize("crops", [None, (8, 6, 40, 30)])
+def test_a_folder_from_the_wild_makes_one_yuv_batch(pix_fmt: str, crops: Any) -> None:
+    sources = [saved(kind)[0] for kind in WILD if "gray" not in kind]
+    options: dict[str, Any] = {"width": 32, "height": 24, "pix_fmt": pix_fmt}
+    if crops:
+        options |= {"crops": [crops] * len(sources), "flips": [True] * len(sources)}
+    batch = sm.load_image_batch(sources, **options)
+    for picture in np.asarray(batch):
+        for plane, value in zip(
+            planes_of(pix_fmt, picture), to_yuv(FLAT, "smpte170m", True), strict=True
+        ):
+            assert np.abs(plane.astype(float) - value).max() <= 2
+    assert (batch.colorspace, batch.color_range) == ("bt601", "pc")
+
+
+def test_rgb_and_gray_are_what_they_were() -> None:
+    """The rule is for YUV alone."""
+    source, _ = saved("JPEG")
+    for options in ({}, {"pix_fmt": "gray"}, {"width": 32, "height": 32, "pix_fmt": "gbrp"}):
+        desc = sm.get_video_filter_desc(
+            **{
+                {"width": "scale_width", "height": "scale_height"}.get(k, k): v
+                for k, v in options.items()
+            }
+        )
+        buffer = sm.load_image(source, **options)
+        np.testing.assert_array_equal(
+            np.asarray(buffer), np.asarray(sm.load_image(source, filter_desc=desc))
+        )
+        assert (buffer.colorspace, buffer.color_range) == (None, None)
+
+
+def test_buffers_of_yuv_say_what_their_numbers_mean() -> None:
+    clip = sm.demux_video(flat_video("bt709", False, (64, 48)))
+    frames = sm.decode_packets(clip, None)
+    buffer = sm.convert_frames(frames)
+    assert (buffer.colorspace, buffer.color_range) == ("bt709", "tv")
+    for plane in sm.convert_frames(frames, layout="planes"):
+        assert (plane.colorspace, plane.color_range) == ("bt709", "tv")
+    unstated = sm.decode_packets(
+        sm.demux_video(flat_video("smpte170m", False, (64, 48), stated=False)), None
+    )
+    assert (unstated.colorspace, unstated.color_range) == (None, None)
+    buffer = sm.convert_frames(unstated)
+    assert (buffer.colorspace, buffer.color_range) == ("bt601", "tv")
+    jpeg = sm.load_image(make_image(np.zeros((8, 8, 3), np.uint8), codec="mjpeg"), filter_desc=None)
+    assert (jpeg.colorspace, jpeg.color_range) == ("bt601", "pc")
+    rgb = sm.convert_frames(sm.decode_packets(clip))
+    assert (rgb.colorspace, rgb.color_range) == (None, None)
 
 
 def test_clips_of_two_matrices_do_not_mix_unless_in_rgb() -> None:

@@ -26,6 +26,7 @@ def test_factories_fill_every_field() -> None:
     assert DEMUX.buffer_size == 4096
     assert (DECODE.decoder, dict(DECODE.decoder_options)) == ("h264", {"threads": "2"})
     assert (DECODE.orient, DECODE.on_corrupt) == (False, "keep")
+    assert (DECODE.downscale, decode_config(downscale="dct").downscale) == (None, "dct")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,15 @@ def test_option_values_become_text(value: Any, text: str) -> None:
     assert decode_config(decoder_options={"name": value}).decoder_options["name"] == text
 
 
-@pytest.mark.parametrize("config", [DEMUX, DECODE], ids=["demux", "decode"])
+@pytest.mark.parametrize(
+    "config",
+    [DEMUX, DECODE, decode_config(downscale="dct")],
+    ids=["demux", "decode", "downscale"],
+)
 def test_pickle_round_trip(config: Any) -> None:
-    assert pickle.loads(pickle.dumps(config)) == config
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert repr(again) == repr(config)
 
 
 @pytest.mark.parametrize("config", [DEMUX, DECODE], ids=["demux", "decode"])

@@ -94,6 +94,21 @@ def test_each_picture_has_its_own_box_and_flip() -> None:
     np.testing.assert_array_equal(np.asarray(batch), alone)
 
 
+def test_flips_may_be_any_array_of_bools() -> None:
+    torch = pytest.importorskip("torch")
+    wanted = np.asarray(sm.load_image_batch([PNG] * 2, flips=[True, False]))
+    np.testing.assert_array_equal(wanted[0], PICTURE[:, ::-1])
+    given = [
+        (True, np.False_),
+        np.array([True, False]),
+        torch.tensor([True, False]),
+        [torch.tensor(True), torch.tensor(False)],
+    ]
+    for flips in given:
+        got = np.asarray(sm.load_image_batch([PNG] * 2, flips=flips))
+        np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("box", [(1, 0, 37, 29), (0, 1, 37, 29), (37, 0, 1, 1), (0, 0, 99, 9)])
 def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> None:
     with pytest.raises(
@@ -115,6 +130,16 @@ def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> 
         ({"crops": []}, ValueError, "crops must have one entry for each of the 1 inputs, not 0"),
         ({"flips": [True, False]}, ValueError, "flips must have one entry .* 1 inputs, not 2"),
         ({"flips": [1]}, TypeError, r"flips\[0\] must be True or False, not 1"),
+        ({"flips": [None]}, TypeError, r"flips\[0\] must be True or False, not None"),
+        (
+            {"flips": True},
+            TypeError,
+            "one True or False for each picture, not True: .*not iterable",
+        ),
+        ({"flips": np.ones(1)}, TypeError, r"one True or False .*, not float64 of shape \(1,\)"),
+        ({"flips": np.ones((1, 1), bool)}, TypeError, r"not bool of shape \(1, 1\)"),
+        ({"flips": [[True], [True, False]]}, TypeError, "flips must be one True or False"),
+        ({"flips": []}, ValueError, "flips must have one entry for each of the 1 inputs, not 0"),
     ],
 )
 def test_plans_that_cannot_be(options: Any, error: type[Exception], match: str) -> None:

@@ -89,6 +89,21 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             {"scale_width": 8, "scale_height": 6, "scale_mode": "crop"},
             f"scale=8:6:force_original_aspect_ratio=increase:{FLAGS},format=gbrp,crop=8:6,format=rgb24",
         ),
+        (
+            {"pix_fmt": "nv12", "color_matrix": "bt601", "color_range": "pc"},
+            f"{CONVERT.split(',', 1)[0]}:out_color_matrix=bt601:out_range=pc,format=nv12",
+        ),
+        (
+            {"scale_width": 8, "scale_height": 6, "pix_fmt": "yuv420p", "color_range": "tv"},
+            (
+                f"scale='max(1,min(8,round(6*iw/ih)))':'max(1,min(6,round(8*ih/iw)))':{FLAGS}:out_range=tv,"
+                "pad=8:8:(8-iw)/2:(6-ih)/2:color=black,crop=8:6:0:0:exact=1,format=yuv420p"
+            ),
+        ),
+        (
+            {"pix_fmt": None, "color_matrix": "bt709"},
+            f"{CONVERT.split(',', 1)[0]}:out_color_matrix=bt709",
+        ),
         ({"frame_rate": (30000, 1001), "pix_fmt": None}, "fps=30000/1001"),
         ({"frame_rate": 29.97, "pix_fmt": None}, "fps=2997/100"),
         ({"timestamp": (0.1, Fraction(1, 3)), "pix_fmt": None}, "trim=start=0.100000:end=0.333333"),
@@ -146,6 +161,18 @@ def test_audio_descriptions(arguments: dict[str, Any], desc: str | None) -> None
         ({"frame_rate": (1, 0)}, ValueError, "frame_rate must be a number"),
         ({"timestamp": (2, 1)}, ValueError, "holds no time"),
         ({"filter_desc": 1}, TypeError, "filter_desc must be a str"),
+        (
+            {"color_matrix": "bt601"},
+            ValueError,
+            "color_matrix='bt601' is for YUV, .* not for rgb24",
+        ),
+        ({"color_range": "tv", "pix_fmt": "gbrp"}, ValueError, "color_range='tv' is for YUV"),
+        (
+            {"color_matrix": "bt470bg", "pix_fmt": "nv12"},
+            ValueError,
+            "color_matrix must be one of .*'bt709'.* not 'bt470bg'",
+        ),
+        ({"color_range": "full", "pix_fmt": "nv12"}, ValueError, "color_range must be one of"),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -318,6 +345,8 @@ def test_filter_desc_follows_the_packets() -> None:
 def test_filter_desc_without_packets_follows_the_arguments() -> None:
     sizes: Any = {"scale_width": 8, "scale_height": 6}
     assert get_filter_desc(**sizes, pix_fmt="rgb24") == get_video_filter_desc(**sizes)
+    colors: dict[str, Any] = {"pix_fmt": "nv12", "color_matrix": "bt709", "color_range": "tv"}
+    assert get_filter_desc(**colors) == get_video_filter_desc(**colors)
     assert get_filter_desc(sample_rate=8000) == get_audio_filter_desc(sample_rate=8000)
 
 
@@ -328,6 +357,8 @@ def test_filter_desc_refuses_a_mixture() -> None:
         get_filter_desc(Packets(Codec()), num_channels=1)
     with pytest.raises(TypeError, match="the packets are audio, but pix_fmt is for pictures"):
         get_filter_desc(Packets(Sound()), pix_fmt="gray")
+    with pytest.raises(TypeError, match="color_range is for pictures"):
+        get_filter_desc(Packets(Sound()), color_range="pc")
     with pytest.raises(TypeError, match="packets must be audio, video or image packets, not 'x'"):
         get_filter_desc("x")  # type: ignore[arg-type]
 

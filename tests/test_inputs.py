@@ -21,6 +21,7 @@ import av
 import numpy as np
 import pytest
 
+import spdl_media as sm
 from spdl_media._inputs.formats import check_format, index_is_last
 from spdl_media.config import DemuxConfig, demux_config
 from spdl_media.errors import DemuxError, SourceError
@@ -287,6 +288,48 @@ def _picture(value: int) -> bytes:
     encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 8, 8, "gray", 1
     frame = av.VideoFrame.from_ndarray(np.full((8, 8), value, np.uint8), format="gray")
     return bytes(encoder.encode(frame)[0])
+
+
+class CountedFile(io.FileIO):
+    """A file of the system's that knows how many of them there were."""
+
+    opened: ClassVar[list[io.FileIO]] = []
+
+    def __init__(self, path: Any) -> None:
+        super().__init__(path)
+        self.opened.append(self)
+
+
+@pytest.mark.parametrize("load", [sm.demux_image, sm.load_image, sm.probe])
+def test_a_picture_on_disk_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        pytest.fail(f"opened once more: {args}")
+
+    path = tmp_path / "picture.png"
+    path.write_bytes(_picture(7))
+    monkeypatch.setattr(io, "FileIO", CountedFile)
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    CountedFile.opened.clear()
+    load(path)
+    monkeypatch.undo()
+    assert [file.closed for file in CountedFile.opened] == [True]
+
+
+def test_a_path_is_closed_with_its_input(tmp_path: Path, clip: bytes) -> None:
+    path = tmp_path / "clip.mkv"
+    path.write_bytes(clip)
+    open_files = Path("/proc/self/fd")
+    before = len(list(open_files.iterdir())) if open_files.is_dir() else None
+    with open_input(path) as source:
+        assert source.head(4) == clip[:4]
+        assert source.missing_end() is None
+        assert packets(source) == expected(clip)
+        assert source.read_all() == clip
+    if before is not None:
+        assert len(list(open_files.iterdir())) == before
 
 
 def test_named_pipe(tmp_path: Path, clip: bytes) -> None:

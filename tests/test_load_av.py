@@ -226,9 +226,8 @@ def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
         last = first + Fraction(str(duration))
         cut = samples[math.ceil(first * 8000) : math.ceil(last * 8000)]
         np.testing.assert_array_equal(np.asarray(clip.audio), cut.T)
-        # A filter counts in the ticks of the file, which in Matroska are milliseconds.
-        tick = 0.001 if format == "matroska" else 0
-        assert clip.audio_timestamp == pytest.approx(math.ceil(first * 8000) / 8000, abs=tick / 2)
+        # Also in Matroska, whose ticks are milliseconds, of 8 samples each.
+        assert clip.audio_timestamp == math.ceil(first * 8000) / 8000
         shown = [index for index in range(20) if first <= Fraction(index, 10) < last]
         assert len(clip.timestamps) == len(shown)
         assert clip.timestamps == pytest.approx([index / 10 for index in shown])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import av
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+from spdl_media._loading.batch import _placed
 from spdl_media.testing import (
     frame_index,
     index_frames,
@@ -138,14 +141,48 @@ def test_all_bad_with_known_sizes_are_zeros(options: dict[str, Any]) -> None:
     assert [failure.index for failure in filled.failures] == [0, 1, 2]
 
 
+def test_all_bad_where_no_zeros_can_stand_for_them() -> None:
+    with pytest.raises(
+        sm.ConvertError,
+        match=r"none of the 2 inputs .* 21x12 yuv420p .*makes no array\. An even width=, or pix_fmt='rgb24'",
+    ) as caught:
+        sm.load_image_batch([BAD] * 2, width=21, height=12, pix_fmt="yuv420p", on_error="fill")
+    assert isinstance(caught.value.__cause__, sm.DemuxError)
+    with pytest.raises(sm.ConvertError, match=r"the width is odd.*scale to an even width"):
+        sm.load_image_batch(SOURCES, width=21, height=12, pix_fmt="yuv420p", on_error="fill")
+
+
+@pytest.mark.parametrize("side", [40000, 100000])
+def test_a_size_that_no_picture_can_have(side: int) -> None:
+    match = rf"a picture of {side}x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
+    with pytest.raises(sm.FilterError, match=match):
+        sm.load_image(SOURCES[0], width=side, height=side)
+    with pytest.raises(sm.FilterError, match=f"input 0 of the batch of 1: {match}") as caught:
+        sm.load_image_batch([SOURCES[0]], width=side, height=side, on_error="skip")
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.source == f"bytes of length {len(SOURCES[0])}"
+
+
+def test_an_error_of_another_kind_keeps_its_text() -> None:
+    """Not its first argument, which of FFmpeg's errors is a mere number."""
+    error = _placed(av.error.ArgumentError(22, "Invalid argument"), 0, 1)
+    assert type(error) is ValueError
+    assert (
+        str(error) == f"input 0 of the batch of 1: {av.error.ArgumentError(22, 'Invalid argument')}"
+    )
+
+
 def test_none_given() -> None:
     with pytest.raises(sm.ConvertError, match="there are no inputs to load"):
         sm.load_image_batch([])
 
 
-@pytest.mark.parametrize("one", ["a.png", b"x", memoryview(b"x")])
+@pytest.mark.parametrize("one", ["a.png", b"x", memoryview(b"x"), Path("x"), None, 3])
 def test_one_source_is_no_sequence(one: Any) -> None:
-    with pytest.raises(TypeError, match="load_image takes one"):
+    kind = type(one).__name__
+    with pytest.raises(
+        TypeError, match=f"takes a sequence of sources, .* not one of {kind}; load_image takes one"
+    ):
         sm.load_image_batch(one)
 
 
@@ -181,6 +218,66 @@ def test_a_failed_batch_gives_its_memory_back() -> None:
     with pytest.raises(sm.StorageTooSmallError, match=f"{PICTURES.nbytes} bytes.* 100"):
         sm.load_image_batch(SOURCES, storage=small)
     assert small.num_free == 1
+
+
+@pytest.mark.parametrize("layout", [None, "NCHW"])
+def test_rows_of_used_memory(layout: Any) -> None:
+    """What a block held before is nowhere in a batch: rows close up, or are zeros."""
+    options: dict[str, Any] = {"width": 40, "height": 30, "layout": layout}
+    bad = (0, 2, 3, 31)
+    good = [position for position in range(COUNT) if position not in bad]
+    wanted = np.asarray(sm.load_image_batch(SOURCES, **options))
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    for policy in ("skip", "fill"):
+        with sm.convert_array(np.full(PICTURES.nbytes, 255, np.uint8), pool):
+            pass
+        batch = sm.load_image_batch(with_bad(*bad), storage=pool, on_error=policy, **options)
+        assert batch.array.flags.c_contiguous
+        got = np.asarray(batch)[good] if policy == "fill" else np.asarray(batch)
+        np.testing.assert_array_equal(got, wanted[good])
+        assert policy == "skip" or not np.asarray(batch)[list(bad)].any()
+        del got
+        batch.release()
+        del batch
+
+
+class Watching(io.BytesIO):
+    """A picture that notes, while it is read, how many frames there are."""
+
+    def __init__(self, content: bytes, seen: list[int]) -> None:
+        super().__init__(content)
+        self.seen = seen
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.seen.append(sum(type(one) is av.VideoFrame for one in gc.get_objects()))
+        return super().read(size)
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 20, "height": 20}, {"on_error": "fill"}])
+def test_decoded_pictures_do_not_pile_up(options: dict[str, Any]) -> None:
+    seen: list[int] = []
+    gc.collect()
+    sm.load_image_batch([Watching(source, seen) for source in SOURCES], **options)
+    # The first is kept, for what is said of pictures that differ, and the one that was last decoded.
+    assert max(seen) - min(seen) <= 2
+    assert len(seen) >= COUNT
+
+
+def test_memory_is_taken_with_the_first_picture_and_free_after_an_error() -> None:
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    free: list[int] = []
+
+    class Noting(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            free.append(pool.num_free)
+            return super().read(size)
+
+    srcs = [Noting(SOURCES[0]), Noting(SOURCES[1]), Noting(BAD)]
+    with pytest.raises(sm.DemuxError, match="input 2 of the batch of 3"):
+        sm.load_image_batch(srcs, storage=pool)
+    assert free[0] == 1
+    assert free[-1] == 0
+    assert pool.num_free == 1  # while the error, and what it refers to, still lives
 
 
 def test_failures_hold_no_inputs_alive() -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 from spdl_media.color_tags import COLOR_RANGES, COLORSPACES
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames, av_frames, facts_of
+from spdl_media.planes import is_yuv
 
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
@@ -48,9 +49,13 @@ def check_formats(items: Pictures) -> None:
         raise ConvertError(
             f"a frame of {width}x{height} {pix_fmt} has no pixels", source=items[0].source
         )
-    format = av_frames(items[0])[0].format
-    if not format.is_rgb and len(format.components) > 2:
+    if is_yuv(pix_fmt):
         _check_colors(items)
+
+
+def colors_of(frame: Any) -> tuple[str | None, str | None]:
+    """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
+    return _matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
 
 
 def _check_colors(items: Pictures) -> None:
@@ -58,28 +63,43 @@ def _check_colors(items: Pictures) -> None:
     expected = None
     for position, item in enumerate(items):
         for index, frame in enumerate(av_frames(item)):
-            found = _matrix(frame), _range(frame)
+            found = _matrix_and_range(frame)
             expected = expected or found
             if found != expected:
-                raise ConvertError(
-                    f"{_where(items, 0, 0)} has {' '.join(expected)} range, but "
-                    f"{_where(items, position, index)} has {' '.join(found)} range, so equal numbers of "
-                    f"{frame.format.name} are different colours. Take RGB, or convert to one kind: "
-                    "pix_fmt='yuvj420p' is always of full range, and the filter "
-                    "scale=out_color_matrix=bt601:out_range=pc gives both",
-                    source=items[position].source,
+                raise colors_differ(
+                    (_where(items, 0, 0), expected),
+                    (_where(items, position, index), found),
+                    frame.format.name,
+                    items[position].source,
                 )
 
 
-def _matrix(frame: Any) -> str:
+def colors_differ(
+    one: tuple[str, tuple[str | None, str | None]],
+    other: tuple[str, tuple[str | None, str | None]],
+    pix_fmt: str,
+    source: str,
+) -> ConvertError:
+    """The error for two pictures, each by its name and :func:`colors_of` it."""
+    return ConvertError(
+        f"{one[0]} has {_colors_in_words(one[1])}, but {other[0]} has {_colors_in_words(other[1])}, so equal "
+        f"numbers of {pix_fmt} are different colours. Take RGB, or convert to one kind: pix_fmt='yuvj420p' "
+        "is always of full range, and get_video_filter_desc(color_matrix='bt601', color_range='pc') says "
+        "both",
+        source=source,
+    )
+
+
+def _matrix_and_range(frame: Any) -> tuple[str, str]:
+    """What the numbers of a YUV frame of FFmpeg's mean, also if it does not say."""
     # BT.601 has two names, and is what pictures have that don't say.
     name = COLORSPACES.get(int(frame.colorspace), "bt601")
-    return "bt601" if name in ("bt470bg", "smpte170m") else name
-
-
-def _range(frame: Any) -> str:
     full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
-    return "full" if full else "limited"
+    return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
+
+
+def _colors_in_words(colors: tuple[str | None, str | None]) -> str:
+    return f"{colors[0]} {'full' if colors[1] == 'pc' else 'limited'} range"
 
 
 def _where(items: Pictures, position: int, index: int) -> str:

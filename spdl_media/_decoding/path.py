@@ -12,7 +12,13 @@ from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.odd_sizes import conversion_of, has_cut_chroma, with_even_sides
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
-from spdl_media._filters.ends import whole_frame
+from spdl_media._filters.ends import (
+    exact_pts,
+    place_frame,
+    placed_chunk,
+    sample_time_base,
+    whole_frame,
+)
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
@@ -20,7 +26,6 @@ from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketFacts
-from spdl_media.timing import nearest_sample
 
 
 class PictureFilter:
@@ -164,6 +169,8 @@ class SamplePath:
     ) -> None:
         self._codec = codec
         self.decoder = SampleDecoder(codec, facts, config)
+        # The unit of time of a sample rate and a start, because fractions are slow to hash.
+        self._unit: tuple[int, Fraction, Fraction] | None = None
         self._filter = (
             None
             if filter_desc is None
@@ -184,17 +191,19 @@ class SamplePath:
         if self._filter is None:
             yield position, chunk
             return
-        yield from self._placed(self._filter.push(whole_frame(chunk)))
+        # A frame of the decoder's is shared with nobody yet.
+        frame, zero = whole_frame(chunk), self.decoder.facts.zero
+        unit = self._unit
+        if unit is None or unit[:2] != (frame.sample_rate, zero):
+            time_base = sample_time_base(frame.sample_rate, zero)
+            unit = self._unit = (frame.sample_rate, zero, time_base)
+        place_frame(frame, exact_pts(chunk, unit[2], zero), unit[2])
+        yield from self._placed(self._filter.push(frame))
 
     def _placed(self, frames: list[av.AudioFrame]) -> Iterator[tuple[int, AudioChunk]]:
         for frame in frames:
-            position = nearest_sample(
-                frame.pts or 0,
-                frame.time_base or Fraction(1, frame.sample_rate),
-                self.decoder.facts.zero,
-                frame.sample_rate,
-            )
-            yield position, AudioChunk(frame, 0, frame.samples, position)
+            chunk = placed_chunk(frame, self.decoder.facts.zero)
+            yield chunk.position or 0, chunk
 
     def facts(self) -> FrameFacts:
         """What is to be said of the samples that came out since the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
@@ -22,7 +23,9 @@ from spdl_media.frames import (
     ImageFrames,
     VideoFrames,
     av_frames,
+    facts_of,
 )
+from spdl_media.timing import nearest_sample
 
 
 class Port:
@@ -36,6 +39,7 @@ class Port:
         declared: Whether the text has a node for it; otherwise it is left open.
         options: What that node says of the frames, by FFmpeg's names.
         format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
+        time_base: The unit of time that the frames have, if known; sound is brought to it.
         args: Arguments of the source that feeds an open input, once its first frame has come.
         waiting: Frames that came before the graph could be made.
     """
@@ -50,6 +54,7 @@ class Port:
         self.declared = options is not None
         self.options = options or {}
         self.format = _declared_format(self.options)
+        self.time_base = _declared_time_base(self.options)
         self.args = ""
         self.waiting: deque[AvFrame] = deque()
 
@@ -117,17 +122,17 @@ def fits(port: Port, frame: AvFrame, given: str) -> bool:
             "height": str(frame.height),
             "pix_fmt": frame.format.name,
         }
-    declared = port.options.get("time_base")
-    if declared is not None and frame.time_base and not _same_time_base(declared, frame.time_base):
+    declared = port.time_base
+    if declared is not None and frame.time_base and declared != as_fraction(frame.time_base):
         return False
     return all(port.options.get(name, value) == value for name, value in said.items())
 
 
-def _same_time_base(declared: str, time_base: Any) -> bool:
+def _declared_time_base(options: dict[str, str]) -> Fraction | None:
     try:
-        return bool(Fraction(declared) == as_fraction(time_base))
+        return Fraction(options["time_base"]) if "time_base" in options else None
     except ValueError:  # an expression, which FFmpeg evaluates
-        return True
+        return None
 
 
 def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
@@ -142,25 +147,85 @@ def frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
             filter_desc=desc,
         )
     if isinstance(frames, AudioFrames):
-        return map(whole_frame, frames.chunks)
+        return _shared_frames(frames, port)
     return iter(av_frames(frames))
 
 
+def sample_time_base(sample_rate: int, zero: Fraction) -> Fraction:
+    """The unit of time in which each sample of the container's clock stands at a whole number.
+
+    Files count in units of their own, in Matroska in milliseconds, and what filters give would stand at
+    such a place. Where there is none that FFmpeg can count in, one sample is the unit.
+    """
+    unit = math.lcm(sample_rate, zero.denominator)
+    return Fraction(1, unit if unit < 2**31 else sample_rate)
+
+
+def place_frame(frame: av.AudioFrame, pts: int | None, time_base: Fraction) -> None:
+    """Let a frame begin there."""
+    frame.time_base = time_base
+    frame.pts = pts
+
+
+def exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | None:
+    """Where the chunk begins on the stream's own clock, in this unit, rounded; ``None``: no one knows."""
+    frame, rate = chunk.frame, chunk.frame.sample_rate
+    # In whole numbers: fractions would take longer than small frames take to filter.
+    if chunk.position is not None:
+        ticks = chunk.position * zero.denominator + zero.numerator * rate
+        unit = zero.denominator * rate
+    elif frame.pts is not None:
+        base = as_fraction(frame.time_base) or Fraction(1, rate)
+        ticks = frame.pts * base.numerator * rate + chunk.start * base.denominator
+        unit = base.denominator * rate
+    else:
+        return None
+    divisor = unit * time_base.numerator
+    return (2 * ticks * time_base.denominator + divisor) // (2 * divisor)
+
+
 def whole_frame(chunk: AudioChunk) -> av.AudioFrame:
-    """The chunk as a frame of its own, copied if it is a part: FFmpeg's filters take whole frames."""
-    if len(chunk) == chunk.frame.samples:
-        return chunk.frame
+    """The chunk as a frame that is not shared, unless it is the whole one: filters take whole frames."""
+    return chunk.frame if len(chunk) == chunk.frame.samples else _copy(chunk)
+
+
+def _copy(chunk: AudioChunk) -> av.AudioFrame:
     whole = chunk.frame
     part = av.AudioFrame(whole.format.name, whole.layout.name, len(chunk))
     part.sample_rate = whole.sample_rate
     for plane, samples in zip(part.planes, chunk.planes, strict=True):
         target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
         target[:] = samples.reshape(-1)
-    if whole.pts is not None:
-        time_base = as_fraction(whole.time_base) or Fraction(1, whole.sample_rate)
-        part.time_base = time_base
-        part.pts = whole.pts + round(Fraction(chunk.start, whole.sample_rate) / time_base)
     return part
+
+
+def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
+    """FFmpeg's frames in the port's unit of time. They are others' too, so those that differ are copied."""
+    zero = facts_of(frames).zero
+    for chunk in frames.chunks:
+        frame = whole_frame(chunk)
+        time_base = _time_base_at(port, chunk.frame, zero)
+        pts = exact_pts(chunk, time_base, zero)
+        if frame is chunk.frame and (pts, time_base) != (frame.pts, _time_base_of(frame)):
+            frame = _copy(chunk)
+        if frame is not chunk.frame:
+            place_frame(frame, pts, time_base)
+        yield frame
+
+
+def _time_base_at(port: Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
+    """The unit of time that an input takes sound in."""
+    if port.time_base is None and "time_base" in port.options:
+        return _time_base_of(frame)  # an expression, which FFmpeg evaluates
+    if port.time_base is None:
+        rate = frame.sample_rate
+        # FFmpeg's own, if the text says none.
+        port.time_base = Fraction(1, rate) if port.declared else sample_time_base(rate, zero)
+    return port.time_base
+
+
+def _time_base_of(frame: av.AudioFrame) -> Fraction:
+    return as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
 
 
 def wrap_frames(
@@ -170,11 +235,15 @@ def wrap_frames(
     facts = facts or FrameFacts()
     if kind == "video":
         return VideoFrames(frames, facts)
-    first = frames[0]
-    time_base = as_fraction(first.time_base) or Fraction(1, first.sample_rate)
-    seconds = (first.pts or 0) * time_base - facts.zero
-    chunks = [AudioChunk(frame, 0, frame.samples) for frame in frames]
-    return AudioFrames(chunks, facts, first_sample=round(seconds * first.sample_rate))
+    chunks = [placed_chunk(frame, facts.zero) for frame in frames]
+    return AudioFrames(chunks, facts, first_sample=chunks[0].position or 0)
+
+
+def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
+    """A frame that came out of a filter, with its place on the container's clock."""
+    base = frame.time_base or Fraction(1, frame.sample_rate)
+    position = nearest_sample(frame.pts or 0, base, zero, frame.sample_rate)
+    return AudioChunk(frame, 0, frame.samples, position)
 
 
 def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:

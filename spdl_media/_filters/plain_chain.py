@@ -52,6 +52,8 @@ _FORMATS = RGB | {HALF_CHROMA}
 _MARGINS = _PACKED_RGB.union(INTERLEAVED)
 # Scalers of a thread for one chain. One for photographs of 1920 pixels' width takes some 300 KiB.
 _MAX_SIZES = 16
+# FFmpeg's av_image_check_size: 8 bytes a pixel, and a margin on both sides, are to be counted in an int.
+_EDGE, _MAX_PIXELS = 128, 2**28
 
 
 class PlainChain:
@@ -124,7 +126,10 @@ class PlainChain:
             return frame
         scalers = self._reformatters(frame)
         for step, size, scaler in zip(self._steps, sizes, scalers, strict=True):
-            frame = step.run(frame, size, scaler)
+            try:
+                frame = step.run(frame, size, scaler)
+            except av.FFmpegError as error:
+                raise _cannot_make(frame, size, error) from error
         return frame
 
     def _changes_nothing(self, frame: av.VideoFrame, sizes: list[Size]) -> bool:
@@ -156,6 +161,16 @@ class PlainChain:
         if len(kept) > _MAX_SIZES:
             del kept[next(iter(kept))]
         return found
+
+
+def _cannot_make(frame: av.VideoFrame, size: Size, error: av.FFmpegError) -> FilterError:
+    made = f"a picture of {size[0]}x{size[1]} cannot be made of one of {frame.width}x{frame.height}"
+    if (size[0] + _EDGE) * (size[1] + _EDGE) < _MAX_PIXELS:
+        return FilterError(f"{made}: {error.strerror}")
+    return FilterError(
+        f"{made}: FFmpeg takes pictures with (width + {_EDGE}) * (height + {_EDGE}) below {_MAX_PIXELS}, "
+        "up to 16255x16255 for example. Give a smaller width= or height="
+    )
 
 
 @lru_cache(maxsize=64)

@@ -24,6 +24,8 @@ ScaleAlgo: TypeAlias = Literal[
 ]
 ScaleMode: TypeAlias = Literal["pad", "crop"]
 Quality: TypeAlias = Literal["accurate", "fast"]
+ColorMatrix: TypeAlias = Literal["bt601", "bt709", "bt2020"]
+ColorRange: TypeAlias = Literal["tv", "pc"]
 Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 
 # Of a fast bicubic, only luma is: chroma is bilinear, which takes 13% off the time and adds 0.03 levels.
@@ -45,6 +47,7 @@ _CHROMA_STEP = 4
 _COLOR = re.compile(
     r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
 )
+_RGB = re.compile("rgb|bgr|gbr")
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
 
 
@@ -84,6 +87,26 @@ def trim(name: str, timestamp: Timestamp | None) -> list[str]:
     return [f"{name}={':'.join(options)}"] if options else []
 
 
+def color_options(matrix: str | None, range: str | None, pix_fmt: str | None) -> str:
+    """What a scaler is told of the colours of its result, to be put behind its flags."""
+    options = ""
+    for name, option, value, allowed in (
+        ("color_matrix", "out_color_matrix", matrix, get_args(ColorMatrix)),
+        ("color_range", "out_range", range, get_args(ColorRange)),
+    ):
+        if value is None:
+            continue
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {allowed} or None, not {value!r}")
+        if pix_fmt is not None and _RGB.search(pix_fmt):
+            raise ValueError(
+                f"{name}={value!r} is for YUV, such as pix_fmt='yuv420p', and not for {pix_fmt}, whose "
+                "numbers are the colours themselves"
+            )
+        options += f":{option}={value}"
+    return options
+
+
 def scale(
     width: int | None,
     height: int | None,
@@ -92,19 +115,20 @@ def scale(
     formats: tuple[str, ...],
     pad_color: str,
     quality: str,
+    colors: str,
 ) -> list[str]:
     """Scale, by way of these formats if any, and give it the exact size.
 
-    The last of the formats has no chroma planes of another size, so that borders are exact.
+    The last of the formats has no chroma planes of another size, so that borders are exact. ``colors`` is
+    what :func:`color_options` gives.
     """
     if width is None and height is None:
         return []
     for name, side in (("scale_width", width), ("scale_height", height)):
         if side is not None:
             positive(name, side)
-    flags = (
-        f"flags={algo}+{ACCURATE}" if quality == "accurate" else f"flags={_QUICK.get(algo, algo)}"
-    )
+    names = f"{algo}+{ACCURATE}" if quality == "accurate" else _QUICK.get(algo, algo)
+    flags = f"flags={names}{colors}"
     converted = [f"format={name}" for name in formats]
     exact = not formats
     if width is None or height is None or mode is None:
@@ -188,14 +212,13 @@ def own_filters(filter_desc: str | None) -> list[str]:
     return [filter_desc] if filter_desc.strip() else []
 
 
-def to_format(pix_fmt: str | None, *, converted: bool) -> list[str]:
+def to_format(pix_fmt: str | None, colors: str, *, converted: bool) -> list[str]:
     """Name the final format, and put in a scaler that leads to it exactly, unless one has already."""
-    if pix_fmt is None:
-        return []
-    if converted:
-        return [f"format={pix_fmt}"]
+    named = [] if pix_fmt is None else [f"format={pix_fmt}"]
+    if converted or not (named or colors):
+        return named
     planar = [f"format={PLANAR[pix_fmt]}"] if pix_fmt in PLANAR else []
-    return [f"scale=flags=bilinear+{ACCURATE}", *planar, f"format={pix_fmt}"]
+    return [f"scale=flags=bilinear+{ACCURATE}{colors}", *planar, *named]
 
 
 def positive(name: str, value: int) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from spdl_media._converting.checks import colors_differ, colors_of
+from spdl_media._converting.pictures import PictureRows
 from spdl_media._decoding.defaults import Default
-from spdl_media._loading.options import PictureOptions
+from spdl_media._loading.options import PICTURE_COLORS, PictureOptions
 from spdl_media._loading.pictures import CropPlan, decode_picture
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.convert import convert_array, convert_frames
+from spdl_media.convert import convert_array
 from spdl_media.errors import (
     ConvertError,
     DecodeError,
@@ -23,14 +25,14 @@ from spdl_media.errors import (
     SourceError,
     with_message,
 )
-from spdl_media.frames import ImageFrames
+from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.layouts import pixel_layout
+from spdl_media.planes import is_yuv
 from spdl_media.storage import Storage
 
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
-Shape: TypeAlias = tuple[int, ...]
 
 _MAX_LISTED = 5
 
@@ -51,12 +53,101 @@ class Known:
     pix_fmt: str
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Pictures decoded so far, by position, and those that failed."""
+class _Batch:
+    """The rows of a batch as its pictures come, and what is known of them.
 
-    frames: dict[int, ImageFrames] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    Args:
+        count: Number of inputs.
+        known: Size and format, if they are known.
+        storage: Memory to fill; fresh memory without one.
+        layout: Of the array.
+        fill: Failed inputs have rows, too.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        known: Known | None,
+        storage: Storage | None,
+        layout: ArrayLayout | None,
+        *,
+        fill: bool,
+    ) -> None:
+        self.failures: list[Failure] = []
+        self._positions: list[int] = []
+        # The first of each kind: one array holds one, and the error names the others.
+        self._kinds: dict[_PictureKind, tuple[int, ImageFrames]] = {}
+        self._rows = PictureRows(count, storage, layout)
+        self._count, self._known, self._storage = count, known, storage
+        self._layout, self._fill = layout, fill
+
+    def add(self, position: int, picture: ImageFrames) -> None:
+        """Copy the picture of the input at a position."""
+        self._kinds.setdefault(_kind_of(picture), (position, picture))
+        if len(self._kinds) == 1:
+            self._rows.put(position if self._fill else len(self._positions), picture)
+        self._positions.append(position)
+
+    def finish(self) -> CPUBuffer:
+        """The array; with ``fill``, zeros stand where there is no picture."""
+        if self._positions:
+            _check_one_kind(list(self._kinds.values()))
+            failed = [failure.index for failure in self.failures] if self._fill else []
+            buffer = self._rows.take(len(self._positions) + len(failed), failed)
+        else:
+            buffer = self._zeros()
+        buffer.failures = tuple(self.failures)
+        buffer.indices = tuple(range(self._count) if self._fill else self._positions)
+        return buffer
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._rows.release()
+
+    def _zeros(self) -> CPUBuffer:
+        """What stands for inputs of which none could be loaded."""
+        known, layout = self._known, self._layout
+        if not self._fill:
+            raise self._none_loaded("")
+        if known is None:
+            raise self._none_loaded(
+                " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
+            )
+        own = pixel_layout(known.pix_fmt)
+        if own is None or (own.kind == "tiled" and layout) or not own.tiles(known.width):
+            raise self._none_loaded(
+                f" on_error='fill' has no zeros for them: {known.width}x{known.height} {known.pix_fmt} with "
+                f"layout={layout!r} makes no array. An even width=, or pix_fmt='rgb24', makes one."
+            )
+        shape = own.shape(known.width, known.height)
+        if layout == "NCHW" and own.kind == "packed":
+            shape = shape[2], *shape[:2]
+        elif layout == "NHWC" and own.kind == "planar":
+            shape = (*shape[1:], shape[0])
+        # One zero that looks like many, so that nothing is allocated but the buffer.
+        zeros = np.broadcast_to(np.zeros((), own.dtype), (self._count, *shape))
+        buffer = convert_array(zeros, self._storage)
+        if is_yuv(known.pix_fmt):
+            buffer.colorspace, buffer.color_range = PICTURE_COLORS
+        return buffer
+
+    def _none_loaded(self, remedy: str) -> ConvertError:
+        listed = "; ".join(f"input {f.index}: {f.error}" for f in self.failures[:_MAX_LISTED])
+        more = f"; and {self._count - _MAX_LISTED} more" if self._count > _MAX_LISTED else ""
+        error = ConvertError(
+            f"none of the {self._count} inputs could be loaded.{remedy} {listed}{more}"
+        )
+        error.__cause__ = self.failures[0].error
+        return error
+
+
+# Size, format, matrix and range.
+_PictureKind: TypeAlias = tuple[int, int, str, str | None, str | None]
+
+
+def _kind_of(picture: ImageFrames) -> _PictureKind:
+    frame = av_frames(picture)[0]
+    return frame.width, frame.height, frame.format.name, *colors_of(frame)
 
 
 def check_on_error(on_error: str) -> None:
@@ -86,13 +177,8 @@ def image_batch_steps(
     """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
     check_on_error(on_error)
     check_array_layout(layout)
-    desc = options.desc(filter_desc)
-    if isinstance(srcs, str | bytes | bytearray | memoryview):
-        raise TypeError(
-            f"load_image_batch takes a sequence of sources, not one of {type(srcs).__name__}; load_image "
-            "takes one"
-        )
-    inputs = list(srcs)
+    desc = options.desc(filter_desc, still=True)
+    inputs = _as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
@@ -101,13 +187,27 @@ def image_batch_steps(
     )
 
     def run(stopped: Callable[[], bool]) -> CPUBuffer:
-        outcome = decode_each(inputs, decode, on_error=on_error, stopped=stopped)
-        known = _known(options)
-        return to_batch(
-            outcome, len(inputs), known, storage=storage, layout=layout, fill=on_error == "fill"
-        )
+        fill = on_error == "fill"
+        batch = _Batch(len(inputs), _known(options), storage, layout, fill=fill)
+        try:
+            decode_each(inputs, decode, batch, on_error=on_error, stopped=stopped)
+            return batch.finish()
+        except BaseException:
+            # The traceback holds on to this frame, and the memory shall be free at once.
+            batch.release()
+            raise
 
     return run
+
+
+def _as_list(srcs: Iterable[Source]) -> list[Source]:
+    # These are iterable, and one source each all the same.
+    if isinstance(srcs, Iterable) and not isinstance(srcs, str | bytes | bytearray | memoryview):
+        return list(srcs)
+    raise TypeError(
+        f"load_image_batch takes a sequence of sources, such as a list of paths, not one of "
+        f"{type(srcs).__name__}; load_image takes one"
+    )
 
 
 def _known(options: PictureOptions) -> Known | None:
@@ -119,42 +219,45 @@ def _known(options: PictureOptions) -> Known | None:
 def decode_each(
     srcs: Sequence[Any],
     decode: Callable[[Any, int], ImageFrames],
+    batch: _Batch,
     *,
     on_error: OnError,
     stopped: Callable[[], bool],
-) -> Outcome:
-    """Decode one input after the other.
+) -> None:
+    """Decode one input after the other, and add what becomes of it to the batch.
 
     Args:
         srcs: The inputs.
         decode: Gives the picture of an input at a position.
+        batch: Where pictures and failures go.
         on_error: With ``"raise"``, the first failure is raised, and names the input and its position.
         stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
     """
-    outcome = Outcome()
     for position, src in enumerate(srcs):
         if stopped():
             raise Stopped
         try:
-            outcome.frames[position] = decode(src, position)
+            picture = decode(src, position)
         except _OF_ONE_INPUT as error:
             if on_error == "raise":
                 raise _placed(error, position, len(srcs)) from error
-            outcome.failures.append(
-                Failure(position, error.source or type(src).__name__, _without_tracebacks(error))
-            )
+            name = error.source or type(src).__name__
+            batch.failures.append(Failure(position, name, _without_tracebacks(error)))
         except (MediaError, TypeError, ValueError) as error:
             raise _placed(error, position, len(srcs)) from error
-    return outcome
+        else:
+            batch.add(position, picture)
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:
     """The same kind of error, with the position of its input in the message."""
-    text = f"input {position} of the batch of {count}: {error.args[0] if error.args else error}"
+    where = f"input {position} of the batch of {count}"
     if isinstance(error, MediaError):
-        return with_message(error, text)
-    # Subclasses may want other arguments.
-    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+        # Its text names the source as well, and so does that of the copy.
+        return with_message(error, f"{where}: {error.args[0] if error.args else error}")
+    # Subclasses may want other arguments. Of some, the first argument is a mere number.
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{where}: {error}")
 
 
 def _without_tracebacks(error: MediaError) -> MediaError:
@@ -166,83 +269,25 @@ def _without_tracebacks(error: MediaError) -> MediaError:
     return error
 
 
-def to_batch(
-    outcome: Outcome,
-    count: int,
-    known: Known | None,
-    *,
-    storage: Storage | None,
-    layout: ArrayLayout | None,
-    fill: bool,
-) -> CPUBuffer:
-    """Copy the pictures into one array; with ``fill``, zeros stand where there is none."""
-    failures = tuple(outcome.failures)
-    if not outcome.frames:
-        if known is None or not fill:
-            raise _none_loaded(failures, count, fill=fill)
-        buffer = _zeros((count, *_shape(known, layout)), _dtype(known), storage)
-    else:
-        _check_sizes(outcome.frames)
-        # Something has to stand where zeros go until they are written.
-        stand_in = next(iter(outcome.frames.values()))
-        rows = range(count) if fill else sorted(outcome.frames)
-        frames = [outcome.frames.get(position, stand_in) for position in rows]
-        buffer = convert_frames(frames, storage, layout=layout)
-        if fill and failures:
-            buffer.array[[failure.index for failure in failures]] = 0
-    buffer.failures = failures
-    buffer.indices = tuple(range(count)) if fill else tuple(sorted(outcome.frames))
-    return buffer
-
-
-def _none_loaded(failures: tuple[Failure, ...], count: int, *, fill: bool) -> ConvertError:
-    listed = "; ".join(f"input {f.index}: {f.error}" for f in failures[:_MAX_LISTED])
-    more = f"; and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
-    remedy = (
-        " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
-        if fill
-        else ""
-    )
-    error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}{more}")
-    error.__cause__ = failures[0].error
-    return error
-
-
-def _check_sizes(frames: dict[int, ImageFrames]) -> None:
-    """Refuse pictures that differ, by their positions among the inputs."""
-    first: dict[tuple[int, int, str], int] = {}
-    for position, frame in frames.items():
-        first.setdefault((frame.width, frame.height, frame.pix_fmt), position)
-    if len(first) == 1:
+def _check_one_kind(firsts: Sequence[tuple[int, ImageFrames]]) -> None:
+    """Refuse pictures that differ, by their positions among the inputs; given is the first of each kind."""
+    if len(firsts) == 1:
         return
+    sizes: dict[tuple[int, int, str], str] = {}
+    for position, picture in firsts:
+        size = picture.width, picture.height, picture.pix_fmt
+        sizes.setdefault(size, f"(input {position}, {picture.source})")
+    if len(sizes) == 1:
+        named = [
+            (f"input {position} ({picture.source})", colors_of(av_frames(picture)[0]))
+            for position, picture in firsts
+        ]
+        raise colors_differ(named[0], named[1], firsts[1][1].pix_fmt, firsts[1][1].source)
     listed = [
-        f"{width}x{height} {pix_fmt} (input {position}, {frames[position].source})"
-        for (width, height, pix_fmt), position in first.items()
+        f"{width}x{height} {pix_fmt} {where}" for (width, height, pix_fmt), where in sizes.items()
     ]
     more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
     raise ConvertError(
         f"the pictures differ: {', '.join(listed[:_MAX_LISTED])}{more}. One array holds one size and format: "
         "give width=, height= and pix_fmt="
     )
-
-
-def _shape(known: Known, layout: ArrayLayout | None) -> Shape:
-    own = pixel_layout(known.pix_fmt)
-    if own is None or (own.kind == "tiled" and layout is not None) or not own.tiles(known.width):
-        raise ConvertError(
-            f"{known.width}x{known.height} {known.pix_fmt} with layout={layout!r} makes no array"
-        )
-    shape = own.shape(known.width, known.height)
-    if layout == "NCHW" and own.kind == "packed":
-        return shape[2], *shape[:2]
-    return (*shape[1:], shape[0]) if layout == "NHWC" and own.kind == "planar" else shape
-
-
-def _dtype(known: Known) -> str:
-    own = pixel_layout(known.pix_fmt)
-    return own.dtype if own else "uint8"
-
-
-def _zeros(shape: Shape, dtype: str, storage: Storage | None) -> CPUBuffer:
-    # One zero that looks like many, so that nothing is allocated but the buffer.
-    return convert_array(np.broadcast_to(np.zeros((), dtype), shape), storage)

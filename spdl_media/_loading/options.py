@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from spdl_media._decoding.defaults import Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
+from spdl_media.planes import is_yuv
+
+PICTURE_COLORS: Final = ("bt601", "pc")
+"""Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
 
 # A graph that does nothing. Without a graph, pictures would not be turned upright.
 _NOTHING = "null"
@@ -24,11 +29,16 @@ class PictureOptions:
     quality: Quality = "accurate"
     frame_rate: Rate | None = None
 
-    def desc(self, filter_desc: str | Default | None) -> str | None:
-        """The filter graph: the caller's own, or what these options ask for."""
+    def desc(self, filter_desc: str | Default | None, *, still: bool = False) -> str | None:
+        """The filter graph: the caller's own, or what these options ask for.
+
+        ``still``: YUV is to have the colours of JPEG, whatever the file, so that pictures of all formats
+        make one array. Videos keep their own.
+        """
         if not isinstance(filter_desc, Default):
             _refuse_both(self, PictureOptions())
             return filter_desc
+        as_jpeg = still and isinstance(self.pix_fmt, str) and is_yuv(self.pix_fmt)
         written = get_video_filter_desc(
             scale_width=self.width,
             scale_height=self.height,
@@ -37,6 +47,8 @@ class PictureOptions:
             scale_algo=self.scale_algo,
             quality=self.quality,
             frame_rate=self.frame_rate,
+            color_matrix=PICTURE_COLORS[0] if as_jpeg else None,
+            color_range=PICTURE_COLORS[1] if as_jpeg else None,
         )
         return written or _NOTHING
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.crops import Box, checked_box, crop_filters, fits
@@ -14,21 +17,31 @@ from spdl_media.frames import ImageFrames
 from spdl_media.packets import ImagePackets
 
 
+class _SupportsArray(Protocol):
+    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Flips: TypeAlias = Sequence[bool] | _SupportsArray
+"""One bool for each picture; an array or a tensor of them is 1-D."""
+
+
 class CropPlan:
     """What is done to each picture of a batch before its filters.
 
     Args:
         crops: A box or ``None`` for each picture; ``None`` for none.
-        flips: A bool for each picture; ``None`` for none.
+        flips: A bool for each picture, as a sequence or a 1-D array or tensor; ``None`` for none.
     """
 
     __slots__ = ("_boxes", "_flips")
 
-    def __init__(self, crops: Sequence[Box | None] | None, flips: Sequence[bool] | None) -> None:
+    def __init__(self, crops: Sequence[Box | None] | None, flips: Flips | None) -> None:
         self._boxes = (
             None if crops is None else [checked_box(box, i) for i, box in enumerate(crops)]
         )
-        self._flips = None if flips is None else [_flag(flip, i) for i, flip in enumerate(flips)]
+        self._flips = None if flips is None else _flags(flips)
 
     @property
     def is_empty(self) -> bool:
@@ -57,11 +70,32 @@ class CropPlan:
         return ",".join([*own, desc or "null"])
 
 
-def _flag(value: object, position: int) -> bool:
-    # NumPy's bool is what rng.random(n) < 0.5 gives.
-    if type(value).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"flips[{position}] must be True or False, not {value!r}")
-    return bool(value)
+def _flags(flips: Any) -> list[bool]:
+    """One bool each, of whatever NumPy makes a 1-D array of bools of."""
+    try:
+        # Tensors one by one would be as many arrays of no dimension.
+        values = np.asarray(flips if hasattr(flips, "__array__") else list(flips))
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: PyTorch's, for tensors on a GPU
+        raise TypeError(
+            f"flips must be one True or False for each picture, not {flips!r}: {error}"
+        ) from error
+    if values.shape == (0,):
+        return []
+    if values.dtype != np.bool_ or values.ndim != 1:
+        raise TypeError(_wrong_flips(flips, values))
+    return [bool(value) for value in values]
+
+
+def _wrong_flips(flips: Any, values: npt.NDArray[Any]) -> str:
+    if values.ndim == 1 and not hasattr(flips, "__array__"):
+        for position, value in enumerate(flips):
+            if np.asarray(value).dtype != np.bool_:
+                return f"flips[{position}] must be True or False, not {value!r}"
+    return f"flips must be one True or False for each picture, not {values.dtype} of shape {values.shape}"
 
 
 def decode_picture(

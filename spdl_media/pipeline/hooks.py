@@ -44,7 +44,7 @@ def hooked(fn: Callable[..., Any], kind: FunctionKind, hook: TaskHook) -> Callab
 
 
 @contextmanager
-def around_task(hook: TaskHook, item: Any) -> Iterator[None]:
+def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
     """Call the hook before and after what is done inside."""
     hook.task_start(item)
     start = perf_counter()
@@ -59,7 +59,7 @@ def around_task(hook: TaskHook, item: Any) -> Iterator[None]:
 def _function(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(item: Any) -> Any:
-        with around_task(hook, item):
+        with _around_task(hook, item):
             return fn(item)
 
     return call
@@ -68,7 +68,7 @@ def _function(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
 def _async(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
     @functools.wraps(fn)
     async def call(item: Any) -> Any:
-        with around_task(hook, item):
+        with _around_task(hook, item):
             return await fn(item)
 
     return call
@@ -77,7 +77,7 @@ def _async(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
 def _generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(item: Any) -> Iterator[Any]:
-        with around_task(hook, item):
+        with _around_task(hook, item):
             yield from fn(item)
 
     return call
@@ -86,7 +86,7 @@ def _generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
 def _async_generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
     @functools.wraps(fn)
     async def call(item: Any) -> AsyncIterator[Any]:
-        with around_task(hook, item):
+        with _around_task(hook, item):
             async for value in fn(item):
                 yield value
 

@@ -53,13 +53,17 @@ def test_stop_returns_while_a_stage_blocks(
 def test_stop_returns_while_the_source_blocks(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
+    inside = threading.Event()
+
     def source() -> Iterator[int]:
         yield 1
+        inside.set()
         gate.wait(20)
 
     pipeline = PipelineBuilder().add_source(source()).build()
     pipeline.start()
     assert pipeline.get_item() == 1
+    assert inside.wait(10)
     begin = time.monotonic()
     pipeline.stop()
 

@@ -118,7 +118,8 @@ def test_a_pipeline_in_which_everything_fails_is_an_error(kind: str, count: int)
     assert str(cause).startswith("bad ")
     assert caught.value.exceptions == (cause,)
     assert "raise ValueError" in caught.value.__notes__[0]
-    assert pipeline.failure_counts["check"] <= 101
+    # A hundred calls are needed for a rate; those that were under way meanwhile count too.
+    assert pipeline.failure_counts["check"] <= 100 + 65
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [(0, 0), (3, 3), (3.0, None), (math.inf, None)])

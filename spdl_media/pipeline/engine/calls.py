@@ -209,7 +209,7 @@ class AsyncCalls(CallStage):
             raise TimeoutError(f"the call took longer than timeout={timeout} s") from error
 
 
-class Pool(Protocol):
+class _Pool(Protocol):
     """Where calls are made that leave this interpreter, or go to an executor of the caller's."""
 
     def submit(self, item: Any) -> Future[Any]:
@@ -220,7 +220,7 @@ class PoolCalls(CallStage):
     """A synchronous function, called by an executor. No more calls are given to it than may run at once."""
 
     def __init__(
-        self, hub: Hub, spec: CallSpec, desk: FailureDesk, pool: Pool, hook: TaskHook | None
+        self, hub: Hub, spec: CallSpec, desk: FailureDesk, pool: _Pool, hook: TaskHook | None
     ) -> None:
         super().__init__(hub, spec, desk)
         self._pool = pool

@@ -15,7 +15,7 @@ from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Node, Slot
 from spdl_media.pipeline.engine.workers import Crew, Threads
 
-__all__ = ("AsyncFanOut", "Disaggregate", "ThreadFanOut")
+__all__ = ("AsyncFanOut", "Disaggregate", "FanOut", "FanOutSlot", "ThreadFanOut")
 
 
 class FanOutSlot(Slot):

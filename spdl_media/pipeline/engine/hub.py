@@ -11,7 +11,7 @@ from typing import Any, Protocol
 __all__ = ("Hub", "RunEvents")
 
 
-class Advancing(Protocol):
+class _Advancing(Protocol):
     """A node, as far as the hub knows it."""
 
     touched: bool
@@ -54,7 +54,7 @@ class Hub:
         self.closed = False
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._rung = False
-        self._touched: deque[Advancing] = deque()
+        self._touched: deque[_Advancing] = deque()
         self._in_turn = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,7 +66,7 @@ class Hub:
             self._rung = True
             self._ring()
 
-    def touch(self, node: Advancing) -> None:
+    def touch(self, node: _Advancing) -> None:
         """Have ``node`` advance in this turn. On the loop only."""
         if node.touched:
             return

@@ -62,7 +62,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class _Failure:
     """Why a run ended early."""
 
     stage: str
@@ -94,8 +94,8 @@ class Run:
         self._config = config
         self._options = options
         self._epochs = 1
-        self._failure: Failure | None = None
-        self._source_failure: Failure | None = None
+        self._failure: _Failure | None = None
+        self._source_failure: _Failure | None = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._stop_asked = False
@@ -207,7 +207,7 @@ class Run:
     def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
         """End the run because of a failure. The first one counts."""
         if self._failure is None and not self._stop_asked:
-            self._failure = Failure(stage, message, error, traceback)
+            self._failure = _Failure(stage, message, error, traceback)
             # Results that this turn has brought are still handed on, as far as there is room.
             for node in self._graph.stages:
                 node.hand_on()
@@ -217,7 +217,7 @@ class Run:
         """End the run when what the source gave before it failed has been delivered."""
         if self._source_failure is None:
             message = f"The source failed: {type(error).__name__}: {error}"
-            self._source_failure = Failure("source", message, error, "")
+            self._source_failure = _Failure("source", message, error, "")
         for source in self._graph.sources:
             source.cut_short()
 

@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Slot)
 LOG = logging.getLogger("spdl_media.pipeline")
 
 
-class Served(Protocol):
+class _Served(Protocol):
     """What a thread with a ticket does."""
 
     def serve(self, worker: Worker) -> None:
@@ -39,7 +39,7 @@ class Threads(Protocol):
     def workers(self) -> list[Worker]:
         """Those at work, and those given up."""
 
-    def issue(self, served: Served) -> None:
+    def issue(self, served: _Served) -> None:
         """Have one thread serve, as soon as one is free."""
 
     def others_wait(self) -> bool:
@@ -107,14 +107,14 @@ class WorkerThreads:
         self._initializer = initializer
         self._numbers = itertools.count(1)
         # Tickets; None ends a thread.
-        self._tickets: SimpleQueue[Served | None] = SimpleQueue()
+        self._tickets: SimpleQueue[_Served | None] = SimpleQueue()
 
     def start(self) -> None:
         """Start the threads."""
         for _ in range(self.size):
             self._add_thread()
 
-    def issue(self, served: Served) -> None:
+    def issue(self, served: _Served) -> None:
         """Have one thread serve, as soon as one is free."""
         self._tickets.put(served)
 
@@ -170,7 +170,7 @@ class BorrowedThreads:
         self._executor = executor
         self._name = name
 
-    def issue(self, served: Served) -> None:
+    def issue(self, served: _Served) -> None:
         """Have a thread of the executor serve, as soon as one is free. On the loop."""
         try:
             self._executor.submit(self._serve, served)
@@ -186,7 +186,7 @@ class BorrowedThreads:
     def give_up(self, _: Worker) -> None:
         """The executor cannot replace a thread, so it has one less until the call returns."""
 
-    def _serve(self, served: Served) -> None:
+    def _serve(self, served: _Served) -> None:
         worker = Worker(threading.current_thread().name)
         worker.ident = threading.get_ident()
         self.workers.append(worker)

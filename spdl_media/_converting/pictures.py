@@ -1,0 +1,161 @@
+"""Where the planes of pictures go in an array, and the copy that brings them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._converting.checks import Pictures, colors_of
+from spdl_media.buffer import CPUBuffer
+from spdl_media.errors import ConvertError
+from spdl_media.frames import ImageFrames, VideoFrames, av_frames
+from spdl_media.layouts import PixelLayout, pixel_layout
+from spdl_media.planes import picture_planes
+from spdl_media.storage import Storage, lease_memory
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the planes of a frame go in its part of the array."""
+
+    shape: Shape
+    dtype: str
+    layout: PixelLayout
+    transposed: bool
+    planes: tuple[Shape, ...]
+
+    def targets(self, frames: Array) -> list[Array]:
+        """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
+        if self.layout.kind == "tiled":
+            return self._tiles(frames.reshape(len(frames), -1))
+        last = np.moveaxis(frames, 1, -1) if self._channels_first else frames
+        if self.layout.kind == "packed":
+            # A plane of one component has no axis for it.
+            return [last[..., 0] if self.layout.channels == 1 else last]
+        return [last[..., self.layout.order.index(plane)] for plane in range(self.layout.channels)]
+
+    @property
+    def _channels_first(self) -> bool:
+        return (self.layout.kind == "planar") != self.transposed
+
+    def _tiles(self, frames: Array) -> list[Array]:
+        start, tiles = 0, []
+        for shape in self.planes:
+            stop = start + prod(shape)
+            tiles.append(frames[:, start:stop].reshape(-1, *shape))
+            start = stop
+        return tiles
+
+
+def plan_of(frames: VideoFrames | ImageFrames, layout: Layout | None) -> Plan:
+    """Where the planes of frames like these go.
+
+    Raises:
+        ConvertError: Their format makes no array, or not in this layout.
+    """
+    width, height, pix_fmt = frames.width, frames.height, frames.pix_fmt
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        raise ConvertError(
+            f"pixel format {pix_fmt!r} makes no array. Convert it with a filter, such as "
+            "get_video_filter_desc(pix_fmt='rgb24'), or take layout='planes'",
+            source=frames.source,
+        )
+    if layout is None and not own.tiles(width):
+        raise ConvertError(
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Take "
+            "layout='planes', or scale to an even width",
+            source=frames.source,
+        )
+    if layout is not None and own.kind == "tiled":
+        raise ConvertError(
+            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Convert it "
+            "with a filter, or take layout='planes'",
+            source=frames.source,
+        )
+    shape = own.shape(width, height)
+    transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
+    if transposed:
+        shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
+    planes = tuple(plane.shape for plane in picture_planes(av_frames(frames)[0]))
+    return Plan(shape, own.dtype, own, transposed, planes)
+
+
+def copy_planes(items: Pictures, targets: Sequence[Array]) -> None:
+    """Copy the planes of all frames; NumPy lets go of the GIL for each."""
+    for position, frame in enumerate(_all_frames(items)):
+        for target, plane in zip(targets, picture_planes(frame), strict=True):
+            target[position] = plane
+
+
+def _all_frames(items: Pictures) -> Iterator[Any]:
+    return (frame for item in items for frame in av_frames(item))
+
+
+class PictureRows:
+    """One array for pictures that come one by one, so that none has to be kept until the last.
+
+    Memory is taken with the first picture, and let go of by :meth:`take` or :meth:`release`.
+
+    Args:
+        count: Number of rows.
+        storage: Memory to fill; fresh memory without one.
+        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
+
+    Thread safety: one thread at a time.
+    """
+
+    __slots__ = ("_array", "_colors", "_count", "_layout", "_storage", "_targets")
+
+    def __init__(
+        self, count: int, storage: Storage | None, layout: Literal["NCHW", "NHWC"] | None
+    ) -> None:
+        self._count = count
+        self._storage = storage
+        self._layout = layout
+        self._array: Array | None = None
+        self._targets: list[Array] = []
+        self._colors: tuple[str | None, str | None] = (None, None)
+
+    def put(self, row: int, picture: ImageFrames) -> None:
+        """Copy a picture, which has the size and format of the first, into a row.
+
+        Raises:
+            ConvertError: The first one's format makes no array, or the storage is too small.
+        """
+        if self._array is None:
+            plan = plan_of(picture, self._layout)
+            self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
+            self._targets = plan.targets(self._array)
+            self._colors = colors_of(av_frames(picture)[0])
+        copy_planes([picture], [target[row : row + 1] for target in self._targets])
+
+    def take(self, count: int, zeros: Sequence[int]) -> CPUBuffer:
+        """The first ``count`` rows, of which some become zeros."""
+        if self._array is None:
+            raise ValueError("no picture was put into a row; please report this")
+        array = self._array[:count]
+        self.release()
+        if zeros:
+            array[list(zeros)] = 0
+        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._array = None
+        self._targets = []
+
+
+def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
+    """An array in memory of the storage or, without one, in fresh memory; its values are not set."""
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)
