@@ -116,11 +116,8 @@ from spdl_media.transfer import (
 if TYPE_CHECKING:
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
     from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
-    from spdl_media.cuda.nvdec import (
-        CPUFallbackWarning,
-        decode_packets_nvdec,
-        streaming_load_video_nvdec,
-    )
+    from spdl_media.cuda.fallback import CPUFallbackWarning
+    from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
     from spdl_media.cuda.nvjpeg import decode_image_nvjpeg, load_image_batch_nvjpeg
     from spdl_media.dataloader import DataLoader
 
@@ -234,7 +231,7 @@ _LAZY_MODULES = ("dataloader", "pipeline", "source")
 
 # Names of such modules.
 _LAZY_NAMES = {
-    "CPUFallbackWarning": "cuda.nvdec",
+    "CPUFallbackWarning": "cuda.fallback",
     "CUDACapabilities": "cuda.capabilities",
     "Capability": "cuda.capabilities",
     "DataLoader": "dataloader",

@@ -11,7 +11,6 @@ Videos: NVDEC by DALI or PyAV, see :mod:`spdl_media.cuda._nvdec_rule`; else the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
@@ -333,7 +332,8 @@ def _takes_nvdec(decoder: str, options: PictureOptions, *, whole: bool) -> bool:
 
 
 def _has_nvdec() -> bool:
-    from spdl_media.cuda.nvdec import CPUFallbackWarning, why_not_nvdec
+    from spdl_media.cuda.fallback import warn_of_fallback
+    from spdl_media.cuda.nvdec import why_not_nvdec
 
     missing = why_not_nvdec()
     if missing is None and not is_available("cupy"):
@@ -342,9 +342,5 @@ def _has_nvdec() -> bool:
         except MissingDependencyError as error:
             missing = str(error)
     if missing:
-        warnings.warn(
-            f"{missing}. The CPU decodes this video, and its frames are copied to the device",
-            CPUFallbackWarning,
-            stacklevel=5,
-        )
+        warn_of_fallback(missing)
     return missing is None

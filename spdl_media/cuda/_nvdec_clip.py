@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +21,6 @@ from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
 from spdl_media.cuda._nvdec_rule import (
     Clip,
-    CPUFallbackWarning,
     VideoDecoderName,
     Way,
     choose,
@@ -33,6 +31,7 @@ from spdl_media.cuda._nvdec_rule import (
 )
 from spdl_media.cuda._nvdec_timeline import FrameTime, at_rate
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
+from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decode import decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
@@ -106,17 +105,8 @@ def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) ->
                 raise not_on_nvdec(refusal, packets.source) from None
     else:
         refusal = str(nvdec_refusal(packets.codec))
-    warn_of_fallback(refusal, packets.source)
+    warn_of_fallback(f"{packets.source}: {refusal}")
     return _by_cpu(packets, device, request)
-
-
-def warn_of_fallback(refusal: str, source: str) -> None:
-    """Say that the CPU decodes, and why."""
-    warnings.warn(
-        f"{source}: {refusal}. The CPU decodes this video, and its frames are copied to the device",
-        CPUFallbackWarning,
-        stacklevel=5,
-    )
 
 
 def _by_dali(

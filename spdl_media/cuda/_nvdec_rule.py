@@ -8,7 +8,7 @@ the clip                                                           decoded by
 =================================================================  ==========================================
 all rows of :data:`DALI_SERVES` hold                               DALI's video operator (NVDEC)
 NVDEC decodes it (:data:`NVDEC_CODECS`, :data:`NVDEC_FORMATS`)     FFmpeg's hardware decoder in PyAV (NVDEC)
-any other                                                          the CPU, with a :class:`CPUFallbackWarning`
+any other                                                          the CPU, with a ``CPUFallbackWarning``
 =================================================================  ==========================================
 
 DALI's operator takes whole files, knows frames by their number alone, converts by BT.601 without asking the
@@ -66,10 +66,6 @@ DALI_MATRICES = frozenset({2, 5, 6})
 
 DALI_RANGES = frozenset({0, 1})
 """FFmpeg's numbers of the range: unspecified and limited. DALI goes by H.264, and not by the container."""
-
-
-class CPUFallbackWarning(UserWarning):
-    """A video that NVDEC does not decode was decoded on the CPU and copied to the device."""
 
 
 @dataclass(frozen=True, slots=True)

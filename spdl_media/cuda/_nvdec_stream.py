@@ -11,12 +11,12 @@ from spdl_media.cuda._nvdec_clip import (
     Request,
     cpu_filter,
     host_array,
-    warn_of_fallback,
 )
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
 from spdl_media.cuda._nvdec_rule import found_refusal, not_on_nvdec, nvdec_refusal
 from spdl_media.cuda._nvdec_writer import FrameWriter
+from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decoders import VideoDecoder
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
 
@@ -68,7 +68,7 @@ class BatchStream:
         # Once frames are out, those of the CPU cannot take their place.
         if self._started or self._request.decoder != "auto":
             raise not_on_nvdec(refusal, self._source)
-        warn_of_fallback(refusal, self._source)
+        warn_of_fallback(f"{self._source}: {refusal}")
         yield from self._on_cpu()
 
     def _on_device(self) -> Iterator[Any]:

@@ -2,85 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from spdl_media._loading.batch import OnError, Outcome, decode_each, to_batch
+from spdl_media._loading.batch import OnError, decode_each, none_loaded
 from spdl_media.buffer import Failure
-from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader
 from spdl_media.inputs import Source
 
-Rows: TypeAlias = "dict[int, Encoded | None]"
+
+class Picture(Protocol):
+    """What is asked of a picture, however far it is decoded."""
+
+    @property
+    def source(self) -> str: ...
+
+
+P = TypeVar("P", bound=Picture)
+
+Rows: TypeAlias = "dict[int, P | None]"
 """What each row is made of, by position among the inputs; ``None``: of zeros."""
 
 
-class Batch:
-    """The inputs of a batch on their way: read, or failed.
+class Batch(Generic[P]):
+    """The inputs of a batch on their way to a device: read, or failed.
 
     Args:
         inputs: The sources.
-        reader: Reads them.
         on_error: What becomes of those that fail.
         stopped: Asked before each input.
+        size: Width and height of every result, if both are known.
     """
 
     def __init__(
         self,
         inputs: Sequence[Source],
-        reader: Reader,
         on_error: OnError,
         stopped: Callable[[], bool],
+        size: tuple[int, int] | None,
     ) -> None:
-        self._reader = reader
-        self._on_error = on_error
+        self._inputs = inputs
+        self._on_error: OnError = on_error
         self._stopped = stopped
-        self._count = len(inputs)
-        self._read: dict[int, Encoded] = {}
-        self._failures: dict[int, Failure] = {}
-        self._take(inputs, lambda src, _: reader.read(src))
+        self._size = size
+        self._read: dict[int, P] = {}
+        self.failures: list[Failure] = []
 
-    def decode_without_dali(self, bad: Sequence[int]) -> None:
-        """Decode these with FFmpeg, which also says what is wrong with them."""
-        failed = {position: self._read.pop(position) for position in bad}
+    def add(self, position: int, picture: P | None, /) -> None:
+        """Take what the input at a position was decoded to."""
+        if picture is not None:
+            self._read[position] = picture
 
-        def decode(_: object, position: int) -> Encoded | None:
-            packets = failed[position].packets if position in failed else None
-            return None if packets is None else self._reader.decoded(packets)
+    def read(self, read: Callable[[Source], P]) -> None:
+        """Read all inputs.
 
-        self._take(range(self._count), decode)
+        Raises:
+            MediaError: One fails, and is to be raised. The message names it and its position.
+        """
+        self._take(self._inputs, lambda src, _: read(src))
 
-    def _take(self, inputs: Sequence[Any], read: Callable[[Any, int], Encoded | None]) -> None:
-        # It asks nothing of what it collects by position.
-        each = cast("Callable[..., Outcome]", decode_each)
-        outcome = each(inputs, read, on_error=self._on_error, stopped=self._stopped)
-        found = cast("dict[int, Encoded | None]", outcome.frames)
-        self._read |= {position: one for position, one in found.items() if one is not None}
-        self._failures |= {failure.index: failure for failure in outcome.failures}
+    def decode_again(self, bad: Iterable[int], decode: Callable[[P], P]) -> None:
+        """Replace the pictures at these positions, or let them fail.
 
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(self._failures[position] for position in sorted(self._failures))
+        Raises:
+            MediaError: As :meth:`read`.
+        """
+        again = {position: self._read.pop(position) for position in bad}
+
+        def decode_or_keep(position: int, _: int) -> P | None:
+            found = again.get(position)
+            return self._read.get(position) if found is None else decode(found)
+
+        # All positions, which count in messages.
+        self._take(range(len(self._inputs)), decode_or_keep)
+
+    def _take(self, inputs: Sequence[Any], decode: Callable[[Any, int], P | None]) -> None:
+        decode_each(inputs, decode, self, on_error=self._on_error, stopped=self._stopped)
+        self.failures.sort(key=lambda failure: failure.index)
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return tuple(range(self._count) if self._on_error == "fill" else sorted(self._read))
+        """Positions among the inputs of the rows."""
+        return tuple(range(len(self._inputs)) if self._on_error == "fill" else sorted(self._read))
 
-    def rows(self) -> Rows:
+    def rows(self) -> Rows[P]:
         """What the rows are made of.
 
         Raises:
             ConvertError: No input could be loaded, and no size is known for zeros.
         """
-        size = self._reader.size
-        if not self._read and (self._on_error != "fill" or size is None):
-            # It finds the words for a batch of nothing.
-            failed = Outcome({}, list(self.failures))
-            to_batch(
-                failed,
-                self._count,
-                None,
-                storage=None,
-                layout=None,
-                fill=self._on_error == "fill",
-            )
+        fill = self._on_error == "fill"
+        if not self._read and (not fill or self._size is None):
+            raise none_loaded(self.failures, len(self._inputs), fill=fill)
         return {position: self._read.get(position) for position in self.indices}

@@ -139,6 +139,14 @@ class Reader:
         frames = decode_packets(packets, self._desc, self._decode_config)
         return pixels(convert_frames(frames).array, packets.source)
 
+    def decoded_again(self, one: Encoded) -> Encoded:
+        """A picture that DALI fails to decode, decoded without it: FFmpeg may manage, or says what is wrong.
+
+        Raises:
+            DecodeError: It is damaged.
+        """
+        return one if one.packets is None else self.decoded(one.packets)
+
 
 def pixels(array: npt.NDArray[np.uint8], source: str) -> Encoded:
     """Finished pixels, ``(height, width, 3)`` or ``(height, width, 1)``, as a file for DALI, a copy."""

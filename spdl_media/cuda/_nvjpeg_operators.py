@@ -71,7 +71,7 @@ class Operators:
             "fill_values": (0.0,),
         }
 
-    def run(self, slot: Slot, rows: Rows) -> Any:
+    def run(self, slot: Slot, rows: Rows[Encoded]) -> Any:
         """Make the array of a batch."""
         files = [one or black(self._channels) for one in rows.values()]
         pictures = slot.run("decoders.Image", [file.data for file in files], self._decoder)
@@ -79,7 +79,7 @@ class Operators:
         places = self._places(rows, sizes)
         return self._placed(slot, pictures, sizes, places)
 
-    def fail_alone(self, slot: Slot, rows: Rows) -> list[int]:
+    def fail_alone(self, slot: Slot, rows: Rows[Encoded]) -> list[int]:
         """Positions of the pictures that DALI does not decode one at a time either."""
         return [
             position
@@ -94,7 +94,7 @@ class Operators:
             return False
         return True
 
-    def _places(self, rows: Rows, sizes: Sequence[tuple[int, int]]) -> list[Placement]:
+    def _places(self, rows: Rows[Encoded], sizes: Sequence[tuple[int, int]]) -> list[Placement]:
         places = [
             None if one is None else placement(*size, self._options)
             for one, size in zip(rows.values(), sizes, strict=True)

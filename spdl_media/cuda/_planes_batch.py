@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -164,11 +164,14 @@ def load_planes(
         ConvertError: None could be loaded, or they differ in size.
         TransferError: The device's memory is full, or a copy fails.
     """
-    reader: Any = PlanesReader(options, demux_config, decode_config)
-    batch = Batch(inputs, reader, on_error, stopped)
-    rows = cast("dict[int, Decoded | None]", batch.rows())
+    reader = PlanesReader(options, demux_config, decode_config)
+    batch: Batch[Decoded] = Batch(inputs, on_error, stopped, reader.size)
+    batch.read(reader.read)
+    rows = batch.rows()
     places = [None if one is None else _placed(one, options) for one in rows.values()]
-    width, height = one_size(rows, places) or reader.size
+    size = one_size(rows, places) or reader.size
+    assert size is not None  # or there would be no rows
+    width, height = size
     # Dropped at the end of this function, when the kernels are on the stream behind the copy.
     pictures = [one for one in rows.values() if one is not None]
     block, parts = _uploaded(pictures, device, config, storage)
@@ -185,7 +188,7 @@ def load_planes(
             target = target.transpose(1, 2, 0) if layout == "NCHW" else target
             _finish(one, next(planes), place, target, options, device)
     del block
-    return buffer_on_stream(result, device, failures=batch.failures, indices=batch.indices)
+    return buffer_on_stream(result, device, failures=tuple(batch.failures), indices=batch.indices)
 
 
 def _placed(one: Decoded, options: PictureOptions) -> Placement:

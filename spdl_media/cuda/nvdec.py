@@ -19,7 +19,7 @@ from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_device import VideoDevice, video_device
 from spdl_media.cuda._nvdec_geometry import Crop
 from spdl_media.cuda._nvdec_hwaccel import missing_library
-from spdl_media.cuda._nvdec_rule import CPUFallbackWarning, VideoDecoderName, check_decoder
+from spdl_media.cuda._nvdec_rule import VideoDecoderName, check_decoder
 from spdl_media.cuda._nvdec_stream import PACKETS_A_CHUNK, BatchStream
 from spdl_media.cuda._nvdec_writer import ArrayLayout, Output, OutputFormat
 from spdl_media.cuda_buffer import Buffer
@@ -29,7 +29,6 @@ from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.timing import Timestamp, Window
 
 __all__ = (
-    "CPUFallbackWarning",
     "decode_packets_nvdec",
     "load_video_nvdec",
     "streaming_load_video_nvdec",

@@ -37,7 +37,7 @@ from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, 
 from spdl_media._loading.options import PictureOptions
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
-from spdl_media.cuda._nvjpeg_inputs import Reader
+from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader
 from spdl_media.cuda._nvjpeg_operators import COLORS, DALI_ERRORS, FILTERS, Operators
 from spdl_media.cuda._owner import ready_buffer
 from spdl_media.cuda.slots import SlotDevice, slot_pool
@@ -143,7 +143,7 @@ def decode_image_batch(
         is_single=is_single,
     )
     indices = None if is_single else batch.indices
-    return ready_buffer(array, failures=batch.failures, indices=indices)
+    return ready_buffer(array, failures=tuple(batch.failures), indices=indices)
 
 
 def decode_image_nvjpeg(
@@ -251,7 +251,7 @@ def _decode(
     stopped: Callable[[], bool] = lambda: False,
     *,
     is_single: bool = False,
-) -> tuple[Any, Batch]:
+) -> tuple[Any, Batch[Encoded]]:
     """The array of a batch, or of its only picture."""
     check_on_error(on_error)
     check_array_layout(layout)
@@ -263,7 +263,8 @@ def _decode(
     operators = Operators(
         options, layout, hw_decoder_load, orient=config.orient, is_single=is_single
     )
-    batch = Batch(inputs, reader, on_error, stopped)
+    batch: Batch[Encoded] = Batch(inputs, on_error, stopped, reader.size)
+    batch.read(reader.read)
     for _ in range(2):
         rows = batch.rows()
         with pool.borrow() as slot:
@@ -273,11 +274,11 @@ def _decode(
                 failed, bad = error, operators.fail_alone(slot, rows)
         if not bad:
             break
-        batch.decode_without_dali(bad)
+        batch.decode_again(bad, reader.decoded_again)
     raise _not_together(failed, rows, device) from failed
 
 
-def _not_together(failed: Exception, rows: Rows, device: SlotDevice) -> Exception:
+def _not_together(failed: Exception, rows: Rows[Encoded], device: SlotDevice) -> Exception:
     """The error for a batch that fails although each of its pictures can be decoded alone."""
     files = [one for one in rows.values() if one is not None]
     size = sum(file.nbytes for file in files) / 1e6

@@ -119,7 +119,7 @@ class Slot:
     def __init__(self, device: SlotDevice, num_threads: int = THREADS_A_SLOT) -> None:
         self._dynamic: Any = _dynamic()
         self._name = "cpu" if device.index is None else f"gpu:{device.index}"
-        self._operators: dict[tuple[str, str], tuple[int, Any]] = {}
+        self._operators: dict[tuple[object, ...], tuple[int, Any]] = {}
         # A context without a stream takes the thread's own, which slots made in one thread would share.
         with self._dynamic.Device(self._name):
             self._context = self._dynamic.EvalContext(
@@ -168,16 +168,20 @@ class Slot:
         """
         batch = self._batch(data)
         each = {name: self._batch(values) for name, values in (arguments or {}).items()}
-        return self._operator(operator, len(batch.shape), settings)(batch, **each)
+        kinds = _kind(batch), *((name, _kind(values)) for name, values in sorted(each.items()))
+        return self._operator(operator, len(batch.shape), settings, kinds)(batch, **each)
 
     def _batch(self, data: DaliBatch | Sequence[Any]) -> DaliBatch:
         if isinstance(data, self._dynamic.Batch):
             return data
         return self._dynamic.as_batch(list(data), device="cpu")
 
-    def _operator(self, name: str, batch_size: int, settings: Settings) -> Any:
+    def _operator(
+        self, name: str, batch_size: int, settings: Settings, kinds: tuple[object, ...]
+    ) -> Any:
         """The operator made with these settings, made anew when the batch outgrows it."""
-        key = name, repr(sorted(settings.items()))
+        # An operator refuses other kinds of input than it had first, such as a video after pictures.
+        key = name, repr(sorted(settings.items())), *kinds
         largest, operator = self._operators.get(key, (0, None))
         if batch_size > largest:
             largest = max(_MIN_BATCH_SIZE, 1 << (batch_size - 1).bit_length())
@@ -193,6 +197,11 @@ class Slot:
     def first(self, batch: DaliBatch) -> Any:
         """The first picture as an array of DALI's."""
         return batch.tensors[0]
+
+
+def _kind(batch: DaliBatch) -> tuple[object, ...]:
+    """What an operator expects of a batch to be as it was."""
+    return batch.ndim, str(batch.dtype), batch.layout
 
 
 class SlotPool:

@@ -20,10 +20,12 @@ from dali_oracle import (
 )
 
 import spdl_media as sm
-from spdl_media.testing import index_frames, make_image
+from spdl_media.testing import index_frames, make_image, make_video
 
 pytest.importorskip("nvidia.dali")
 
+from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda.nvdec import load_video_nvdec
 from spdl_media.cuda.nvjpeg import (
     decode_image_batch,
     decode_image_nvjpeg,
@@ -236,4 +238,17 @@ def test_share_of_the_jpeg_engine_is_accepted() -> None:
     rows = decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30, hw_decoder_load=0.9)
     np.testing.assert_array_equal(
         host(rows.array), host(decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30).array)
+    )
+
+
+def test_operators_serve_videos_and_pictures_in_turn() -> None:
+    """DALI's own refuse another kind of input than they had first."""
+    options: dict[str, Any] = {"width": 32, "height": 24}
+    rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)
+    film = make_video(index_frames(4, 64, 48), codec="libvpx-vp9", format="webm", gop_size=2)
+    device = VideoDevice(np)
+    frames = load_video_nvdec(film, cuda=device, decoder="dali", **options)
+    assert np.asarray(frames).shape == (4, 24, 32, 3)
+    np.testing.assert_array_equal(
+        host(decode_image_batch(PHOTOS, cuda="cpu", **options).array), rows
     )

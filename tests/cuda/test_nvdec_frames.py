@@ -17,11 +17,8 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_pictures import DevicePictures
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
-from spdl_media.cuda.nvdec import (
-    CPUFallbackWarning,
-    decode_packets_nvdec,
-    load_video_nvdec,
-)
+from spdl_media.cuda.fallback import CPUFallbackWarning
+from spdl_media.cuda.nvdec import decode_packets_nvdec, load_video_nvdec
 from spdl_media.packets import av_packets, facts_of
 from spdl_media.testing import index_frames, index_planes, make_video
 

@@ -12,7 +12,8 @@ from nvdec_stand_in import FakeCupy, StandIn
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
-from spdl_media.cuda.nvdec import CPUFallbackWarning, streaming_load_video_nvdec
+from spdl_media.cuda.fallback import CPUFallbackWarning
+from spdl_media.cuda.nvdec import streaming_load_video_nvdec
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media, make_video
 
 PLANES = index_planes(90, 32, 16)
