@@ -8,12 +8,15 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._devices.forks import HISTORY
 from spdl_media.buffer import CPUBuffer, Failure
 
 __all__ = ("Buffer", "CUDABuffer")
 
 # DLPack's numbers.
 _CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
+
+_PURPOSE = "a CUDABuffer"
 
 
 class Ready(Protocol):
@@ -46,10 +49,14 @@ class CUDABuffer:
         ready: When it is ready; ``None``: now.
         failures: Inputs that could not be loaded, in their order.
         indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        colorspace: Of YUV pictures, as :class:`CPUBuffer` has it.
+        color_range: Of YUV pictures, likewise.
 
     Attributes:
         failures: As given.
         indices: As given.
+        colorspace: As given.
+        color_range: As given.
         device_index: As given.
 
     Thread safety: safe; the memory is writable and shared as the caller shares it.
@@ -65,6 +72,8 @@ class CUDABuffer:
         "_kept",
         "_ready",
         "_shape",
+        "color_range",
+        "colorspace",
         "device_index",
         "failures",
         "indices",
@@ -80,6 +89,8 @@ class CUDABuffer:
         ready: Ready | None = None,
         failures: tuple[Failure, ...] = (),
         indices: tuple[int, ...] | None = None,
+        colorspace: str | None = None,
+        color_range: str | None = None,
     ) -> None:
         self._array = array
         # Memory that outlives release(): arrays made through the array interface hold this object alone.
@@ -90,16 +101,19 @@ class CUDABuffer:
         self.device_index = device_index
         self.failures = failures
         self.indices = indices
+        self.colorspace = colorspace
+        self.color_range = color_range
 
     @property
     def array(self) -> Any:
         """What owns the memory, an array of PyTorch, CuPy or DALI, which may not be ready yet."""
-        if self._array is None:
+        array = self._array
+        if array is None:
             raise ValueError(
                 "this buffer was released, and its memory may hold another batch. Release a buffer after its "
                 "last use"
             )
-        return self._array
+        return array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -141,18 +155,27 @@ class CUDABuffer:
         return self._array is None
 
     def synchronize(self) -> None:
-        """Wait until the array is ready. Most takers need not: see the class."""
-        if self._ready is not None:
-            self._ready.synchronize()
+        """Wait until the array is ready. Most takers need not: see the class.
+
+        Raises:
+            TransferError: This process was forked from one that had used CUDA.
+        """
+        HISTORY.check(_PURPOSE)
+        if (ready := self._ready) is not None:
+            ready.synchronize()
 
     def wait_on(self, stream: int) -> None:
         """Let later work on a stream find the array ready, and keep its memory for that work.
 
         Args:
             stream: Address of a ``cudaStream_t`` of the same device; 0 is the default stream.
+
+        Raises:
+            TransferError: This process was forked from one that had used CUDA.
         """
-        if self._ready is not None:
-            self._ready.hand_to(stream)
+        HISTORY.check(_PURPOSE)
+        if (ready := self._ready) is not None:
+            ready.hand_to(stream)
 
     def release(self) -> None:
         """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
@@ -160,7 +183,8 @@ class CUDABuffer:
         Arrays made of the buffer stay right: while one lives, its memory is not used again. A second call
         does nothing.
         """
-        self._array = None
+        # What tells when the array is ready may keep it, too.
+        self._array = self._ready = None
 
     def __enter__(self) -> Self:
         self.array  # noqa: B018  # a released buffer cannot be entered
@@ -176,16 +200,18 @@ class CUDABuffer:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        HISTORY.check(_PURPOSE)
+        ready, stream = self._ready, None
         self._kept = array = self.array
-        stream = None
-        if self._ready is not None:
-            stream = self._ready.stream
+        if ready is not None:
+            stream = ready.stream
             # Nobody says who asks. Most work on the default stream, for which other streams wait in turn.
-            self._ready.keep_for(_LEGACY_DEFAULT)
+            ready.keep_for(_LEGACY_DEFAULT)
+        address = int(array.__cuda_array_interface__["data"][0]) if self.nbytes else 0
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": (int(array.__cuda_array_interface__["data"][0]), False),
+            "data": (address, False),
             "strides": None,
             "stream": stream,
             "version": 3,
@@ -211,7 +237,9 @@ class CUDABuffer:
         Raises:
             BufferError: A copy or another device is asked for.
             ValueError: The buffer was released, or ``stream`` is 0, which DLPack does not allow.
+            TransferError: This process was forked from one that had used CUDA.
         """
+        HISTORY.check(_PURPOSE)
         if copy:
             raise BufferError(
                 "a CUDABuffer hands its own memory over, so copy=True is not possible"
@@ -225,11 +253,13 @@ class CUDABuffer:
             raise ValueError(
                 "DLPack has no stream 0: 1 is the default stream, 2 that of the thread"
             )
-        array = self.array
+        ready, array = self._ready, self.array
+        if ready is None:
+            return array.__dlpack__(stream=stream)
         if stream != _NO_SYNC:
-            self.wait_on(_LEGACY_DEFAULT if stream is None else stream)
+            ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
         # The taker's stream waits already, and what the owner takes for its own stream may be another one.
-        return array.__dlpack__(stream=_NO_SYNC if self._ready is not None else stream)
+        return array.__dlpack__(stream=_NO_SYNC)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CUDA_DEVICE, self.device_index

@@ -12,8 +12,9 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -65,7 +66,19 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
         raise TypeError(f"transfer_buffer takes a CPUBuffer, not {type(buffer).__name__}")
     config = as_cuda_config(cuda_config)
     device = open_device(config, "transfer_buffer")
-    return to_device(buffer.array, device, config, failures=buffer.failures, indices=buffer.indices)
+    return _sent(buffer, device, config)
+
+
+def _sent(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
+    return to_device(
+        buffer.array,
+        device,
+        config,
+        failures=buffer.failures,
+        indices=buffer.indices,
+        colorspace=buffer.colorspace,
+        color_range=buffer.color_range,
+    )
 
 
 def to_device(
@@ -75,21 +88,22 @@ def to_device(
     *,
     failures: tuple[Failure, ...] = (),
     indices: tuple[int, ...] | None = None,
+    colorspace: str | None = None,
+    color_range: str | None = None,
 ) -> CUDABuffer:
-    """Begin to copy an array in host memory, C-contiguous and writable, to the stream of a device.
+    """Begin to copy an array in host memory to the stream of a device.
 
     Raises:
         TransferError: The device's memory is full, or the copy fails.
     """
-    source = np.ascontiguousarray(array).reshape(array.shape)
-    try:
+    # Only C-contiguous memory goes in one piece, and PyTorch warns of memory that must not be written to.
+    source = np.require(array, requirements=("C", "W"))
+    with _said(f"{source.nbytes} bytes to CUDA device {device.index}"):
         block = device.empty(source.shape, source.dtype, config.allocator)
         device.copy_in(block.array, source)
         event = device.record()
-    except RuntimeError as error:
-        raise _failed(error, f"{source.nbytes} bytes to CUDA device {device.index}") from error
     if not device.is_done(event):
-        KEEPER.keep((device.index, device.stream), event.synchronize, source)
+        KEEPER.keep((device.index, device.stream), partial(device.wait, event), source)
     return CUDABuffer(
         block.array,
         source.shape,
@@ -98,13 +112,20 @@ def to_device(
         ready=Handover(device, event, block.used_on),
         failures=failures,
         indices=indices,
+        colorspace=colorspace,
+        color_range=color_range,
     )
 
 
-def _failed(error: RuntimeError, what: str) -> TransferError:
-    if isinstance(error, TransferError):
-        return error
-    return TransferError(f"copying {what} failed: {type(error).__name__}: {error}")
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Say what was being copied when a library fails."""
+    try:
+        yield
+    except TransferError:  # says more
+        raise
+    except RuntimeError as error:
+        raise TransferError(f"copying {what} failed: {type(error).__name__}: {error}") from error
 
 
 def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -> CPUBuffer:
@@ -131,12 +152,16 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     device = open_device(cuda_config(buffer.device_index), "transfer_buffer_cpu")
     memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
     target = memory.view(buffer.dtype).reshape(buffer.shape)
-    try:
+    with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
         device.copy_out(target, device.view(buffer))
-        device.record().synchronize()
-    except RuntimeError as error:
-        raise _failed(error, f"{buffer.nbytes} bytes from {buffer.device}") from error
-    return CPUBuffer(target, failures=buffer.failures, indices=buffer.indices)
+        device.wait(device.record())
+    return CPUBuffer(
+        target,
+        failures=buffer.failures,
+        indices=buffer.indices,
+        colorspace=buffer.colorspace,
+        color_range=buffer.color_range,
+    )
 
 
 def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None) -> T:
@@ -171,9 +196,7 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 
     def move(value: Any) -> Any:
         if isinstance(value, CPUBuffer):
-            return to_device(
-                value.array, device, config, failures=value.failures, indices=value.indices
-            )
+            return _sent(value, device, config)
         if _device_type(value) == "cpu":
             return _with_torch(device).tensor_in(value)
         return value
@@ -224,11 +247,9 @@ def transfer_tensor_d2h(
 
 def _moved(batch: T, move: Callable[[Any], Any], device: Device, way: str) -> T:
     """The batch with its leaves moved, when all of them are there."""
-    try:
+    with _said(f"a batch {way} CUDA device {device.index}"):
         result = map_nested(batch, move)
-        device.record().synchronize()
-    except RuntimeError as error:
-        raise _failed(error, f"a batch {way} CUDA device {device.index}") from error
+        device.wait(device.record())
     return result  # type: ignore[no-any-return]  # containers of the same kinds
 
 
@@ -265,7 +286,7 @@ def _warn_once(message: str) -> None:
     global _warned  # noqa: PLW0603  # one warning a process, as for memory that cannot be pinned
     if not _warned:
         _warned = True
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def local_rank() -> int:
@@ -293,8 +314,11 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
         return type(value)(*(map_nested(one, move) for one in value))
     if isinstance(value, list | tuple):
         return type(value)([map_nested(one, move) for one in value])
-    if isinstance(value, defaultdict):
-        return defaultdict(value.default_factory, _mapped(value, move))
+    if isinstance(value, MutableMapping):
+        # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
+        result = copy.copy(value)
+        result.update(_mapped(value, move))
+        return result
     if isinstance(value, Mapping):
         return type(value)(_mapped(value, move))  # type: ignore[call-arg]  # those of Python take a dict
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

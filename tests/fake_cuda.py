@@ -128,6 +128,15 @@ class Card:
         self.blocks[block.ctypes.data] = block, key
         return block.ctypes.data
 
+    def pin(self, nbytes: int) -> np.ndarray:
+        """Page-locked host memory, of which there is as much as of a device's."""
+        if nbytes > self.total:
+            raise FakeOutOfMemoryError("cudaErrorMemoryAllocation: out of memory")
+        self.log.append(f"{nbytes} bytes pinned")
+        memory = np.full(nbytes + 64, JUNK, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + nbytes]
+
     def free(self, address: int) -> None:
         block, key = self.blocks.pop(address)
 
@@ -265,11 +274,15 @@ class FakeTorch:
             default_stream=lambda index: TorchStream(self, card.stream(index, 1)),
             current_stream=self._current_stream,
             stream=self._use,
+            device=self._select,
             Event=lambda blocking=False: TorchEvent(card, blocking=blocking),
             caching_allocator_alloc=card.allocate,
             caching_allocator_delete=card.free,
         )
         self.Tensor = (HostTensor, TorchTensor)
+        self.uint8 = np.uint8
+        self.__version__ = "0.fake"
+        self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 
     def _external(self, address: int, device: int) -> TorchStream:
         assert address > 1, "PyTorch gives any stream of its pool for address 0"
@@ -291,6 +304,11 @@ class FakeTorch:
             if before:
                 self._current[key] = before
 
+    @contextlib.contextmanager
+    def _select(self, index: int) -> Iterator[None]:
+        assert 0 <= index < self.card.devices
+        yield
+
     def copy(self, target: np.ndarray, source: np.ndarray, what: str) -> None:
         index = next(iter(key[1] for key in self._current if key[0] == threading.get_ident()))
 
@@ -305,7 +323,17 @@ class FakeTorch:
             raise TypeError("can't convert np.ndarray of type numpy.longdouble")
         return HostTensor(self, array, pinned=True)
 
-    def empty(self, shape: tuple[int, ...], *, dtype: Any, device: str) -> TorchTensor:
+    def empty(
+        self,
+        shape: tuple[int, ...] | int,
+        *,
+        dtype: Any,
+        device: str = "cpu",
+        pin_memory: bool = False,
+    ) -> Any:
+        if isinstance(shape, int):
+            assert (device, pin_memory) == ("cpu", True)
+            return HostTensor(self, self.card.pin(shape), pinned=True)
         index = int(device.partition(":")[2])
         stream = self._current_stream(index).stream
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
@@ -391,6 +419,7 @@ class FakeCupy:
             get_current_stream=lambda: self.current[-1] if self.current else null,
             Event=lambda **options: CupyEvent(self, **options),
             nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
+            alloc_pinned_memory=card.pin,
         )
         self.cuda.Stream = type(
             "Stream",

@@ -17,6 +17,8 @@ from plane_oracle import ROWS, image, rgb
 
 import spdl_media as sm
 from spdl_media import storage as storage_module
+from spdl_media._devices import choose
+from spdl_media._devices.forks import HISTORY
 
 NBYTES = 8 * 6 * 3
 
@@ -308,8 +310,10 @@ def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
     """Stand-ins for torch and cupy; None: not installed."""
-    monkeypatch.setattr(storage_module, "is_available", lambda name: modules.get(name) is not None)
-    monkeypatch.setattr(storage_module, "require", lambda name, purpose: modules[name])
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(choose, "is_available", lambda name: modules.get(name) is not None)
+    for module in (choose, storage_module):
+        monkeypatch.setattr(module, "require", lambda name, purpose: modules[name])
 
 
 @pytest.mark.usefixtures("never_warned")
@@ -355,7 +359,7 @@ def test_memory_is_pinned_through_torch(monkeypatch: Any) -> None:
         asked.append((size, options))
         return Tensor(size=size)
 
-    cuda = SimpleNamespace(is_available=lambda: True)
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
     without(monkeypatch, torch=SimpleNamespace(cuda=cuda, empty=empty, uint8="u8"))
     pool = sm.StoragePool(NBYTES, 2)
     assert asked == [(NBYTES, {"dtype": "u8", "pin_memory": True})] * 2

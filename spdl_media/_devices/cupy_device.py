@@ -92,7 +92,7 @@ class CupyDevice:
         dtype = np.dtype(dtype)
         nbytes = size_of(shape, dtype)
         with out_of_memory_said(self, nbytes), self.active():
-            if allocator is None:
+            if allocator is None or not nbytes:
                 return self.guarded(self._cupy.empty(tuple(shape), dtype))
             address = own_address(allocator, nbytes, self)
             return self._over(address, shape, dtype, partial(allocator[1], address))
@@ -186,7 +186,13 @@ class CupyDevice:
 
     def is_done(self, event: Any) -> bool:
         """Whether the event has been reached."""
-        return bool(event.done)
+        with self._cupy.cuda.Device(self.index):
+            return bool(event.done)
+
+    def wait(self, event: Any) -> None:
+        """Wait on the host for the event, in any thread."""
+        with self._cupy.cuda.Device(self.index):
+            event.synchronize()
 
     def make_wait(self, stream: int, event: Any) -> None:
         """Let later work on another stream wait for the event."""

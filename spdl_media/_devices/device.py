@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.memory import Block, Event
 from spdl_media.config import Allocator
 from spdl_media.errors import TransferError
@@ -63,6 +64,9 @@ class Device(Protocol):
 
     def is_done(self, event: Event) -> bool:
         """Whether the event has been reached."""
+
+    def wait(self, event: Event) -> None:
+        """Wait on the host for the event, in any thread."""
 
     def make_wait(self, stream: int, event: Event) -> None:
         """Let later work on another stream of the device wait for the event; the host does not wait."""
@@ -127,6 +131,8 @@ def freed_after(device: Device, free: Callable[[], object]) -> Callable[[set[int
     """
 
     def release(streams: set[int]) -> None:
+        if HISTORY.lost:
+            return  # the parent's memory, and this process has no driver to ask
         own = one_name(device.stream)
         for stream in set(map(one_name, streams)) - {own}:
             device.make_wait(own, device.on(stream).record())

@@ -38,7 +38,7 @@ class Handover:
 
     def synchronize(self) -> None:
         """Wait on the host until it is."""
-        self._event.synchronize()
+        self._device.wait(self._event)
 
     def hand_to(self, stream: int) -> None:
         """Let later work on this stream find the array ready, and keep its memory for that work."""

@@ -67,7 +67,7 @@ class TorchDevice:
         kind = self._type(dtype)
         nbytes, torch = size_of(shape, dtype), self._torch
         with out_of_memory_said(self, nbytes), torch.cuda.stream(self._stream):
-            if allocator is None:
+            if allocator is None or not nbytes:
                 tensor = torch.empty(tuple(shape), dtype=kind, device=self._name)
                 return Block(tensor, partial(self._record_use, tensor))
             address = own_address(allocator, nbytes, self)
@@ -152,7 +152,14 @@ class TorchDevice:
 
     def is_done(self, event: Any) -> bool:
         """Whether the event has been reached."""
-        return bool(event.query())
+        with self._torch.cuda.device(self.index):
+            return bool(event.query())
+
+    def wait(self, event: Any) -> None:
+        """Wait on the host for the event, in any thread."""
+        # Without a device of its own a thread would start one on device 0, which takes memory there.
+        with self._torch.cuda.device(self.index):
+            event.synchronize()
 
     def make_wait(self, stream: int, event: Any) -> None:
         """Let later work on another stream wait for the event."""
