@@ -11,16 +11,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import SupportsIndex, TypeVar
+from typing import TypeVar
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError
-from spdl_media._loading.on_device import PictureDecoder, VideoDecoder, batch_steps
+from spdl_media._loading.device_pictures import batch_steps
+from spdl_media._loading.on_device import DeviceLike, PictureDecoder, VideoDecoder
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan, Flips
-from spdl_media.buffer import CPUBuffer
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
+from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.crops import Box
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.inputs import Source
@@ -66,8 +66,8 @@ async def async_load_image(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: PictureDecoder = "auto",
     executor: Executor | None = None,
 ) -> Buffer:
@@ -118,8 +118,8 @@ async def async_load_image_batch(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     on_error: OnError = "raise",
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: PictureDecoder = "auto",
     executor: Executor | None = None,
 ) -> Buffer:
@@ -170,8 +170,8 @@ async def async_load_video(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: VideoDecoder = "auto",
     executor: Executor | None = None,
 ) -> Buffer:
@@ -223,8 +223,10 @@ async def async_load_audio(
     decode_config: DecodeConfig | None = None,
     storage: Storage | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     executor: Executor | None = None,
-) -> CPUBuffer:
+) -> Buffer:
     """Run :func:`~spdl_media.load_audio` in a thread; see there for arguments, result and errors.
 
     ``executor`` is where it runs; ``None`` for the default executor of the running loop.
@@ -247,6 +249,8 @@ async def async_load_audio(
             decode_config=decode_config,
             storage=storage,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
         ),
     )
 
@@ -272,6 +276,9 @@ async def async_load_clip(
     audio_storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
     executor: Executor | None = None,
 ) -> Clip:
     """Run :func:`~spdl_media.load_clip` in a thread; see there for arguments, result and errors.
@@ -303,5 +310,8 @@ async def async_load_clip(
             audio_storage=audio_storage,
             layout=layout,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
+            decoder=decoder,
         ),
     )

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
+from spdl_media._loading.device_frames import FramesAsked, frame_steps
+from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
 from spdl_media._loading.on_device import (
+    DeviceLike,
     PictureDecoder,
     VideoDecoder,
-    batch_steps,
     device_config,
-    load_frames,
-    load_picture,
+    into_array,
+    staging,
 )
 from spdl_media._loading.options import PictureOptions, SoundOptions
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
+from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
 from spdl_media.cuda_buffer import Buffer
@@ -48,8 +49,8 @@ def load_image(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: PictureDecoder = "auto",
 ) -> Buffer:
     """Load one picture, upright.
@@ -105,8 +106,20 @@ def load_image(
     config = device_config(cuda, cuda_config, decoder, PictureDecoder)
     if config is None:
         return load(storage)
-    about = filter_desc, demux_config, decode_config, storage, layout
-    return load_picture(src, config, decoder, options, *about, load)
+    asked = Asked(
+        config,
+        decoder,
+        options,
+        isinstance(filter_desc, Default),
+        demux_config,
+        decode_config,
+        staging(storage),
+        layout,
+        purpose="load_image(cuda=)",
+        is_single=True,
+        name=name,
+    )
+    return load_picture(src, asked, lambda: load(asked.storage))
 
 
 def load_image_batch(
@@ -126,8 +139,8 @@ def load_image_batch(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     on_error: OnError = "raise",
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: PictureDecoder = "auto",
 ) -> Buffer:
     """Load pictures into one array, one after the other in the calling thread.
@@ -217,8 +230,8 @@ def load_video(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-    cuda: CUDAConfig | SupportsIndex | None = None,
-    cuda_config: CUDAConfig | SupportsIndex | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     decoder: VideoDecoder = "auto",
 ) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
@@ -263,24 +276,23 @@ def load_video(
     """
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    desc = options.desc(filter_desc)
-
-    def load(storage: Storage | None) -> CPUBuffer:
-        packets = demux_video(
-            src,
-            timestamp=timestamp,
-            stream_index=stream_index,
-            demux_config=demux_config,
-            name=name,
-        )
-        frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
-        return convert_frames(frames, storage, layout=layout)
-
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
-    if config is None:
-        return load(storage)
-    about = filter_desc, num_frames, stream_index, demux_config, decode_config, storage
-    return load_frames(src, timestamp, config, decoder, options, *about, layout, name, load)
+    asked = FramesAsked(
+        options,
+        filter_desc,
+        num_frames,
+        decode_config,
+        storage,
+        layout,
+        config,
+        decoder,
+        "load_video(cuda=)",
+    )
+    decode = frame_steps(asked)
+    packets = demux_video(
+        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
+    )
+    return decode(packets)[0]
 
 
 def load_audio(
@@ -297,7 +309,9 @@ def load_audio(
     decode_config: DecodeConfig | None = None,
     storage: Storage | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+) -> Buffer:
     """Load sound, all or the samples of a window.
 
     Args:
@@ -314,26 +328,30 @@ def load_audio(
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`.
         name: As in :func:`load_image`.
+        cuda: As in :func:`load_image`. The CPU decodes, and the samples are copied.
+        cuda_config: As in :func:`load_image`.
 
     Returns:
-        A buffer in host memory, a copy: ``(channels, samples)`` float32 for ``fltp``, -1 to 1;
-        ``(samples, channels)`` for formats that are not planar.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(channels, samples)``
+        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for formats that are not planar.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
         ConvertError: No sample lies in the window, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(filter_desc)
+    config = one_cuda_config(cuda, cuda_config)
+    convert = into_array(config, storage, None, "load_audio(cuda=)")
     packets = demux_audio(
         src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
-    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
-    return convert_frames(frames, storage)
+    return convert(decode_packets(packets, desc, decode_config, num_frames=num_frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +366,8 @@ class Clip:
         sample_rate: Samples of one channel in a second.
     """
 
-    video: CPUBuffer
-    audio: CPUBuffer
+    video: Buffer
+    audio: Buffer
     timestamps: tuple[float, ...]
     audio_timestamp: float
     sample_rate: int
@@ -376,6 +394,9 @@ def load_clip(
     audio_storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
 ) -> Clip:
     """Load the frames and the sound of one interval, reading the source once.
 
@@ -399,6 +420,9 @@ def load_clip(
         audio_storage: Memory for the sound, another one; fresh memory without one.
         layout: As in :func:`load_video`.
         name: What to call the source in messages.
+        cuda: As in :func:`load_video`; frames and sound lie on the device.
+        cuda_config: As in :func:`load_video`.
+        decoder: As in :func:`load_video`, for the frames. The CPU decodes the sound.
 
     Returns:
         The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
@@ -409,23 +433,28 @@ def load_clip(
         DemuxError: It is no media, or one of the streams is missing.
         DecodeError: It is damaged.
         ConvertError: No frame or no sample lies in the interval, or a storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    picture_desc = options.desc(DEFAULT_FILTER)
     sound_desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(DEFAULT_FILTER)
     window = clip_window(start, duration)
+    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
+    purpose = "load_clip(cuda=)"
+    about = DEFAULT_FILTER, None, decode_config, video_storage, layout, config, decoder, purpose
+    decode = frame_steps(FramesAsked(options, *about))
+    convert_sound = into_array(config, audio_storage, None, purpose)
     with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
         pictures, sound = demuxer.demux_clip(window)
-    frames = decode_packets(pictures, picture_desc, decode_config)
-    samples = decode_packets(sound, sound_desc, decode_config)
-    return Clip(
-        convert_frames(frames, video_storage, layout=layout),
-        convert_frames(samples, audio_storage),
-        frames.timestamps,
-        samples.timestamp,
-        samples.sample_rate,
-    )
+    video, timestamps = decode(pictures)
+    try:
+        samples = decode_packets(sound, sound_desc, decode_config)
+        audio = convert_sound(samples)
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        video.release()
+        raise
+    return Clip(video, audio, timestamps, samples.timestamp, samples.sample_rate)

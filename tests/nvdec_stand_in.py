@@ -16,9 +16,11 @@ import av
 import numpy as np
 from av.codec.context import CodecContext
 
+import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda.nvdec import decode_to_device
 from spdl_media.planes import picture_planes
 
 PITCH = 256
@@ -194,3 +196,9 @@ class FakeStream:
 
     def wait_event(self, event: str) -> None:
         self._log.append(f"{self._name} waits for {event}")
+
+
+def load_video_nvdec(src: Any, timestamp: Any = None, **options: Any) -> Any:
+    """What ``load_video`` does with a device, on a stand-in."""
+    packets = sm.demux_video(src, timestamp=timestamp)
+    return decode_to_device(packets, **options)[0]

@@ -63,7 +63,7 @@ ORDER = [
     ["crops", "collate"],
     ["_loading.options", "_loading.pictures", "_loading.batch"],
     ["cuda"],
-    ["_loading.on_device"],
+    ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
     ["_sources.checks", "_sources.chance", "_sources.ranks", "_sources.protocols"],

@@ -33,7 +33,6 @@ MODULES = _module_names()
 # names of modules that are.
 NOT_REEXPORTED = {
     "config.OnCorrupt",
-    "cuda.nvdec.load_video_nvdec",
     "cuda.nvdec.why_not_nvdec",
     "cuda.slots",
     "dataloader.sample_rng",

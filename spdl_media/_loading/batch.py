@@ -200,7 +200,7 @@ def image_batch_steps(
     check_on_error(on_error)
     check_array_layout(layout)
     desc = options.desc(filter_desc, still=True)
-    inputs = _as_list(srcs)
+    inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
@@ -222,7 +222,7 @@ def image_batch_steps(
     return run
 
 
-def _as_list(srcs: Iterable[Source]) -> list[Source]:
+def as_list(srcs: Iterable[Source]) -> list[Source]:
     # These are iterable, and one source each all the same.
     if isinstance(srcs, Iterable) and not isinstance(srcs, str | bytes | bytearray | memoryview):
         return list(srcs)

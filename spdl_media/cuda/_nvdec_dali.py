@@ -11,13 +11,15 @@ from typing import Any
 import av
 import numpy as np
 
+from spdl_media._devices.device import is_out_of_memory
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_geometry import Placement, coded_size, upright
 from spdl_media.cuda._nvdec_timeline import Timeline
 from spdl_media.cuda._nvdec_writer import Output
+from spdl_media.cuda._nvjpeg_operators import DALI_ERRORS
 from spdl_media.cuda.slots import dali_types, slot_pool
-from spdl_media.errors import DecodeError
+from spdl_media.errors import DecodeError, TransferError
 from spdl_media.packets import VideoPackets, av_packets, copy_packet
 
 # Times that Matroska keeps exactly, in its milliseconds. The real ones may be negative, which DALI skips, or
@@ -49,6 +51,7 @@ def decode_by_number(
 
     Raises:
         DecodeError: DALI cannot decode them.
+        TransferError: The device has too little memory.
     """
     placement = output.placement(
         coded_size((packets.codec.width, packets.codec.height), orientation)
@@ -63,7 +66,15 @@ def decode_by_number(
                 size = np.array([height, width], np.float32)
                 batch = slot.run("Resize", batch, _filter(output), {"size": [size]})
             pictures = device.adopt(slot.as_array(batch))[0]
-        except RuntimeError as error:
+        except DALI_ERRORS as error:
+            if is_out_of_memory(error):
+                what = f"{len(numbers)} frames of {width}x{height}"
+                raise TransferError(
+                    f"{what}, {3 * len(numbers) * width * height / 1e6:.1f} MB of RGB, do not "
+                    f"fit into the memory of {device.slots}: DALI says {error!s}. Load "
+                    "fewer frames at a time: timestamp=, num_frames=",
+                    source=packets.source,
+                ) from error
             raise DecodeError(
                 f"DALI cannot decode this {packets.codec.name} video: {error}. decoder='pyav' takes another "
                 "way to the same hardware",

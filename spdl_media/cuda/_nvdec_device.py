@@ -15,11 +15,13 @@ import numpy as np
 
 from spdl_media._backends import require
 from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._devices.device import no_such_device, out_of_memory_said
 from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.memory import size_of
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig
-from spdl_media.cuda._nvdec_hwaccel import device_error, no_such_device, open_on_device
+from spdl_media.cuda._nvdec_hwaccel import device_error, open_on_device
 from spdl_media.cuda._nvdec_planes import DeviceKind, Plane
 from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda.slots import SlotDevice
@@ -49,12 +51,12 @@ class VideoDevice:
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """A new C-contiguous array."""
-        with self._current():
+        with self._allocating(shape, dtype):
             return self._xp.empty(tuple(shape), dtype)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """A new C-contiguous array of zeros."""
-        with self._current():
+        with self._allocating(shape, dtype):
             return self._xp.zeros(tuple(shape), dtype)
 
     def view(self, plane: Plane) -> Any:
@@ -64,7 +66,7 @@ class VideoDevice:
 
     def upload(self, array: np.ndarray[Any, Any]) -> Any:
         """A copy of a host array on the device."""
-        with self._current():
+        with self._allocating(array.shape, array.dtype):
             return self._xp.array(array)
 
     def copy(self, target: Any, source: Any) -> None:
@@ -82,7 +84,7 @@ class VideoDevice:
 
     def take(self, array: Any, positions: Sequence[int]) -> Any:
         """A copy that has these rows of the first axis, in this order."""
-        with self._current():
+        with self._allocating((len(positions), *array.shape[1:]), array.dtype):
             return self._xp.take(array, self._xp.asarray(list(positions), "int64"), axis=0)
 
     def floats(self, array: Any) -> Any:
@@ -117,6 +119,17 @@ class VideoDevice:
             return
         with CupyDevice(self._xp, self.index, self._stream).active():
             yield
+
+    @contextmanager
+    def _allocating(self, shape: Sequence[int], dtype: Any) -> Iterator[None]:
+        """A block that makes an array; where there is no memory for it, the error has the sizes."""
+        with self._current():
+            if self.kind == "cpu":
+                yield
+                return
+            device = CupyDevice(self._xp, self.index, self._stream)
+            with out_of_memory_said(device, size_of(shape, np.dtype(dtype))):
+                yield
 
     def buffer(self, array: Any) -> Buffer:
         """The buffer over an array that is ready when the current stream gets where it is now."""

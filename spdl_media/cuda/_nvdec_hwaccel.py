@@ -14,6 +14,7 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 from spdl_media._backends._pyav import check_codec_options, describe, ffmpeg_log
+from spdl_media._devices.device import no_such_device
 from spdl_media.codec import VideoCodec, _set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError
@@ -118,14 +119,6 @@ def missing_library(
                 name=library,
             )
     return None
-
-
-def no_such_device(index: int, count: int) -> ValueError:
-    """The error for a number that no device has."""
-    return ValueError(
-        f"CUDA device {index} was asked for, and there {'is one' if count == 1 else f'are {count}'}, counted "
-        "from 0. CUDA_VISIBLE_DEVICES hides devices"
-    )
 
 
 def _device_count(driver: Any) -> int:

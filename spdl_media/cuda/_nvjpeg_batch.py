@@ -31,6 +31,7 @@ class Batch(Generic[P]):
         on_error: What becomes of those that fail.
         stopped: Asked before each input.
         size: Width and height of every result, if both are known.
+        is_single: It is one picture, whose errors need not say which.
     """
 
     def __init__(
@@ -39,11 +40,14 @@ class Batch(Generic[P]):
         on_error: OnError,
         stopped: Callable[[], bool],
         size: tuple[int, int] | None,
+        *,
+        is_single: bool = False,
     ) -> None:
         self._inputs = inputs
         self._on_error: OnError = on_error
         self._stopped = stopped
         self._size = size
+        self._is_single = is_single
         self._read: dict[int, P] = {}
         self.failures: list[Failure] = []
 
@@ -76,6 +80,9 @@ class Batch(Generic[P]):
         self._take(range(len(self._inputs)), decode_or_keep)
 
     def _take(self, inputs: Sequence[Any], decode: Callable[[Any, int], P | None]) -> None:
+        if self._is_single:
+            self.add(0, decode(inputs[0], 0))
+            return
         decode_each(inputs, decode, self, on_error=self._on_error, stopped=self._stopped)
         self.failures.sort(key=lambda failure: failure.index)
 

@@ -60,6 +60,7 @@ class Reader:
         options: How pictures are to come out.
         demux_config: How to open sources.
         decode_config: How to decode. Decoders and options of FFmpeg are for the CPU alone.
+        name: What to call a single source in messages.
 
     Attributes:
         size: Width and height of every result, if both are known.
@@ -72,6 +73,7 @@ class Reader:
         options: PictureOptions,
         demux_config: DemuxConfig | None,
         decode_config: DecodeConfig,
+        name: str | None = None,
     ) -> None:
         self.size = (
             None
@@ -83,6 +85,7 @@ class Reader:
         self._desc = replace(options, pix_fmt=pix_fmt).desc(DEFAULT_FILTER)
         self._demux_config = demux_config
         self._decode_config = decode_config
+        self._name = name
         self._headers: Any = require("nvimgcodec", "decoding pictures with DALI")
 
     def read(self, src: Source) -> Encoded:
@@ -93,7 +96,7 @@ class Reader:
             DemuxError: It is no picture.
             DecodeError: It is damaged, and DALI would not have decoded it.
         """
-        packets = demux_image(src, demux_config=self._demux_config)
+        packets = demux_image(src, demux_config=self._demux_config, name=self._name)
         return self._for_dali(packets) or self.decoded(packets)
 
     def _for_dali(self, packets: ImagePackets) -> Encoded | None:

@@ -23,20 +23,19 @@ from spdl_media.cuda._nvdec_rule import VideoDecoderName, check_decoder
 from spdl_media.cuda._nvdec_stream import PACKETS_A_CHUNK, BatchStream
 from spdl_media.cuda._nvdec_writer import ArrayLayout, Output, OutputFormat
 from spdl_media.cuda_buffer import Buffer
-from spdl_media.demux import Demuxer, demux_video
+from spdl_media.demux import Demuxer
 from spdl_media.inputs import Source
 from spdl_media.packets import ImagePackets, VideoPackets
-from spdl_media.timing import Timestamp, Window
 
 __all__ = (
     "decode_packets_nvdec",
-    "load_video_nvdec",
     "streaming_load_video_nvdec",
     "why_not_nvdec",
 )
 
 _FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
 
+DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
 PacketDecoderName: TypeAlias = Literal["auto", "pyav"]
 
 
@@ -54,7 +53,8 @@ def why_not_nvdec() -> str | None:
 def decode_packets_nvdec(
     packets: VideoPackets,
     *,
-    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     pix_fmt: Literal["rgb", "bgr"] = "rgb",
     crop_left: int = 0,
     crop_top: int = 0,
@@ -75,6 +75,7 @@ def decode_packets_nvdec(
     Args:
         packets: From :func:`~spdl_media.demux_video`. Not consumed.
         cuda: Number of the device, or a config, of which the allocator does not count.
+        cuda_config: The same by another name; one of the two is needed.
         pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
         crop_left: Pixels to cut off the upright picture before it is scaled; even.
         crop_top: The same.
@@ -98,7 +99,7 @@ def decode_packets_nvdec(
         ConvertError: No frame lies in the window, or frames differ in size.
         MissingDependencyError: CuPy, the driver or its video library is missing.
         ValueError: There is no such device, or an option that cannot be.
-        MemoryError: The device has too little memory; the message has the sizes.
+        TransferError: The device has too little memory; the message has the sizes.
 
     Thread safety: safe.
     """
@@ -113,7 +114,7 @@ def decode_packets_nvdec(
         scale_algo=scale_algo,
     )
     _check_packet_decoder(decoder)
-    device = video_device(cuda)
+    device = video_device(_one(cuda, cuda_config))
     clip = _decoded(packets, device, output, decode_config, num_frames, decoder=decoder)
     return device.buffer(clip.array)
 
@@ -139,11 +140,10 @@ def _decoded(
     return decode_clip(packets, device, request)
 
 
-def load_video_nvdec(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
+def decode_to_device(
+    packets: VideoPackets,
     *,
-    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
+    cuda: DeviceLike,
     decoder: VideoDecoderName = "auto",
     width: int | None = None,
     height: int | None = None,
@@ -152,49 +152,40 @@ def load_video_nvdec(
     scale_algo: ScaleAlgo = "bicubic",
     frame_rate: Rate | None = None,
     num_frames: int | None = None,
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
     layout: ArrayLayout = "NHWC",
-    name: str | None = None,
-) -> Buffer:
-    """Load the frames of a video to a GPU: what ``load_video(cuda=)`` does.
+) -> tuple[Buffer, tuple[float, ...]]:
+    """Decode packets that come from a file: what ``load_video(cuda=)`` does with them.
 
     Args:
-        src: As for :func:`~spdl_media.load_video`, as are the arguments that are not listed here.
-        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock.
+        packets: As for :func:`~spdl_media.decode_packets`. Not consumed.
         cuda: Number of the device, or a config, of which the allocator does not count.
         decoder: ``"dali"``: DALI's operator, an error for a video that it would not decode right.
             ``"pyav"``: FFmpeg's decoder in PyAV, an error for a video that NVDEC does not decode.
             ``"auto"``: DALI where it decodes the video right, else PyAV, else the CPU with a
             :class:`CPUFallbackWarning`.
-        width: Width of the result.
+        width: Width of the result, as are the next arguments as in :func:`~spdl_media.load_video`.
         height: Height of the result.
         pix_fmt: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
         scale_mode: ``"pad"``, ``"crop"`` or ``None``.
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
         frame_rate: Frames in a second; frames are repeated or left out.
         num_frames: At most so many frames.
-        stream_index: Index of the stream in its container.
-        demux_config: How to open the source.
         decode_config: How to decode.
         layout: ``"NHWC"`` or ``"NCHW"``.
-        name: What to call the source in messages.
 
     Returns:
-        uint8 array ``(N, height, width, 3)``, values 0 to 255, on the device, ready when CuPy's current
-        stream gets there; ``(N, H + H / 2, W)`` for ``"nv12"``, uint16 with the value in the high bits for
-        deep video.
+        A uint8 array ``(N, height, width, 3)``, values 0 to 255, on the device, and the seconds of each
+        frame. ``(N, H + H / 2, W)`` for ``"nv12"``, uint16 with the value in the high bits for deep video.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged, or the forced decoder does not take it.
         ConvertError: No frame lies in the window, or frames differ in size.
         MissingDependencyError: CuPy, DALI, the driver or its video library is missing.
-        ValueError: The window holds no time, there is no such device, or an option that cannot be.
+        TransferError: The device has too little memory; the message has the sizes.
+        ValueError: There is no such device, or an option that cannot be.
 
-    Thread safety: safe, if no other thread uses a file-like ``src``.
+    Thread safety: safe.
     """
     stretch = width is None or height is None
     output = Output(
@@ -204,10 +195,6 @@ def load_video_nvdec(
         height=height,
         scale_mode=None if stretch else scale_mode,
         scale_algo=scale_algo,
-    )
-    check_decoder(decoder)
-    packets = demux_video(
-        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
     device = video_device(cuda)
     clip = _decoded(
@@ -220,13 +207,14 @@ def load_video_nvdec(
         decoder=decoder,
         from_file=True,
     )
-    return device.buffer(clip.array)
+    return device.buffer(clip.array), clip.timestamps
 
 
 def streaming_load_video_nvdec(
     src: Source,
-    cuda: SupportsIndex | CUDAConfig | VideoDevice = 0,
+    cuda: DeviceLike | None = None,
     *,
+    cuda_config: DeviceLike | None = None,
     num_frames: int,
     crop_left: int = 0,
     crop_top: int = 0,
@@ -248,6 +236,7 @@ def streaming_load_video_nvdec(
     Args:
         src: As for :func:`~spdl_media.load_video`.
         cuda: Number of the device, or a config, of which the allocator does not count.
+        cuda_config: The same by another name; one of the two is needed.
         num_frames: Frames of each batch; the last one may be shorter.
         crop_left: Pixels to cut off the upright picture before it is scaled; even.
         crop_top: The same.
@@ -274,6 +263,7 @@ def streaming_load_video_nvdec(
         DecodeError: While iterating: the data is damaged, or NVDEC does not decode it.
         ConvertError: While iterating: frames differ in size.
         MissingDependencyError: CuPy, the driver or its video library is missing.
+        TransferError: While iterating: the device has too little memory.
         ValueError: There is no such device, or an option that cannot be.
 
     Thread safety: one thread at a time for each iterator.
@@ -285,7 +275,7 @@ def streaming_load_video_nvdec(
         "nv12", crop=crop, width=scale_width, height=scale_height, scale_algo=scale_algo
     )
     request = Request(output, as_decode_config(decode_config), num_frames, decoder=decoder)
-    device = video_device(cuda)
+    device = video_device(_one(cuda, cuda_config))
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
     return _batches(demuxer, device, request, stream_index)
 
@@ -315,6 +305,15 @@ def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoP
 def _joined(first: VideoPackets, rest: Iterator[VideoPackets]) -> Iterator[VideoPackets]:
     yield first
     yield from rest
+
+
+def _one(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> DeviceLike:
+    if (cuda is None) == (cuda_config is None):
+        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
+        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
+    device = cuda_config if cuda is None else cuda
+    assert device is not None
+    return device
 
 
 def _check_packet_decoder(decoder: str) -> None:

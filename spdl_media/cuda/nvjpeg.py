@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER
+from spdl_media._devices.device import is_out_of_memory
 from spdl_media._filters.stages import ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, check_on_error
 from spdl_media._loading.options import PictureOptions
@@ -42,7 +43,7 @@ from spdl_media.cuda._nvjpeg_operators import COLORS, DALI_ERRORS, FILTERS, Oper
 from spdl_media.cuda._owner import ready_buffer
 from spdl_media.cuda.slots import SlotDevice, slot_pool
 from spdl_media.cuda_buffer import Buffer
-from spdl_media.errors import ConvertError
+from spdl_media.errors import ConvertError, TransferError
 from spdl_media.inputs import Source
 
 __all__ = ("decode_image_nvjpeg", "load_image_batch_nvjpeg")
@@ -89,6 +90,7 @@ def decode_image_batch(
     hw_decoder_load: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
     is_single: bool = False,
+    name: str | None = None,
 ) -> Buffer:
     """Decode and scale pictures on a device, into one array.
 
@@ -112,6 +114,7 @@ def decode_image_batch(
             default is DALI's.
         stopped: Asked before each input whether nobody waits any longer.
         is_single: The result is the only picture, and not an array of one.
+        name: What to call that picture in messages.
 
     Returns:
         uint8, 0 to 255, ``(B, height, width, channels)`` or ``(B, channels, height, width)``, in memory that
@@ -123,8 +126,9 @@ def decode_image_batch(
         DecodeError: An input is damaged, likewise.
         ConvertError: There are no inputs, none could be loaded, or they differ in size.
         MissingDependencyError: DALI is not installed, or is too old.
-        MemoryError: The batch does not fit into the memory of the device, though each picture does.
-        RuntimeError: There is no GPU, DALI fails, or this process was forked after CUDA had been used.
+        TransferError: The batch does not fit into the memory of the device; there is no GPU; or this process
+            was forked after CUDA had been used.
+        RuntimeError: DALI fails in another way.
         ValueError: An option that cannot be, or a device that is not there.
         TypeError: An input that is no source, or no device.
 
@@ -141,6 +145,7 @@ def decode_image_batch(
         hw_decoder_load,
         stopped,
         is_single=is_single,
+        name=name,
     )
     indices = None if is_single else batch.indices
     return ready_buffer(array, failures=tuple(batch.failures), indices=indices)
@@ -251,6 +256,7 @@ def _decode(
     stopped: Callable[[], bool] = lambda: False,
     *,
     is_single: bool = False,
+    name: str | None = None,
 ) -> tuple[Any, Batch[Encoded]]:
     """The array of a batch, or of its only picture."""
     check_on_error(on_error)
@@ -259,11 +265,11 @@ def _decode(
     config = as_decode_config(decode_config)
     inputs = _as_list(srcs)
     pool = slot_pool(device)
-    reader = Reader(options, demux_config, config)
+    reader = Reader(options, demux_config, config, name)
     operators = Operators(
         options, layout, hw_decoder_load, orient=config.orient, is_single=is_single
     )
-    batch: Batch[Encoded] = Batch(inputs, on_error, stopped, reader.size)
+    batch: Batch[Encoded] = Batch(inputs, on_error, stopped, reader.size, is_single=is_single)
     batch.read(reader.read)
     for _ in range(2):
         rows = batch.rows()
@@ -282,14 +288,14 @@ def _not_together(failed: Exception, rows: Rows[Encoded], device: SlotDevice) ->
     """The error for a batch that fails although each of its pictures can be decoded alone."""
     files = [one for one in rows.values() if one is not None]
     size = sum(file.nbytes for file in files) / 1e6
-    is_memory = isinstance(failed, MemoryError) or "out of memory" in str(failed)
+    is_memory = is_out_of_memory(failed)
     what = "do not fit into the memory of" if is_memory else "cannot be decoded together on"
     text = (
         f"the {len(files)} pictures of this batch, {size:.1f} MB when decoded, {what} {device}: DALI says "
         f"{str(failed).strip() or type(failed).__name__!r}. Load fewer at a time, in smaller batches or "
         "fewer threads"
     )
-    return MemoryError(text) if is_memory else RuntimeError(text)
+    return TransferError(text) if is_memory else RuntimeError(text)
 
 
 def _check_operators(options: PictureOptions, hw_decoder_load: float | None) -> None:

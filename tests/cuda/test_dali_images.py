@@ -18,6 +18,7 @@ from dali_oracle import (
     png_with_orientation,
     with_orientation,
 )
+from nvdec_stand_in import load_video_nvdec
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image, make_video
@@ -25,7 +26,6 @@ from spdl_media.testing import index_frames, make_image, make_video
 pytest.importorskip("nvidia.dali")
 
 from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda.nvdec import load_video_nvdec
 from spdl_media.cuda.nvjpeg import (
     decode_image_batch,
     decode_image_nvjpeg,

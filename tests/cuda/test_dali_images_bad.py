@@ -168,8 +168,12 @@ def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (MemoryError("std::bad_alloc"), MemoryError, "do not fit into the memory of the CPU"),
-        (RuntimeError("CUDA out of memory"), MemoryError, "do not fit into the memory of the CPU"),
+        (MemoryError("std::bad_alloc"), sm.TransferError, "do not fit into the memory of the CPU"),
+        (
+            RuntimeError("CUDA out of memory"),
+            sm.TransferError,
+            "do not fit into the memory of the CPU",
+        ),
         (RuntimeError("a stage failed"), RuntimeError, "cannot be decoded together on the CPU"),
     ],
 )

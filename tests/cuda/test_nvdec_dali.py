@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvdec_stand_in import StandIn
+from nvdec_stand_in import StandIn, load_video_nvdec
 from oriented import oriented_clip
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda._nvdec_clip import Request, decode_clip
 from spdl_media.cuda._nvdec_writer import Output
-from spdl_media.cuda.nvdec import load_video_nvdec
 from spdl_media.packets import make_packet
 from spdl_media.testing import index_planes, make_video
 

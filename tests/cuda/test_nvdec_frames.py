@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn
+from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, load_video_nvdec
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
@@ -18,7 +18,7 @@ from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_pictures import DevicePictures
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import CPUFallbackWarning
-from spdl_media.cuda.nvdec import decode_packets_nvdec, load_video_nvdec
+from spdl_media.cuda.nvdec import decode_packets_nvdec
 from spdl_media.packets import av_packets, facts_of
 from spdl_media.testing import index_frames, index_planes, make_video
 
