@@ -50,9 +50,9 @@ def to_torch(buffer: Buffer) -> Any:
     torch: Any = require("torch", "to_torch")
     checked = _checked(buffer, "to_torch")
     if isinstance(checked, CUDABuffer) and isinstance(checked.array, torch.Tensor):
-        # Its own tensor, so that record_stream works for whoever uses it on further streams.
+        # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
         checked.wait_on(torch.cuda.current_stream(checked.device_index).cuda_stream)
-        return checked.array
+        return checked.array.detach()
     return torch.from_dlpack(checked)
 
 
@@ -121,15 +121,15 @@ def to_numba(buffer: Buffer) -> Any:
     """
     checked = _checked(buffer, "to_numba")
     if isinstance(checked, CUDABuffer):
-        numba: Any = require("numba", "to_numba of a buffer on a device")
-        return numba.cuda.as_cuda_array(checked)
+        cuda: Any = require("numba", "to_numba of a buffer on a device")
+        return cuda.as_cuda_array(checked)
     return checked.array.view()
 
 
 def _checked(buffer: Buffer, function: str) -> Buffer:
     if not isinstance(buffer, CPUBuffer | CUDABuffer):
         raise TypeError(
-            f"{function} takes a CPUBuffer, not {type(buffer).__name__}. convert_frames and convert_array "
-            "make one"
+            f"{function} takes a CPUBuffer or a CUDABuffer, not {type(buffer).__name__}. convert_frames and "
+            "convert_array make one"
         )
     return buffer

@@ -19,7 +19,7 @@ _CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
 _PURPOSE = "a CUDABuffer"
 
 
-class Ready(Protocol):
+class _Ready(Protocol):
     """When an array is ready, and who reads it."""
 
     @property
@@ -86,7 +86,7 @@ class CUDABuffer:
         dtype: npt.DTypeLike,
         device_index: int,
         *,
-        ready: Ready | None = None,
+        ready: _Ready | None = None,
         failures: tuple[Failure, ...] = (),
         indices: tuple[int, ...] | None = None,
         colorspace: str | None = None,

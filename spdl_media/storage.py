@@ -64,8 +64,8 @@ def _pinned(size: int, package: str) -> Bytes:
         if not is_out_of_memory(error):
             raise
         raise TransferError(
-            f"{size} bytes of page-locked memory cannot be had ({type(error).__name__}: {error}). It is taken "
-            "from the machine's own memory: use fewer or smaller blocks, or pin_memory=False"
+            f"{size} bytes of page-locked memory cannot be had ({type(error).__name__}: {error}). It is "
+            "taken from the machine's own memory: use fewer or smaller blocks, or pin_memory=False"
         ) from error
 
 

@@ -189,7 +189,7 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 
     Thread safety: safe.
     """
-    config = as_cuda_config(local_rank() if cuda_config is None else cuda_config)
+    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
     device = _device_or_warn(config, "transfer_tensor")
     if device is None:
         return batch
@@ -230,7 +230,7 @@ def transfer_tensor_d2h(
 
     Thread safety: safe.
     """
-    config = as_cuda_config(local_rank() if cuda_config is None else cuda_config)
+    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
     device = _device_or_warn(config, "transfer_tensor_d2h")
     if device is None:
         return batch
@@ -248,7 +248,7 @@ def transfer_tensor_d2h(
 def _moved(batch: T, move: Callable[[Any], Any], device: Device, way: str) -> T:
     """The batch with its leaves moved, when all of them are there."""
     with _said(f"a batch {way} CUDA device {device.index}"):
-        result = map_nested(batch, move)
+        result = _map_nested(batch, move)
         device.wait(device.record())
     return result  # type: ignore[no-any-return]  # containers of the same kinds
 
@@ -289,7 +289,7 @@ def _warn_once(message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
-def local_rank() -> int:
+def _local_rank() -> int:
     """The number of the device for this process, as ``torchrun`` and others set it.
 
     Raises:
@@ -304,31 +304,31 @@ def local_rank() -> int:
         ) from None
 
 
-def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
+def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
 
     Returns:
         Containers of the same kinds. A dataclass is a copy whose fields are set, without its ``__init__``.
     """
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_nested(one, move) for one in value))
+        return type(value)(*(_map_nested(one, move) for one in value))
     if isinstance(value, list | tuple):
-        return type(value)([map_nested(one, move) for one in value])
+        return type(value)([_map_nested(one, move) for one in value])
     if isinstance(value, MutableMapping):
         # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
-        result = copy.copy(value)
-        result.update(_mapped(value, move))
-        return result
+        like = copy.copy(value)
+        like.update(_mapped(value, move))
+        return like
     if isinstance(value, Mapping):
         return type(value)(_mapped(value, move))  # type: ignore[call-arg]  # those of Python take a dict
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         result = copy.copy(value)
         for field in dataclasses.fields(value):
             # Frozen ones too.
-            object.__setattr__(result, field.name, map_nested(getattr(value, field.name), move))
+            object.__setattr__(result, field.name, _map_nested(getattr(value, field.name), move))
         return result
     return move(value)
 
 
 def _mapped(value: Mapping[Any, Any], move: Callable[[Any], Any]) -> dict[Any, Any]:
-    return {key: map_nested(one, move) for key, one in value.items()}
+    return {key: _map_nested(one, move) for key, one in value.items()}

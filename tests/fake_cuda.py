@@ -94,6 +94,7 @@ class Card:
         self.streams: dict[tuple[int, int], Stream] = {}
         self.pools: dict[tuple[int, int, int], list[np.ndarray]] = {}
         self.blocks: dict[int, tuple[np.ndarray, tuple[int, int, int]]] = {}
+        self.read: list[tuple[int, list[Event]]] = []
         self.runs_by_itself = True
         self.broken = False
         self._next = 0x1000
@@ -117,6 +118,9 @@ class Card:
 
     def allocate(self, nbytes: int, device: int, stream: int) -> int:
         key = device, stream or 1, nbytes
+        for one in [one for one in self.read if all(event.fired.is_set() for event in one[1])]:
+            self.read.remove(one)
+            self.free(one[0])
         free = self.pools.setdefault(key, [])
         if not free:
             if self.used[device] + nbytes > self.total:
@@ -136,6 +140,14 @@ class Card:
         memory = np.full(nbytes + 64, JUNK, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + nbytes]
+
+    def free_after(self, address: int, readers: set[int]) -> None:
+        """Free it once streams that it was recorded for have come so far, as PyTorch does."""
+        device = self.blocks[address][1][0]
+        events = [Event(self, blocking=True) for _ in readers]
+        for event, stream in zip(events, readers, strict=True):
+            self.stream(device, stream).record(event)
+        self.read.append((address, events))
 
     def free(self, address: int) -> None:
         block, key = self.blocks.pop(address)
@@ -165,7 +177,7 @@ class DeviceArray:
     def __init__(self, card: Card, device: int, values: np.ndarray, owner: object) -> None:
         self.card, self.index, self.values, self.owner = card, device, values, owner
         self.shape, self.dtype, self.strides = values.shape, values.dtype, values.strides
-        self.readers: list[int] = []
+        self.readers: set[int] = set()
         self.device = SimpleNamespace(type="cuda", index=device, id=device)
         self.data = SimpleNamespace(ptr=values.ctypes.data)
         self.exports: list[int | None] = []
@@ -183,6 +195,7 @@ class DeviceArray:
 
     def record_stream(self, stream: TorchStream) -> None:
         self.card.log.append(f"memory kept for {stream.stream}")
+        self.readers.add(stream.stream.address)
 
     def copy_(self, source: Any, *, non_blocking: bool) -> None:
         raise NotImplementedError
@@ -252,6 +265,12 @@ class HostTensor:
 
 class TorchTensor(DeviceArray):
     torch: FakeTorch
+
+    def detach(self) -> TorchTensor:
+        """Another tensor over the same memory."""
+        tensor = self.torch._tensor(self.index, self.values, self)
+        tensor.readers = self.readers
+        return tensor
 
     def copy_(self, source: HostTensor, *, non_blocking: bool) -> None:
         assert non_blocking
@@ -340,8 +359,14 @@ class FakeTorch:
         address = self.card.allocate(nbytes, index, stream.address)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         tensor = self._tensor(index, np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape))
-        weakref.finalize(tensor, self.card.free, address)
+        weakref.finalize(tensor, self._freed, address, tensor.readers)
         return tensor
+
+    def _freed(self, address: int, readers: set[int]) -> None:
+        if readers:
+            self.card.free_after(address, readers)
+        else:
+            self.card.free(address)
 
     def _tensor(self, index: int, values: np.ndarray, owner: object = None) -> TorchTensor:
         tensor = TorchTensor(self.card, index, values, owner)
@@ -385,6 +410,18 @@ class CupyStream:
         assert self._cupy.current.pop() is self
 
 
+class CupyDefaultStream(CupyStream):
+    """One of the default streams, of the device that is the current one when it is used."""
+
+    def __init__(self, cupy: FakeCupy, address: int) -> None:
+        self._cupy, self.address = cupy, address
+        self.ptr = address if address > 1 else 0
+
+    @property
+    def stream(self) -> Stream:  # type: ignore[override]  # of a device that is known later
+        return self._cupy.card.stream(self._cupy.selected, self.address)
+
+
 class CupyEvent(Event):
     def __init__(self, cupy: FakeCupy, *, block: bool, disable_timing: bool = True) -> None:
         super().__init__(cupy.card, blocking=block)
@@ -405,7 +442,7 @@ class FakeCupy:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
         self._local = threading.local()
-        null = CupyStream(self, card.stream(0, 1))
+        null = CupyDefaultStream(self, 1)
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
                 getDeviceCount=self._count,
@@ -426,7 +463,7 @@ class FakeCupy:
             (),
             {
                 "null": null,
-                "ptds": CupyStream(self, card.stream(0, 2)),
+                "ptds": CupyDefaultStream(self, 2),
                 "__new__": lambda _, non_blocking: self._new_stream(non_blocking),
             },
         )

@@ -57,8 +57,9 @@ class Keeper:
                 del self._waiting[stream]
                 return False
             wait, kept = queue.popleft()
-        # A device that has failed reads nothing any more. Whoever uses it next is told.
-        with suppress(RuntimeError):
+        # A device that has failed reads nothing any more, and whoever uses it next is told. The thread goes
+        # on: nobody else would let go of what follows.
+        with suppress(Exception):
             wait()
         del kept  # before the next wait, not after it
         return True
