@@ -386,10 +386,8 @@ def test_memory_is_pinned_through_cupy_where_torch_cannot(monkeypatch: Any) -> N
     assert (sm.convert_frames(rgb(8, 6, 4), storage).array == 4).all()
 
 
+@pytest.mark.cuda("torch")
 def test_pinned_memory_of_a_real_device() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     storage = sm.cpu_storage(NBYTES)
     buffer = sm.convert_frames(rgb(8, 6, 4), storage)
     assert storage.is_pinned

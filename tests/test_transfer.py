@@ -173,6 +173,14 @@ def test_a_source_is_let_go_when_the_device_fails() -> None:
 
     keeper.keep("stream", fail, Kept())
     assert Kept.gone.wait(10)
+
+    def break_down() -> None:
+        raise TypeError("whatever a library raises")
+
+    done = threading.Event()
+    keeper.keep("other", break_down, object())
+    keeper.keep("other", done.set, object())
+    assert done.wait(10), "what follows is kept for ever"
     keeper.keep("stream", lambda: None, object())
     keeper.after_fork()
     assert keeper.num_kept == 0
@@ -227,6 +235,61 @@ def test_memory_that_does_not_suffice_is_named_and_the_pools_go_on(
     sm.transfer_buffer(buffer_of([1]), cuda_config=0).synchronize()
 
 
+def test_nothing_is_asked_of_an_allocator_for_no_elements(card: Card, library: Any) -> None:
+    def never(*_: object) -> int:
+        raise AssertionError("asked")
+
+    config = sm.cuda_config(0, allocator=(never, never))
+    buffer = sm.transfer_buffer(buffer_of(np.zeros((0, 3))), cuda_config=config)
+    assert buffer.shape == (0, 3)
+
+
+def test_what_must_not_be_written_to_or_has_gaps_is_copied_first(card: Card, library: Any) -> None:
+    values = np.arange(12).reshape(3, 4)
+    values.flags.writeable = False
+    for array in (values, values[:, ::2], values.T):
+        buffer = sm.transfer_buffer(sm.CPUBuffer(array), cuda_config=0)
+        np.testing.assert_array_equal(sm.transfer_buffer_cpu(buffer).array, array)
+
+
+def test_the_library_that_is_there_pins_memory(card: Card, library: Any) -> None:
+    storage, pool = sm.cpu_storage(100), sm.StoragePool(200, 2)
+    assert (storage.is_pinned, pool.is_pinned) == (True, True)
+    assert card.log == ["100 bytes pinned", "200 bytes pinned", "200 bytes pinned"]
+    assert HISTORY.used, "a child that is forked now has no driver"
+    address = sm.convert_array(np.arange(4), pool).array.ctypes.data
+    assert address % 64 == 0
+
+
+def test_memory_that_cannot_be_pinned_is_named_and_the_pool_goes_on(
+    card: Card, library: Any
+) -> None:
+    for make in (sm.cpu_storage, sm.StoragePool):
+        with pytest.raises(
+            sm.TransferError, match=r"2097152 bytes of page-locked memory.*pin_memory=False"
+        ) as caught:
+            make(2 << 20)
+        assert isinstance(caught.value.__cause__, fake_cuda.FakeOutOfMemoryError)
+    pool = sm.StoragePool(64, 1)
+    first = pool.acquire(64)
+    card.total = 0
+    with pytest.raises(sm.TransferError, match="64 bytes of page-locked memory cannot be had"):
+        pool.acquire(64)
+    assert (pool.count, pool.num_free) == (1, 0)
+    del first
+    assert pool.num_free == 1
+    pool.acquire(64)
+
+
+def test_memory_is_pinned_by_nothing_without_a_device(
+    card: Card, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.devices = 0
+    monkeypatch.setattr("spdl_media.storage._warned_pageable", False)
+    with pytest.warns(UserWarning, match="memory cannot be pinned here: (torch|cupy) finds no"):
+        assert not sm.cpu_storage(8).is_pinned
+
+
 def test_a_type_that_pytorch_lacks_is_named(torch: FakeTorch) -> None:
     with pytest.raises(
         sm.TransferError, match=r"PyTorch has no tensors of (float128|longdouble|float64)"
@@ -240,12 +303,19 @@ def test_a_copy_that_fails_says_what_it_was(
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+    buffer = sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+    tensor = fake_cuda.HostTensor(torch, np.arange(3))
+
     monkeypatch.setattr(torch, "copy", fail)
     with pytest.raises(
         sm.TransferError,
         match=r"copying 8 bytes to CUDA device 0 failed: RuntimeError: CUDA error: an ill",
     ):
         sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+    with pytest.raises(sm.TransferError, match="copying 8 bytes from cuda:0 failed: RuntimeErr"):
+        sm.transfer_buffer_cpu(buffer)
+    with pytest.raises(sm.TransferError, match="copying a batch to CUDA device 0 failed: Runtim"):
+        sm.transfer_tensor(tensor)
 
 
 def test_and_back(card: Card, library: Any) -> None:
@@ -461,6 +531,24 @@ def test_containers_keep_their_kind(card: Card, torch: FakeTorch) -> None:
     assert result["there"] is there
 
 
+class Record(dict[str, Any]):
+    """A mapping that takes no mapping to be made, and has a field beside its items."""
+
+    def __init__(self, note: str, *, kept: bool) -> None:
+        super().__init__()
+        self.note, self.kept = note, kept
+
+
+def test_mappings_of_the_users_keep_their_fields(torch: FakeTorch) -> None:
+    record = Record("a", kept=True)
+    record["image"] = fake_cuda.HostTensor(torch, np.arange(3))
+    user = collections.UserDict(image=fake_cuda.HostTensor(torch, np.arange(3)))
+    first, second = sm.transfer_tensor((record, user))
+    assert (type(first), first.note, first.kept) == (Record, "a", True)
+    assert first["image"].device.type == second["image"].device.type == "cuda"
+    assert record["image"].device.type == user["image"].device.type == "cpu"
+
+
 def test_tensors_are_ready_and_pinned_and_kept_for_the_default_stream(
     card: Card, torch: FakeTorch
 ) -> None:
@@ -518,8 +606,9 @@ def test_without_cuda_the_batch_comes_back_with_one_warning(function: Any) -> No
     batch = [object()]
     with pytest.warns(
         UserWarning, match=r"copies nothing, because no CUDA device.*neither torch nor cupy"
-    ):
+    ) as caught:
         assert function(batch) is batch
+    assert caught[0].filename == __file__
     assert function(batch) is batch
 
 
