@@ -70,13 +70,15 @@ def load_image(
             the picture is not turned either. Matrix and range of YUV are then what the graph gives.
         demux_config: How to open the source.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-        storage: Memory to fill; fresh memory without one.
+        storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that the picture passes
+            through where the CPU decodes it; fresh page-locked memory without one.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
         name: What to call the source in messages.
         cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
         cuda_config: The same by another name; give one of them.
         decoder: With ``cuda=``: ``"dali"`` decodes on the device, ``"cpu"`` on the CPU, and copies;
-            ``"auto"`` takes the first that can make what is asked for.
+            ``"auto"`` takes the first that is installed and can make what is asked for. Where DALI is
+            installed and finds no device, a ``CPUFallbackWarning`` says so.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
@@ -258,7 +260,8 @@ def load_video(
         cuda: As in :func:`load_image`.
         cuda_config: As in :func:`load_image`.
         decoder: With ``cuda=``: ``"dali"`` and ``"pyav"`` decode on the device (NVDEC), ``"cpu"`` on the CPU,
-            and copies; ``"auto"`` takes the first that decodes the video right.
+            and copies; ``"auto"`` takes the first that decodes the video right. If that is the CPU because
+            of the video or of something missing, a ``CPUFallbackWarning`` says why.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(N, height, width, 3)``

@@ -1,7 +1,7 @@
 """``load_*`` with ``cuda=``, on devices that are not there: which way is taken, what comes out.
 
-The kernel is the package's own source, compiled for the CPU; DALI's operators are those of the CPU; NVDEC is a
-software decoder whose frames look like NVDEC's.
+The kernel is the package's own source, compiled for the CPU; DALI's operators are those of the CPU; NVDEC
+is a software decoder whose frames look like NVDEC's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from fake_cuda import FakeTorch
 from nvdec_stand_in import HardwareDecoder
 
 import spdl_media as sm
+from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media._loading import device_pictures
+from spdl_media._loading.batch import Stopped
+from spdl_media._loading.options import PictureOptions
+from spdl_media._loading.pictures import CropPlan
 from spdl_media.codec import make_decoder
 from spdl_media.cuda import _nvdec_device
 from spdl_media.testing import (
@@ -414,6 +418,50 @@ def test_cupy_that_cannot_compile_leaves_the_rest(
     assert not cupy.launches
 
 
+def test_zeros_have_the_size_of_the_others(way: str) -> None:
+    srcs = [BAD, PHOTOS[1], PHOTOS[1]]
+    buffer = sm.load_image_batch(srcs, cuda=0, on_error="fill")
+    assert buffer.shape == (3, 130, 97, 3)
+    assert not rows_of(buffer)[0].any()
+    want = sm.load_image_batch(srcs, on_error="fill")
+    assert differences(rows_of(buffer), want).max() <= 1
+
+
+def test_memory_of_the_callers_own_allocator(cupy: CupyWithKernels, card: LazyCard) -> None:
+    given, taken = [], []
+
+    def allocate(nbytes: int, device: int, stream: int) -> int:
+        given.append(card.allocate(nbytes, device, stream))
+        return given[-1]
+
+    def free(address: int) -> None:
+        taken.append(address)
+        card.free(address)
+
+    config = sm.cuda_config(0, allocator=(allocate, free))
+    buffer = sm.load_image_batch(PHOTOS, cuda=config, **OPTIONS)
+    assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
+    assert len(given) == 2, "one block for the planes, one for the result"
+    assert taken == given[:1]
+    del buffer
+    gc.collect()
+    assert taken == given
+
+
+def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
+    asked: list[int] = []
+    steps = device_pictures.batch_steps(
+        PHOTOS,
+        PictureOptions(48, 40),
+        DEFAULT_FILTER,
+        CropPlan(None, None),
+        *(None, None, None, None, "raise", 0, None, "auto"),
+    )
+    with pytest.raises(Stopped):
+        steps(lambda: bool(asked.append(1)) or len(asked) > 2)
+    assert len(asked) == 3
+
+
 # Videos
 
 PLANES = index_planes(20, 64, 48)
@@ -538,6 +586,18 @@ def test_options_that_are_for_the_cpu(nvdec: CupyWithKernels, options: dict[str,
     for decoder in ("pyav", "dali"):
         with pytest.raises(ValueError, match=rf"decoder='{decoder}': .* takes the CPU for it"):
             sm.load_video(CLIP, cuda=0, decoder=decoder, **options)
+
+
+def test_without_a_compiler_for_kernels_videos_are_decoded_on_the_cpu(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.12")
+
+    monkeypatch.setattr(nvdec.cuda.nvrtc, "getVersion", missing)
+    with pytest.warns(sm.CPUFallbackWarning, match="NVRTC .*pip install nvidia-cuda-nvrtc-cu12"):
+        buffer = sm.load_video(CLIP, cuda=0)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
 
 
 def test_a_full_device_while_decoding(nvdec: CupyWithKernels, card: LazyCard) -> None:

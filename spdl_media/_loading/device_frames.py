@@ -9,15 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from spdl_media._backends import is_available, require
 from spdl_media._decoding.defaults import Default
 from spdl_media._loading.batch import ArrayLayout
-from spdl_media._loading.on_device import VideoDecoder, cupy_device, into_array
+from spdl_media._loading.on_device import VideoDecoder, cupy_device, into_array, why_no_kernels
 from spdl_media._loading.options import PictureOptions
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import decode_packets
-from spdl_media.errors import MissingDependencyError
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage
 
@@ -96,7 +94,9 @@ def _takes_nvdec(asked: FramesAsked) -> bool:
         raise ValueError(
             f"decoder={asked.decoder!r}: {refusal}. decoder='auto' takes the CPU for it"
         )
-    return refusal is None and (asked.decoder != "auto" or _has_nvdec())
+    if refusal or asked.config is None:
+        return False
+    return asked.decoder != "auto" or _has_nvdec(asked.config.device_index)
 
 
 def _nvdec_refusal(asked: FramesAsked) -> str | None:
@@ -113,16 +113,11 @@ def _nvdec_refusal(asked: FramesAsked) -> str | None:
     return None
 
 
-def _has_nvdec() -> bool:
+def _has_nvdec(index: int) -> bool:
     from spdl_media.cuda.fallback import warn_of_fallback
     from spdl_media.cuda.nvdec import why_not_nvdec
 
-    missing = why_not_nvdec()
-    if missing is None and not is_available("cupy"):
-        try:
-            require("cupy", "decoding video on the GPU")
-        except MissingDependencyError as error:
-            missing = str(error)
+    missing = why_not_nvdec() or why_no_kernels(index)
     if missing:
         warn_of_fallback(missing)
     return missing is None

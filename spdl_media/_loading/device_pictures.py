@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from spdl_media._backends import is_available, require
+from spdl_media._backends import is_available
 from spdl_media._decoding.defaults import Default
 from spdl_media._devices.choose import open_device
 from spdl_media._loading.batch import ArrayLayout, OnError, as_list, image_batch_steps
@@ -28,6 +28,7 @@ from spdl_media._loading.on_device import (
     cupy_device,
     device_config,
     staging,
+    why_no_kernels,
 )
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
@@ -190,20 +191,8 @@ def _takes_planes(asked: Asked) -> bool:
         and options.quality == "accurate"
         and config.downscale is None
         and is_available("cupy")
-        and _has_kernels(asked.config.device_index)
+        and why_no_kernels(asked.config.device_index) is None
     )
-
-
-def _has_kernels(index: int) -> bool:
-    """Whether CuPy, which is installed, finds the device and can compile for it."""
-    from spdl_media.cuda._color_device import open_device
-
-    try:
-        open_device(None, index)
-        require("cupy", "load_image_batch(cuda=)").cuda.nvrtc.getVersion()
-    except Exception:  # noqa: BLE001  # whatever CuPy raises, the finished array can be copied without it
-        return False
-    return True
 
 
 def _by_dali(srcs: Sequence[Source], asked: Asked, stopped: Callable[[], bool]) -> Buffer:

@@ -87,6 +87,25 @@ def cupy_device(config: CUDAConfig, purpose: str) -> CupyDevice:
     return device if config.stream is not None else device.on_own_stream()
 
 
+def why_no_kernels(index: int) -> str | None:
+    """Why CuPy cannot run kernels on a device, and how that is mended; ``None``: it can."""
+    from spdl_media.cuda._color_device import open_device as open_color_device
+
+    try:
+        open_color_device(None, index)
+    except Exception as error:  # noqa: BLE001  # whatever CuPy raises is the reason
+        return str(error) or type(error).__name__
+    cupy: Any = require("cupy", "converting colours on a CUDA device")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:  # noqa: BLE001  # likewise
+        return (
+            f"CuPy cannot compile kernels without NVIDIA's NVRTC ({error}). Install it: pip install "
+            "nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc for CUDA 13, as CuPy is)"
+        )
+    return None
+
+
 def check_stream(config: CUDAConfig, purpose: str) -> None:
     """Refuse a stream of another device, where whoever decodes has a stream of its own and would not notice.
 

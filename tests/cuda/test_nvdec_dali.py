@@ -13,6 +13,7 @@ from oriented import oriented_clip
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
+from spdl_media.cuda import slots
 from spdl_media.cuda._nvdec_clip import Request, decode_clip
 from spdl_media.cuda._nvdec_writer import Output
 from spdl_media.packets import make_packet
@@ -140,3 +141,19 @@ def test_missing_dali(monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn()
     load_video_nvdec(CLIP, cuda=device)
     assert device.opened == ["vp9"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("out of memory")])
+def test_a_full_device_is_told_with_sizes(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots.Slot, "run", fails)
+        with pytest.raises(
+            sm.TransferError, match=r"20 frames of 64x48, 0\.2 MB of RGB, do not fit .*the CPU"
+        ):
+            load_video_nvdec(CLIP, cuda=StandIn(), decoder="dali")
+    assert load_video_nvdec(CLIP, cuda=StandIn(), decoder="dali").shape == (20, 48, 64, 3)
