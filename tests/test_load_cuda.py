@@ -298,6 +298,15 @@ def test_leases_come_back_when_the_copy_is_done(
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_a_storage_for_the_result_will_do(name: str, request: pytest.FixtureRequest) -> None:
+    """Planes have the size of the files, and need more."""
+    request.getfixturevalue(name)
+    pool = sm.StoragePool(4 * 40 * 48 * 3, 1, pin_memory=False, on_exhausted="raise")
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
+    assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_leases_come_back_after_an_error(name: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(name)
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="raise")
@@ -686,6 +695,14 @@ def test_decoders_that_cannot_be(name: str) -> None:
     if "image" in name:
         with pytest.raises(ValueError, match="decoder must be one of"):
             CALLS[name](cuda=0, decoder="pyav")
+
+
+@needs_dali
+def test_dali_needs_neither_pytorch_nor_cupy(dali: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    config = sm.cuda_config(0, stream=0x4400)
+    rows = rows_of(sm.load_image_batch(PHOTOS, cuda=config, **OPTIONS))
+    assert differences(rows, sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= CLOSE
 
 
 @needs_dali

@@ -30,8 +30,9 @@ from spdl_media.cuda.color import yuv_to_rgb
 from spdl_media.cuda_buffer import CUDABuffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
+from spdl_media.errors import StorageTooSmallError
 from spdl_media.inputs import Source
-from spdl_media.storage import Storage, lease_memory
+from spdl_media.storage import PinnedMemory, Storage, lease_memory
 from spdl_media.transfer import to_device
 
 # Decoders of FFmpeg whose pictures are YUV, most of them; others are not decoded twice to find that out.
@@ -152,7 +153,7 @@ def load_planes(
         options: How pictures are to come out: ``"rgb24"`` or ``"bgr24"``, by an algorithm of the kernel.
         demux_config: How to open sources.
         decode_config: How to decode.
-        storage: Memory that the planes pass through.
+        storage: Memory that the planes pass through, if they fit.
         layout: Of the result.
         on_error: What becomes of a picture that cannot be loaded.
         stopped: Asked before each input whether nobody waits any longer.
@@ -204,7 +205,11 @@ def _uploaded(
     total = sum(one.nbytes for one in pictures)
     if not total:
         return None, [[] for _ in pictures]
-    memory = lease_memory(total, storage)[:total]
+    try:
+        memory = lease_memory(total, storage)[:total]
+    except StorageTooSmallError:
+        # It was made for the result, and planes have the size of the files.
+        memory = lease_memory(total, PinnedMemory())[:total]
     places: list[list[tuple[int, Array]]] = []
     start = 0
     for one in pictures:
