@@ -714,6 +714,22 @@ def test_a_stream_of_another_device_is_noticed_where_dali_decodes(
         sm.load_image_batch(PHOTOS, cuda=sm.cuda_config(0, stream=0x4400), **OPTIONS)
 
 
+def test_a_stream_of_another_device_is_noticed_by_decoders_and_kernels(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spdl_media._devices.choose.device_of_stream", lambda _: 1)
+    config = sm.cuda_config(0, stream=0x4400)
+    nv12 = nvdec.zeros((6, 4), "uint8")
+    for call in (
+        lambda: sm.decode_packets_nvdec(sm.demux_video(CLIP), cuda=config),
+        lambda: sm.streaming_load_video_nvdec(CLIP, config, num_frames=2),
+        lambda: sm.nv12_to_rgb(nv12, cuda_config=config),
+        lambda: sm.decode_image_nvjpeg(PHOTOS[0], cuda=config),
+    ):
+        with pytest.raises(sm.TransferError, match="belongs to CUDA device 1"):
+            call()
+
+
 def test_srcs_that_are_no_sequence(torch: FakeTorch) -> None:
     for wrong in ("photo.jpg", b"bytes", 3, None):
         with pytest.raises(TypeError, match="load_image_batch takes a sequence of sources"):

@@ -23,7 +23,6 @@ from spdl_media._loading.batch import ArrayLayout, OnError, as_list, image_batch
 from spdl_media._loading.on_device import (
     DeviceLike,
     PictureDecoder,
-    check_stream,
     copied,
     cupy_device,
     device_config,
@@ -127,7 +126,6 @@ def _to_device(
     is_for_dali = _dali_refusal(asked) is None and (asked.decoder == "dali" or _has_dali())
     unusable = _why_dali_fails(asked) if is_for_dali else None
     if is_for_dali and unusable is None:
-        check_stream(asked.config, asked.purpose)
         return _by_dali(srcs, asked, stopped)
     device = open_device(asked.config, asked.purpose)
     if unusable is not None:

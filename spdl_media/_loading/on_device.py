@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
 from spdl_media._backends import require
-from spdl_media._devices.choose import cuda_library, open_device
+from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.device import Device
 from spdl_media._loading.batch import ArrayLayout
@@ -104,13 +104,3 @@ def why_no_kernels(index: int) -> str | None:
             "nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc for CUDA 13, as CuPy is)"
         )
     return None
-
-
-def check_stream(config: CUDAConfig, purpose: str) -> None:
-    """Refuse a stream of another device, where whoever decodes has a stream of its own and would not notice.
-
-    Raises:
-        TransferError: It is of another device.
-    """
-    if config.stream is not None and cuda_library()[0] is not None:
-        open_device(config, purpose)

@@ -9,6 +9,7 @@ from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.device import no_such_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media.config import as_cuda_config
+from spdl_media.cuda._streams import check_stream
 
 
 def device_of(array: Any) -> int | None:
@@ -31,7 +32,7 @@ def open_device(cuda_config: Any, index: int) -> CupyDevice:
 
     Raises:
         MissingDependencyError: CuPy is not installed.
-        TransferError: CUDA cannot be used in this process.
+        TransferError: CUDA cannot be used in this process, or the stream is of another device.
         ValueError: There is no such device.
     """
     purpose = "converting colours on a CUDA device"
@@ -41,4 +42,5 @@ def open_device(cuda_config: Any, index: int) -> CupyDevice:
     count = cupy.cuda.runtime.getDeviceCount()
     if config.device_index >= count:
         raise no_such_device(config.device_index, count)
+    check_stream(config, purpose)
     return CupyDevice(cupy, config.device_index, config.stream)

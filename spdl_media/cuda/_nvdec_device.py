@@ -24,6 +24,7 @@ from spdl_media.config import CUDAConfig, DecodeConfig
 from spdl_media.cuda._nvdec_hwaccel import device_error, open_on_device
 from spdl_media.cuda._nvdec_planes import DeviceKind, Plane
 from spdl_media.cuda._owner import buffer_on_stream
+from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.slots import SlotDevice
 from spdl_media.cuda_buffer import Buffer
 
@@ -168,7 +169,8 @@ def video_device(cuda: SupportsIndex | CUDAConfig | VideoDevice) -> VideoDevice:
         MissingDependencyError: CuPy, or the driver, is missing.
         TypeError: It is neither.
         ValueError: There is no such device.
-        RuntimeError: This process was forked from one that had used CUDA.
+        TransferError: This process was forked from one that had used CUDA, or the stream is of another
+            device.
     """
     if isinstance(cuda, VideoDevice):
         return cuda
@@ -185,4 +187,5 @@ def video_device(cuda: SupportsIndex | CUDAConfig | VideoDevice) -> VideoDevice:
         raise device_error(index, str(error), None) from error
     if not 0 <= index < count:
         raise no_such_device(index, count)
+    check_stream(CUDAConfig(index, stream), _PURPOSE)
     return VideoDevice(cupy, index, stream)

@@ -187,7 +187,7 @@ def load_planes(
                 continue
             target = result.array[row]
             target = target.transpose(1, 2, 0) if layout == "NCHW" else target
-            _finish(one, next(planes), place, target, options, device)
+            _finish(one, next(planes), place, target, options)
     del block
     return buffer_on_stream(result, device, failures=tuple(batch.failures), indices=batch.indices)
 
@@ -237,9 +237,8 @@ def _finish(
     place: Placement,
     target: Any,
     options: PictureOptions,
-    device: CupyDevice,
 ) -> None:
-    """Put one picture into its row, ``(height, width, 3)`` in any strides."""
+    """Put one picture into its row, ``(height, width, 3)`` in any strides, on CuPy's current stream."""
     if one.pix_fmt is None:
         target[...] = planes[0]
         return
@@ -256,7 +255,6 @@ def _finish(
         height=place.height,
         scale_algo=None if same else options.scale_algo,  # type: ignore[arg-type]  # one of the kernel's
         out=target[top : top + place.height, left : left + place.width] if inside else None,
-        cuda_config=CUDAConfig(device.index, device.stream),
     )
     if not inside:
         picture = converted.array

@@ -36,11 +36,12 @@ from spdl_media._devices.device import is_out_of_memory
 from spdl_media._filters.stages import ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, check_on_error
 from spdl_media._loading.options import PictureOptions
-from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
 from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader
 from spdl_media.cuda._nvjpeg_operators import COLORS, DALI_ERRORS, FILTERS, Operators
 from spdl_media.cuda._owner import ready_buffer
+from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.slots import SlotDevice, slot_pool
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import ConvertError, TransferError
@@ -136,7 +137,7 @@ def decode_image_batch(
     """
     array, batch = _decode(
         srcs,
-        _slot_device(cuda, cuda_config),
+        _checked_device(cuda, cuda_config),
         PictureOptions(width, height, pix_fmt, scale_mode, scale_algo),
         demux_config,
         decode_config,
@@ -188,7 +189,7 @@ def decode_image_nvjpeg(
     options = PictureOptions(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
     array, _ = _decode(
         cast("Sequence[Source]", src) if is_list else [cast("Source", src)],
-        _slot_device(cuda, cuda_config),
+        _checked_device(cuda, cuda_config),
         options,
         layout=layout,
         hw_decoder_load=hw_decoder_load,
@@ -306,6 +307,15 @@ def _check_operators(options: PictureOptions, hw_decoder_load: float | None) -> 
         raise ValueError(
             f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
         )
+
+
+def _checked_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> SlotDevice:
+    """The device that one of two arguments names; its stream is not used, and must be of it all the same."""
+    device = _slot_device(cuda, cuda_config)
+    config = cuda_config if cuda is None else cuda
+    if isinstance(config, CUDAConfig):
+        check_stream(config, "decoding with DALI")
+    return device
 
 
 def _slot_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> SlotDevice:
