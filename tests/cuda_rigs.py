@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -62,10 +63,11 @@ class FakeRig:
         out = np.zeros(buffer.shape, buffer.dtype)
         with self._current(stream):
             array = (sm.to_torch if self.package == "torch" else sm.to_cupy)(buffer)
-        values = array.values
+        address = array.data.ptr  # not the array, which would keep the memory
+        del array
 
         def copy() -> bool:
-            out[...] = values
+            ctypes.memmove(out.ctypes.data, address, out.nbytes)
             return True
 
         self.card.stream(0, stream).put("read", copy)

@@ -126,9 +126,9 @@ class Card:
             if self.used[device] + nbytes > self.total:
                 raise FakeOutOfMemoryError("CUDA out of memory.")
             self.used[device] += nbytes
-            free.append(np.empty(max(1, nbytes), np.uint8))
+            free.append(np.full(max(1, nbytes), JUNK, np.uint8))
+        # One that was used holds its old values until the stream has spoiled it.
         block = free.pop()
-        block[:] = JUNK
         self.blocks[block.ctypes.data] = block, key
         return block.ctypes.data
 
@@ -230,7 +230,12 @@ class TorchEvent(Event):
 
 
 class HostTensor:
-    """PyTorch's tensors on the CPU."""
+    """PyTorch's tensors on the CPU.
+
+    PyTorch keeps memory of its own until copies are done; borrowed memory, NumPy's, is the caller's to keep.
+    """
+
+    is_borrowed = False
 
     def __init__(self, torch: FakeTorch, values: np.ndarray, *, pinned: bool = False) -> None:
         self._torch, self.values, self._pinned = torch, values, pinned
@@ -260,7 +265,10 @@ class HostTensor:
         return target
 
     def copy_(self, source: TorchTensor, *, non_blocking: bool) -> None:
-        self._torch.copy(self.values, source.values, "copy out")
+        target = self.values
+        if self.is_borrowed:
+            target = HostBytes(target.__array_interface__, None)
+        self._torch.copy(target, source.values, "copy out")
 
 
 class TorchTensor(DeviceArray):
@@ -274,7 +282,10 @@ class TorchTensor(DeviceArray):
 
     def copy_(self, source: HostTensor, *, non_blocking: bool) -> None:
         assert non_blocking
-        self.torch.copy(self.values, source.values, "copy in")
+        values: Any = source.values
+        if source.is_borrowed:
+            values = HostBytes(values.__array_interface__, None)
+        self.torch.copy(self.values, values, "copy in")
 
 
 class FakeTorch:
@@ -328,11 +339,11 @@ class FakeTorch:
         assert 0 <= index < self.card.devices
         yield
 
-    def copy(self, target: np.ndarray, source: np.ndarray, what: str) -> None:
+    def copy(self, target: Any, source: Any, what: str) -> None:
         index = next(iter(key[1] for key in self._current if key[0] == threading.get_ident()))
 
         def do() -> bool:
-            target[...] = source
+            np.asarray(target)[...] = np.asarray(source)
             return True
 
         self._current_stream(index).stream.put(what, do)
@@ -340,7 +351,9 @@ class FakeTorch:
     def from_numpy(self, array: np.ndarray) -> HostTensor:
         if array.dtype == np.longdouble:
             raise TypeError("can't convert np.ndarray of type numpy.longdouble")
-        return HostTensor(self, array, pinned=True)
+        tensor = HostTensor(self, array, pinned=True)
+        tensor.is_borrowed = True
+        return tensor
 
     def empty(
         self,

@@ -142,7 +142,8 @@ class Machine:
         self.torch.cuda.get_device_name = lambda index: f"fake {index}"
         self._images, self._video = sm.load_image_batch, sm.load_video
         monkeypatch.setitem(sys.modules, "torch", self.torch)
-        monkeypatch.setitem(sys.modules, "cupy", None)
+        for name in ("cupy", "torch.utils", "torch.utils.data", "torchvision"):
+            monkeypatch.setitem(sys.modules, name, None)
         for name in ("load_image_batch", "load_video"):
             monkeypatch.setattr(gpu.sm, name, getattr(self, name))
         found = SimpleNamespace(transfer=True, kernels=True)

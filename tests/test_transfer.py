@@ -581,7 +581,9 @@ def test_and_back_to_pinned_memory(card: Card, torch: FakeTorch) -> None:
     assert tensor.is_pinned()
     np.testing.assert_array_equal(buffer.array, [5])
     assert rest == 3
-    assert "event on stream 0x1 of device 0" in card.log, "it must wait for the current stream"
+    made = card.log.index("event on stream 0x1 of device 0")
+    assert card.log[made + 1].startswith("wait on stream 0x1100"), "for the current stream"
+    assert card.log[made + 2].startswith("copy out on stream 0x1100")
     event = torch.cuda.Stream(0).record_event()
     sm.transfer_tensor_d2h(there[0], event=event)
     with pytest.raises(sm.TransferError, match="lies on CUDA device 0, and device 1 was asked for"):

@@ -123,7 +123,7 @@ def _on_cpu(job: Job) -> Any:
 def cpu_and_transfer(job: Job) -> Cell:
     """Decoded and scaled on the CPU, into pinned memory, and copied."""
     nbytes = max(map(len, job.images)) * job.size * job.size * 3
-    pool = sm.StoragePool(nbytes, 2 * job.threads)
+    pool = sm.StoragePool(nbytes, 2 * job.threads, on_exhausted="wait", timeout=60)
 
     def load(batch: Sequence[bytes]) -> sm.CUDABuffer:
         on_cpu = sm.load_image_batch(
