@@ -126,19 +126,6 @@ def test_every_loader_is_tested(shared: ModuleType) -> None:
     assert list(shared.PEERS) == list(PEERS)
 
 
-@only("loaders")
-def test_results_come_in_order_and_failures_where_they_are(shared: ModuleType) -> None:
-    def invert(value: int) -> float:
-        return 1 / value
-
-    with shared.ThreadPoolExecutor(2) as threads:
-        results = shared.in_order(threads, invert, [1, 2, 0, 4], ahead=1)
-        assert [next(results), next(results)] == [1, 0.5]
-        with pytest.raises(ZeroDivisionError, match="division by zero"):
-            next(results)
-        assert list(shared.in_order(threads, invert, range(1, 9), ahead=3))[-1] == 0.125
-
-
 # dataloader.py
 
 TINY = ("--num-images", "6", "--size", "32", "--batch", "2", "--arrays", "numpy")

@@ -7,6 +7,7 @@ import gc
 import inspect
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -292,6 +293,21 @@ def my_threads(before: set[threading.Thread]) -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread not in before}
 
 
+class TestCoroutines:
+    @pytest.mark.parametrize("stage", ["preprocessor", "aggregator", "transfer_fn"])
+    def test_one_that_a_plain_function_returns_fails_with_the_remedy(self, stage: str) -> None:
+        async def load(item: Any) -> Any:
+            return item
+
+        def call(item: Any) -> Any:
+            return load(item)
+
+        loader = DataLoader([1, 2], **{stage: call}, max_failures=float("inf"))
+        assert list(loader) == []
+        assert loader.failure_counts["call"] == 2
+        assert "stage 'call' returned a coroutine" in str(loader.failures[0].exception)
+
+
 class TestStopping:
     def test_breaking_off_ends_the_threads(self) -> None:
         before = set(threading.enumerate())
@@ -341,6 +357,32 @@ class TestStopping:
         next(iterator)
         del iterator
         assert given < 200
+
+    def test_no_more_batches_are_made_than_the_buffer_and_the_threads_hold(self) -> None:
+        made = 0
+
+        def count(batch: list[int]) -> list[int]:
+            nonlocal made
+            made += 1
+            return batch
+
+        loader = DataLoader(
+            itertools.count(), batch_size=64, aggregator=count, num_threads=2, buffer_size=3
+        )
+        iterator = iter(loader)
+        next(iterator)
+        until_still(lambda: made)
+        del iterator
+        assert made == 1 + 3 + 2
+
+
+def until_still(value: Callable[[], int]) -> None:
+    """Wait until a value is above zero and has not changed for some turns of all threads."""
+    still, last = 0, 0
+    while still < 20:
+        time.sleep(0.001)
+        still = still + 1 if value() == last > 0 else 0
+        last = value()
 
 
 def retried(iterator: Iterator[Any]) -> Iterator[Any]:

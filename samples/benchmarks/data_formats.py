@@ -3,8 +3,8 @@
 Three tables. "calls": what one thread takes for one call, all ways in turns, so that a machine that grows
 slower meanwhile favours none. "threads": how much more two threads of this library get done than one, where
 arrays of 8 MiB are copied, checked, inflated or converted; a round counts only if hashlib made twice as much
-of two threads before and after it. "workers": arrays from PyTorch, npy and npz files through 1 to N threads
-and processes, items a second.
+of two threads before and after it. "workers": arrays from PyTorch, npy and npz files through a pipeline
+with 1 to N threads or processes, items a second.
 
     python samples/benchmarks/data_formats.py [--json FILE] [--chart FILE.png] [--workers 1 2 4 8]
 
@@ -23,6 +23,7 @@ import argparse
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import platform
@@ -34,9 +35,8 @@ import tempfile
 import threading
 import time
 import wave
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,6 +45,7 @@ from typing import Any
 import numpy as np
 
 import spdl_media as sm
+from spdl_media.pipeline import PipelineBuilder
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], object]
@@ -347,19 +348,24 @@ def workers(peers: set[str]) -> dict[str, tuple[Callable[[Any], list[Array]], An
 
 
 def items_a_second(
-    executor: Executor, load: Callable[[Any], object], item: Any, repeat: int, ahead: int
+    executor: Executor, load: Callable[[Any], object], item: Any, repeat: int, num_workers: int
 ) -> float:
-    """Through an executor, with at most ``ahead`` items on the way, as a pipeline has it."""
-    waiting: deque[Future[object]] = deque()
-    executor.submit(load, item).result()  # starts a worker
+    """Through a pipeline of one stage."""
+    executor.submit(load, item).result()  # starts the workers
+    pipeline = (
+        PipelineBuilder()
+        .add_source(itertools.repeat(item, repeat))
+        .pipe(load, concurrency=num_workers, executor=executor)
+        .add_sink(2)
+        .build(num_threads=1)
+    )
     begin = time.perf_counter()
-    for _ in range(repeat):
-        waiting.append(executor.submit(load, item))
-        if len(waiting) > ahead:
-            waiting.popleft().result()
-    for future in waiting:
-        future.result()
-    return repeat / (time.perf_counter() - begin)
+    with pipeline.auto_stop():
+        count = sum(1 for _ in pipeline)
+    seconds = time.perf_counter() - begin
+    if count < repeat:
+        raise RuntimeError(f"{count} of {repeat} items came out of the pipeline")
+    return repeat / seconds
 
 
 def measure_workers(peers: set[str], counts: Sequence[int], repeat: int) -> Table:
@@ -371,7 +377,7 @@ def measure_workers(peers: set[str], counts: Sequence[int], repeat: int) -> Tabl
         for mode, kind in modes.items():
             for count in counts:
                 with kind(count) as executor:
-                    rate = items_a_second(executor, load, item, repeat, 2 * count)
+                    rate = items_a_second(executor, load, item, repeat, count)
                 table[name][f"{count} {mode}"] = rate
     return table
 
@@ -406,6 +412,7 @@ def draw(table: Table, counts: Sequence[int], path: str) -> None:
             axes.plot(counts, rates, marker="o", label=name)
         axes.set(title=mode, xlabel="workers", xscale="log", yscale="log")
         axes.set_xticks(counts, labels=map(str, counts))
+        axes.set_xticks([], minor=True)
         axes.grid(visible=True, alpha=0.3)
     figure.axes[0].set_ylabel("items a second")
     figure.axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))

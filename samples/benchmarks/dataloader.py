@@ -152,6 +152,8 @@ def measure(
             if for_memory:
                 options["num_images"] = min(common["num_images"], max(2048, 16 * cell.batch))
             result = run_fresh(__file__, options, watch_memory=0.02 if for_memory else None)
+            if "missing" in result:
+                raise SystemExit(f"{cell} could be made before, and now not: {result['missing']}")
             if not for_memory:
                 found[cell].rates.append(common["num_images"] / result["seconds"])
                 found[cell].first.append(result["first"] * 1000)

@@ -7,21 +7,17 @@ work when it is iterated. Each item is a pair: images ``(B, size, size, 3)`` uin
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Sample = tuple[str, int]
 Batch = tuple[Any, Any]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -119,54 +115,36 @@ class OwnDataLoaderFast(OwnDataLoader):
     quality = "fast"
 
 
-class PoolOfThreads:
-    """``load_image_batch`` in a pool of threads; each loads whole batches, into memory that is used again."""
+class OwnDataLoaderOfBatches:
+    """Its DataLoader over lists of paths: ``load_image_batch`` makes each a batch, in one thread."""
 
     def __init__(self, job: Job) -> None:
         import spdl_media as sm
 
-        self._job = job
         to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
         labels_of = make_labels(job.arrays)
-        load = partial(
-            sm.load_image_batch,
-            width=job.size,
-            height=job.size,
-            scale_mode=None,
-        )
-        # One batch is with the caller, one on its way there.
-        pool = partial(sm.StoragePool, job.batch * job.size**2 * 3, job.ahead + 2, pin_memory=False)
+        # As for the DataLoader above.
+        count = job.ahead + job.workers + 2
+        pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
 
-        def load_with(storage: Any, samples: Sequence[Sample]) -> Batch:
-            buffer = load([path for path, _ in samples], storage=storage)
-            return to_array(buffer), labels_of([label for _, label in samples])
+        def load(samples: Sequence[Sample]) -> Batch:
+            paths, labels = zip(*samples, strict=True)
+            buffer = sm.load_image_batch(
+                paths, width=job.size, height=job.size, scale_mode=None, storage=pool
+            )
+            return to_array(buffer), labels_of(labels)
 
-        # A pool for each time that the loader is iterated.
-        self._start: Callable[[], Callable[[Sequence[Sample]], Batch]] = lambda: partial(
-            load_with, pool()
+        self._loader = sm.DataLoader(
+            list(job.batches),
+            preprocessor=load,
+            buffer_size=job.ahead,
+            num_threads=job.workers,
+            output_order="input",
         )
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches in the order of the samples."""
-        with ThreadPoolExecutor(self._job.workers) as threads:
-            yield from in_order(threads, self._start(), self._job.batches, self._job.ahead)
-
-
-def in_order(
-    threads: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T], ahead: int
-) -> Iterator[R]:
-    """Results in the order of the items, of which at most so many are under way or wait to be taken."""
-    waiting: deque[Future[R]] = deque()
-    try:
-        for item in items:
-            waiting.append(threads.submit(fn, item))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+        return iter(self._loader)
 
 
 def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
@@ -342,7 +320,7 @@ class TorchTorchvision(TorchPillow):
 OURS: dict[str, type[Loader]] = {
     "spdl_media": OwnDataLoader,
     "spdl_media, fast": OwnDataLoaderFast,
-    "spdl_media, whole batches": PoolOfThreads,
+    "spdl_media, whole batches": OwnDataLoaderOfBatches,
 }
 PEERS: dict[str, type[Loader]] = {
     "SPDL, pipeline": SpdlPipeline,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from types import CoroutineType
 from typing import Any, TypeAlias
 
 from spdl_media._dataloading.intervals import Intervals
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.tagged import Batch, Item, Sample, tags_of, value_of
-from spdl_media.pipeline.kinds import FunctionKind, kind_of
+from spdl_media.pipeline.kinds import FunctionKind, kind_of, name_of, refuse_coroutine
 
 __all__ = ("batch_stage", "item_stage", "takes_rng")
 
@@ -42,6 +43,8 @@ def _of_function(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callab
     def preprocess(item: Item) -> Sample | None:
         try:
             value = fn(item.value, **extra(item.position))
+            if isinstance(value, CoroutineType):
+                refuse_coroutine(value, name_of(fn))
         except Exception:
             ledger.settle([(item.position, None)])
             raise
@@ -126,6 +129,8 @@ def batch_stage(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any
     def convert(tagged: Any) -> Batch | None:
         try:
             value = fn(value_of(tagged))
+            if isinstance(value, CoroutineType):
+                refuse_coroutine(value, name_of(fn))
         except Exception:
             ledger.settle(tags_of(tagged))
             raise

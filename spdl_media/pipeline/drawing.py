@@ -21,6 +21,16 @@ __all__ = ("mermaid", "outline")
 
 _INDENT = "  "
 
+# The first one first, for it is part of the others. A label in backticks would be Markdown.
+_ENTITIES = (
+    ("#", "#35;"),
+    ("&", "#amp;"),
+    ('"', "#quot;"),
+    ("<", "#lt;"),
+    (">", "#gt;"),
+    ("`", "#96;"),
+)
+
 
 def outline(config: PipelineConfig) -> str:
     """One line for each part of a pipeline, those of paths and merged pipelines indented."""
@@ -87,7 +97,8 @@ def _source_text(source: SourceConfig) -> str:
 
 def _stage_text(stage: StageConfig) -> str:
     details = _details_of(stage)
-    return f"{stage.name} ({details})" if details else stage.name
+    name = " ".join(stage.name.split())
+    return f"{name} ({details})" if details else name
 
 
 class _Chart:
@@ -154,6 +165,6 @@ def _label(stage: StageConfig) -> str:
 
 def _escaped(text: str) -> str:
     """Text for a quoted label: what would end it or be taken for markup, as Mermaid's entities."""
-    for character, entity in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
+    for character, entity in _ENTITIES:
         text = text.replace(character, entity)
-    return text
+    return " ".join(text.split())

@@ -72,6 +72,15 @@ def _rebuild(
     return failure
 
 
+def describe(error: BaseException) -> str:
+    """Class and message of an exception of the caller's, whatever its ``__str__`` does."""
+    try:
+        message = str(error)
+    except BaseException as mute:  # noqa: BLE001  # nothing that is said of an error may be another error
+        message = f"<its message raises {type(mute).__name__}>"
+    return f"{type(error).__name__}: {message}"
+
+
 def pipeline_failure(message: str, original: BaseException, *, stage: str) -> PipelineFailure:
     """The failure of ``stage`` that ``original`` caused.
 
@@ -81,7 +90,7 @@ def pipeline_failure(message: str, original: BaseException, *, stage: str) -> Pi
     if isinstance(original, Exception):
         inner = original
     else:
-        inner = PipelineError(f"{type(original).__name__}: {original}")
+        inner = PipelineError(describe(original))
     failure = PipelineFailure(message, [inner])
     failure.stage = stage
     failure.__cause__ = original

@@ -6,9 +6,12 @@ import math
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from spdl_media.pipeline.errors import describe
+from spdl_media.pipeline.losses import Chain, StageLoss
 from spdl_media.pipeline.stats import StageCounters
 
 __all__ = ("DEFAULT_MAX_FAILURES", "FailureRecord")
@@ -18,7 +21,7 @@ __all__ = ("DEFAULT_MAX_FAILURES", "FailureRecord")
 DEFAULT_MAX_FAILURES = 0.5
 
 KEPT_RECORDS = 1000
-# A rate of fewer calls says little; at the end of an epoch it is looked at whatever their number.
+# A rate of fewer calls of a stage says little; at the end of an epoch it is looked at whatever their number.
 MIN_CALLS_FOR_RATE = 100
 
 
@@ -61,17 +64,32 @@ def short_repr(item: object) -> str:
         return f"<{type(item).__name__} of length {len(item)}>"
     try:
         return _SHORT.repr(item)
-    except Exception as error:  # noqa: BLE001  # a repr of the caller's own may raise anything
-        return f"<{type(item).__name__}, whose repr raises {type(error).__name__}>"
+    except BaseException as error:  # noqa: BLE001  # such as RecursionError in a container of the caller's
+        return _without_repr(item, error)
 
 
-def _make_short() -> reprlib.Repr:
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 100
-    return short
+def _without_repr(item: object, error: BaseException) -> str:
+    return f"<{type(item).__name__}, whose repr raises {type(error).__name__}>"
 
 
-_SHORT = _make_short()
+class _ShortRepr(reprlib.Repr):
+    """Cuts off what is long, also within containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+
+    def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002
+        """Of an object whose class reprlib does not know."""
+        try:
+            text = repr(x)
+        except BaseException as error:  # noqa: BLE001  # a repr of the caller's own may raise anything
+            return _without_repr(x, error)
+        half = (self.maxother - len(self.fillvalue)) // 2
+        return text if len(text) <= self.maxother else text[:half] + self.fillvalue + text[-half:]
+
+
+_SHORT = _ShortRepr()
 
 
 def _drop_frames(error: BaseException) -> None:
@@ -101,10 +119,9 @@ class FailureExcess:
     rule: str
 
     def __str__(self) -> str:
-        error = self.record.exception
         return (
             f"Stage {self.record.stage!r} failed too often: {self.rule}. "
-            f"The last was {type(error).__name__}: {error} (input {self.record.input})"
+            f"The last was {describe(self.record.exception)} (input {self.record.input})"
         )
 
 
@@ -113,74 +130,77 @@ class FailureLog:
 
     Args:
         limit: For all stages together that have no limit of their own: a number of failures, or the
-            part of the items that the stages together may lose.
+            part of the items of an epoch that the stages together may lose.
+
+    Attributes:
+        chain: How the stages are linked.
     """
 
     def __init__(self, limit: float | None = None) -> None:
         self.limit = DEFAULT_MAX_FAILURES if limit is None else limit
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
+        self.chain = Chain()
         self._last: dict[str, FailureRecord] = {}
-        self._counters: dict[str, StageCounters] = {}
-        self._limits: dict[str, float] = {}
+        self._stages: dict[str, StageLoss] = {}
 
-    def watch(self, name: str, counters: StageCounters, limit: float | None = None) -> None:
-        """Have the failures that ``counters`` count included, under a limit of the stage's own if any."""
-        self._counters[name] = counters
-        if limit is not None:
-            self._limits[name] = limit
+    def watch(
+        self,
+        name: str,
+        counters: StageCounters,
+        limit: float | None = None,
+        *,
+        chain: Chain | None = None,
+    ) -> None:
+        """Have the failures that ``counters`` count included, under a limit of the stage's own if any.
+
+        ``chain`` is where the stage is, if not in the pipeline's own.
+        """
+        self._stages[name] = stage = StageLoss(counters, limit)
+        (self.chain if chain is None else chain).parts.append(stage)
 
     def counts(self) -> dict[str, int]:
         """How many items failed in each stage."""
-        return {name: counters.failures for name, counters in self._counters.items()}
+        return {name: stage.counters.failures for name, stage in self._stages.items()}
 
     def note(self, record: FailureRecord) -> FailureExcess | None:
         """Keep a failure that has been counted; say so if it is one too many."""
         self.records.append(record)
         self._last[record.stage] = record
-        return self._excess(record.stage)
+        return self._excess(record.stage, MIN_CALLS_FOR_RATE)
 
-    def at_end(self) -> FailureExcess | None:
+    def end_epoch(self) -> FailureExcess | None:
         """Whether too much of an epoch that has just ended was lost, at whatever number of items."""
-        found = (self._excess(name, at_end=True) for name in self._by_failures())
-        return next(filter(None, found), None)
+        found = (self._excess(name, 0) for name in self._by_failures())
+        excess = next(filter(None, found), None)
+        for stage in self._stages.values():
+            stage.begin_epoch()
+        return excess
 
-    def _excess(self, name: str, *, at_end: bool = False) -> FailureExcess | None:
-        own = self._limits.get(name)
-        stages = self._common if own is None else {name: self._counters[name]}
-        rule = _broken_rule(stages, self.limit if own is None else own, at_end=at_end)
+    def _excess(self, name: str, min_calls: int) -> FailureExcess | None:
+        stage = self._stages[name]
+        if stage.limit is None:
+            stages = [stage for stage in self._stages.values() if stage.limit is None]
+            rule = _broken_rule(self.limit, stages, self.chain, min_calls)
+        else:
+            rule = _broken_rule(stage.limit, [stage], stage, min_calls)
         return None if rule is None else FailureExcess(self._last[name], rule)
 
     def _by_failures(self) -> list[str]:
-        """The stages that had failures, the worst first: it is the one to name."""
-        failed = [name for name, counters in self._counters.items() if counters.failures]
-        return sorted(failed, key=lambda name: -self._counters[name].failures)
-
-    @property
-    def _common(self) -> Mapping[str, StageCounters]:
-        if not self._limits:
-            return self._counters
-        return {name: one for name, one in self._counters.items() if name not in self._limits}
+        """The stages that had failures in this epoch, the worst first: it is the one to name."""
+        failed = [name for name, stage in self._stages.items() if stage.failures]
+        return sorted(failed, key=lambda name: -self._stages[name].failures)
 
 
-def _broken_rule(stages: Mapping[str, StageCounters], limit: float, *, at_end: bool) -> str | None:
-    failures = sum(one.failures for one in stages.values())
-    calls = max(one.calls for one in stages.values())
+def _broken_rule(
+    limit: float, stages: Sequence[StageLoss], whole: Chain | StageLoss, min_calls: int
+) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
+        failures = sum(stage.counters.failures for stage in stages)
         if failures <= limit:
             return None
         return f"{failures} items failed, and max_failures={limit} allows {limit}"
-    if calls < MIN_CALLS_FOR_RATE and not at_end:
+    # Rounded: of three thirds of the items no more than all may be lost.
+    if (lost := round(1 - whole.part_kept(min_calls), 9)) <= limit:
         return None
-    if (lost := _part_lost(stages)) <= limit:
-        return None
+    failures = sum(stage.failures for stage in stages)
     return f"{failures} failures lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"
-
-
-def _part_lost(stages: Mapping[str, StageCounters]) -> float:
-    """The part of the items that does not survive all stages.
-
-    Not all failures over all calls: with three stages that would be a third when the last of them
-    fails always, and above one when a stage makes many items of each.
-    """
-    survive = math.prod(1 - one.failures / one.calls for one in stages.values() if one.calls)
-    return 1 - survive

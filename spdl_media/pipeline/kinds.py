@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from types import CoroutineType
+from typing import Any, Literal, NoReturn, TypeAlias
 
-__all__ = ("FunctionKind", "kind_of", "name_of")
+__all__ = ("FunctionKind", "kind_of", "name_of", "refuse_coroutine")
 
 FunctionKind: TypeAlias = Literal["function", "async", "generator", "async_generator"]
 
@@ -34,6 +35,20 @@ def name_of(fn: Callable[..., Any]) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
     return str(name).strip("<>")
+
+
+def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
+    """Say that a plain function returned what nobody will await.
+
+    Raises:
+        TypeError: Always.
+    """
+    # Closed, or the interpreter warns that nobody awaited it.
+    coroutine.close()
+    raise TypeError(
+        f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
+        'awaited when it is defined by "async def"; write one that awaits what this one returns'
+    )
 
 
 def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from spdl_media.pipeline.checks import check_count, check_seconds
@@ -43,8 +45,9 @@ class Pipeline(Generic[T_co]):
             executor of their own together.
         max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
             ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
-            The default is 0.5: items may fail, but no more than half of them. A rate is looked at after
-            100 calls of a stage, and at the end of each epoch. ``math.inf`` allows any number.
+            The default is 0.5: items may fail, but no more than half of them. A rate is that of one
+            epoch; it is looked at after 100 calls of a stage, and at the end of the epoch. ``math.inf``
+            allows any number.
         on_failure: Called with the record and the input of each item that fails, in a thread of its own,
             one after the other. What it raises ends the run.
         report_stats_interval: Seconds between lines of statistics in the log, logger
@@ -115,6 +118,12 @@ class Pipeline(Generic[T_co]):
 
     def __str__(self) -> str:
         return str(self._config)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise PipelineError(
+            "a Pipeline cannot be pickled or copied, because it has threads; pickle its definition, "
+            "pipeline.config, and run that by Pipeline(config)"
+        )
 
     def start(self) -> None:
         """Start the pipeline, which begins to make items. Blocks only while pools of processes start.
@@ -207,20 +216,9 @@ class Pipeline(Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         return self.get_iterator()
 
-    async def __aiter__(self) -> AsyncIterator[T_co]:
+    def __aiter__(self) -> AsyncIterator[T_co]:
         """Iterate over one epoch from a task of any event loop, which goes on with others meanwhile."""
-        run, is_own = self._begin()
-        bar = self._make_bar()
-        try:
-            while (item := await run.sink.take_async()) is not END_OF_EPOCH:
-                if bar is not None:
-                    bar.update()
-                yield item
-        finally:
-            if bar is not None:
-                bar.close()
-            if is_own:
-                run.stop(STOP_SECONDS)
+        return _AsyncEpoch(self)
 
     def _begin(self) -> tuple[Run, bool]:
         """The run to iterate, begun if need be, and whether it is to be stopped afterwards."""
@@ -245,3 +243,68 @@ class Pipeline(Generic[T_co]):
         if self._progress is False:
             return None
         return ProgressBar(self._progress, number_of_outputs(self._config))
+
+
+class _AsyncEpoch(AsyncIterator[T_co]):
+    """An epoch, or what is left of it, for a task. It begins with the first item that is asked for.
+
+    No generator: one that is broken off ends when its event loop comes to it, and this at once.
+    """
+
+    def __init__(self, pipeline: Pipeline[T_co]) -> None:
+        self._pipeline: Pipeline[T_co] | None = pipeline
+        self._run: Run | None = None
+        self._is_own = False
+        self._bar: ProgressBar | None = None
+
+    async def __anext__(self) -> T_co:
+        if self._pipeline is None:
+            raise StopAsyncIteration
+        if self._run is None:
+            self._run, self._is_own = self._pipeline._begin()
+            self._bar = self._pipeline._make_bar()
+        try:
+            item: Any = await self._run.sink.take_async()
+        except BaseException:
+            await self.aclose()
+            raise
+        if item is END_OF_EPOCH:
+            await self.aclose()
+            raise StopAsyncIteration
+        if self._bar is not None:
+            self._bar.update()
+        return item  # type: ignore[no-any-return]
+
+    async def aclose(self) -> None:
+        """Let go of the pipeline, and stop it if this iteration has started it."""
+        if (run := self._let_go()) is not None:
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            _stop_in_thread(
+                run, functools.partial(loop.call_soon_threadsafe, ended.set_result, None)
+            )
+            # Nobody is to wait for this loop while it waits for threads.
+            await asyncio.wait([ended])
+
+    def __del__(self) -> None:
+        if (run := self._let_go()) is not None:
+            run.request_stop()
+            with suppress(RuntimeError):  # the interpreter exits, which stops it as well
+                _stop_in_thread(run)
+
+    def _let_go(self) -> Run | None:
+        """Forget the pipeline; gives the run if it is to be stopped."""
+        self._pipeline = None
+        if self._bar is not None:
+            self._bar.close()
+        run, self._run = self._run, None
+        return run if self._is_own else None
+
+
+def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:
+    def stop() -> None:
+        run.stop(STOP_SECONDS)
+        with suppress(RuntimeError):  # the loop that waited has been closed
+            then()
+
+    threading.Thread(target=stop, name="spdl_media stop", daemon=True).start()

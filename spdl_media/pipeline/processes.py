@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
-from spdl_media.pipeline.errors import PipelineError, PoolBroken, WorkerDied
+from spdl_media.pipeline.errors import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.pipeline.executor_pools import StagePool
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
 from spdl_media.pipeline.stages import PipeConfig
@@ -348,8 +348,8 @@ def _failure(error: BaseException) -> bytes:
         pickle.loads(data)  # noqa: S301  # many exceptions can be pickled, but not made again
     except Exception:  # noqa: BLE001  # __reduce__ of a foreign exception may raise anything
         stand_in = PipelineError(
-            f"{type(error).__name__}: {error} (raised in a worker process; this stands in for the "
-            "exception itself, which cannot be pickled)"
+            f"{describe(error)} (raised in a worker process; this stands in for the exception itself, "
+            "which cannot be pickled)"
         )
         data = _dumps((False, _Failure(stand_in, text)))
     return data

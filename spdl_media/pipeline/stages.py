@@ -377,7 +377,8 @@ def _check_stages(what: str, stages: object) -> None:
         raise TypeError(f"{what} must be a tuple of stages, not {_kind(stages)}")
     for stage in stages:
         if not isinstance(stage, StageConfig):
-            raise TypeError(f"{what} must consist of stages, not {_kind(stage)}")
+            remedy = f". Write PipeConfig({name_of(stage)})" if callable(stage) else ""
+            raise TypeError(f"{what} must consist of stages, not {_kind(stage)}{remedy}")
 
 
 def _checked_name(name: object, default: str) -> str:

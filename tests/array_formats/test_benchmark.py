@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,14 @@ def test_figures_of_every_way(tmp_path: Path) -> None:
     for row in document["workers"].values():
         assert set(row) == {f"{n} {mode}" for n in (1, 2) for mode in ("threads", "processes")}
     assert "microseconds a call" in done.stdout
+
+
+def test_lost_items_are_noticed() -> None:
+    items_a_second = runpy.run_path(str(SCRIPT))["items_a_second"]
+    with ThreadPoolExecutor(1) as executor:
+        assert items_a_second(executor, len, b"abc", 3, 1) > 0
+        with pytest.raises(RuntimeError, match="0 of 3 items came out"):
+            items_a_second(executor, lambda item: None, b"abc", 3, 1)  # None drops an item
 
 
 def test_the_chart(tmp_path: Path) -> None:

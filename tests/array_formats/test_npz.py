@@ -95,6 +95,46 @@ def test_inflating_across_the_pieces(size: int, what: str, rng: np.random.Genera
     np.testing.assert_array_equal(sm.load_npz(npz({"a": array}, compressed=True))["a"], array)
 
 
+class Counting:
+    """A library that counts how often it is asked to inflate, and the bytes that it hands back each time."""
+
+    error = zlib.error
+    crc32 = staticmethod(zlib.crc32)
+
+    def __init__(self) -> None:
+        self.num_calls = self.num_left = 0
+
+    def decompressobj(self, wbits: int) -> Any:
+        stream, counting = zlib.decompressobj(wbits), self
+
+        class Stream:
+            def decompress(self, data: Any, max_length: int) -> bytes:
+                piece = stream.decompress(data, max_length)
+                counting.num_calls += 1
+                counting.num_left += len(stream.unconsumed_tail)
+                return piece
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(stream, name)
+
+        return Stream()
+
+
+@pytest.mark.parametrize("repeats", [1, 5, 300])
+def test_pieces_fit_what_the_data_are(
+    repeats: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few calls, which take turns at the GIL; and little input that is copied because it was too early."""
+    size = 6 << 20
+    array = np.repeat(rng.integers(0, 256, size // repeats + 1, np.uint8), repeats)[:size]
+    data = npz({"a": array}, compressed=True)
+    library = Counting()
+    monkeypatch.setattr(_checked, "_library", lambda: library)
+    np.testing.assert_array_equal(sm.load_npz(data)["a"], array)
+    assert library.num_calls <= 2 * size >> 20
+    assert library.num_left <= len(data)
+
+
 def test_it_is_a_mapping() -> None:
     loaded = sm.load_npz(npz({"a": np.arange(3), "b": np.arange(4)}))
     assert isinstance(loaded, Mapping)
@@ -275,6 +315,14 @@ def one_member(body: bytes, size: int, crc: int) -> bytes:
 PLAIN = zip_of({"a.npy": npy(np.arange(3)), "b.npy": npy(np.arange(4))})
 ENTRY, ENTRY_B, END = entry_of(PLAIN), entry_of(PLAIN, 1), PLAIN.rindex(b"PK\x05\x06")
 SIZE_A = len(npy(np.arange(3)))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_cut_is_noticed(compressed: bool) -> None:
+    data = npz({"a": np.arange(9), "b": np.arange(20) % 2}, compressed=compressed)
+    for size in range(len(data)):
+        with pytest.raises(sm.ArrayFormatError, match=r"not an npz file|is cut short|runs past"):
+            sm.load_npz(data[:size])
 
 
 @pytest.mark.parametrize(

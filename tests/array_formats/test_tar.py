@@ -319,6 +319,19 @@ def test_every_cut_is_noticed_and_named(
     assert caught.value.source
 
 
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+def test_no_cut_goes_unnoticed(format: str) -> None:
+    data = tar({"first": b"x" * 700, "n" * 150: b"long", "größe": b"y"}, FORMATS[format])
+    whole = (
+        len(data.rstrip(b"\0")) // 512 * 512 + 2 * 512
+    )  # the last member, and one block of zeros
+    assert len(contents(data[:whole])) == 3
+    for size in range(whole):
+        for source in (data[:size], io.BytesIO(data[:size])):
+            with pytest.raises(sm.ArrayFormatError, match=r"cut short|not a tar archive"):
+                contents(source)
+
+
 def test_one_block_of_zeros_ends_an_archive() -> None:
     assert list(contents(CUT[:-512])) == ["first", "second"]
 

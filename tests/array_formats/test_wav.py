@@ -287,6 +287,20 @@ def test_a_size_that_was_not_known_means_all_there_is() -> None:
     assert sm.load_wav(data).shape == (5, 2)
 
 
+def test_every_cut_is_noticed() -> None:
+    sizes = chunk(b"ds64", struct.pack("<QQQI", 0, 60, 10, 0))
+    format = wav_format(EXTENSIBLE, 2, 24, sub_code=PCM)
+    data = wav(
+        format, bytes(60), kind=b"RF64", before=sizes + chunk(b"LIST", b"odd"), size=0xFFFFFFFF
+    )
+    assert sm.load_wav(data).shape == (10, 2)
+    for size in range(len(data)):
+        with pytest.raises(
+            sm.ArrayFormatError, match=r"is not a WAV file|is cut short|has 0 bytes"
+        ):
+            sm.load_wav(data[:size])
+
+
 def extensible(guid_end: bytes) -> bytes:
     return wav_format(EXTENSIBLE, 1, 16, sub_code=1).replace(GUID_END, guid_end)
 

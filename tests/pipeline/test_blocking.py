@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline import PipelineBuilder, PipelineFailure
 from spdl_media.pipeline.engine import watchdog
 
 
@@ -184,3 +184,129 @@ def test_the_log_says_nothing_of_a_consumer_that_takes_its_time(
             assert looked.acquire(timeout=10)
 
     assert [one for one in caplog.records if one.name == "spdl_media.pipeline"] == []
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "spdl_media.pipeline"]
+
+
+def test_a_thread_of_to_thread_that_blocks_is_named(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = threading.Event()
+
+    def block() -> None:
+        inside.set()
+        gate.wait(20)
+
+    async def call(item: int) -> int:
+        await asyncio.to_thread(block)
+        return item
+
+    pipeline = PipelineBuilder().add_source([5]).pipe(call).build()
+    pipeline.start()
+    assert inside.wait(10)
+    pipeline.stop()
+
+    (line,) = lines_of(caplog)
+    assert "Threads spdl_media to_thread-1 are daemons" in line
+
+
+def test_an_on_failure_that_blocks_is_told_with_its_input(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = threading.Event()
+
+    def fail(item: str) -> None:
+        raise ValueError(item)
+
+    def block(*_: object) -> None:
+        inside.set()
+        gate.wait(20)
+
+    pipeline = PipelineBuilder().add_source(["bad one"]).pipe(fail).build(on_failure=block)
+    pipeline.start()
+    assert inside.wait(10)
+    pipeline.stop()
+
+    (line,) = lines_of(caplog)
+    assert "on 'bad one' in thread spdl_media on_failure-1" in line
+
+
+def test_of_many_threads_that_block_some_are_named(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = threading.Semaphore(0)
+
+    def block(_: int) -> None:
+        inside.release()
+        gate.wait(20)
+
+    pipeline = PipelineBuilder().add_source(range(12)).pipe(block, concurrency=12)
+    with pipeline.build(num_threads=12).auto_stop():
+        for _ in range(12):
+            assert inside.acquire(timeout=10)
+
+    (line,) = lines_of(caplog)
+    assert line.count("block has run for") == 10
+    assert line.count("and 2 more") == 2
+
+
+def test_a_generator_is_closed_by_the_thread_that_is_in_it(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside, closed = threading.Event(), threading.Event()
+
+    def generate(item: int) -> Iterator[int]:
+        try:
+            yield item
+            inside.set()
+            gate.wait(20)
+            yield item
+        finally:
+            closed.set()
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(generate).build()
+    pipeline.start()
+    assert pipeline.get_item(timeout=10) == 1
+    assert inside.wait(10)
+    stopping = threading.Thread(target=pipeline.stop)
+    stopping.start()
+    loop_threads = [one for one in threading.enumerate() if "spdl_media pipeline" in one.name]
+    for thread in loop_threads:
+        thread.join(5)
+    gate.set()
+    stopping.join(5)
+
+    assert closed.is_set()
+    assert lines_of(caplog) == []
+
+
+def test_the_callers_loop_goes_on_while_a_run_is_stopped(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stopping waits for a thread that this loop lets go."""
+
+    def call(item: int) -> int:
+        if item == 1:
+            raise ValueError("bad")
+        gate.wait(20)
+        return item
+
+    builder = PipelineBuilder().add_source([0, 1]).pipe(call, concurrency=2)
+    pipeline = builder.build(max_failures=0)
+
+    async def open_gate() -> None:
+        while pipeline._run is None or not pipeline._run.was_stopped:  # noqa: ASYNC110, RUF100
+            await asyncio.sleep(0)
+        gate.set()
+
+    async def consume() -> None:
+        opening = asyncio.create_task(open_gate())
+        with pytest.raises(PipelineFailure, match="bad"):
+            async for _ in pipeline:
+                pass
+        await opening
+
+    asyncio.run(consume())
+    assert lines_of(caplog) == []

@@ -115,6 +115,16 @@ def test_a_drawing_joins_all_parts() -> None:
     ]
 
 
+def test_a_name_cannot_break_a_drawing() -> None:
+    builder = PipelineBuilder().add_source([1]).pipe(double, name='`a`\n%% "b" &lt; <c> #d')
+    chart = builder.get_config().to_mermaid().splitlines()
+
+    label = "#96;a#96; %% #quot;b#quot; #amp;lt; #lt;c#gt; #35;d"
+    assert chart[2] == f'    n1["{label}<br/>double, concurrency=1"]'
+    assert len(chart) == 4
+    assert len(str(builder.get_config()).splitlines()) == 2
+
+
 def test_a_repr_does_not_hold_the_items() -> None:
     assert (
         repr(SourceConfig(list(range(10**6))))

@@ -176,6 +176,38 @@ def test_a_rate_of_the_whole_is_what_all_stages_lose_together() -> None:
         list(builder.build(max_failures=0.66))
 
 
+def test_a_path_loses_no_more_than_what_goes_down_it() -> None:
+    """A tenth of the items goes down a path that loses all of them, in one of its two stages."""
+    rare = PipelineBuilder[int]()
+    rare.pipe(fail_when(lambda item: item % 20 == 0, "function"))
+    rare.pipe(fail_when(lambda _: True, "function"))
+    builder = PipelineBuilder().add_source(range(200))
+    builder.path_variants(lambda item: item % 10 == 0, [[], rare])
+
+    assert len(list(builder.build())) == 180
+    assert len(list(builder.build(max_failures=0.1))) == 180
+    with pytest.raises(PipelineFailure, match=r"lost 10% of the items, and max_failures=0\.09"):
+        list(builder.build(max_failures=0.09))
+
+
+def test_paths_that_all_lose_everything_are_an_error() -> None:
+    lost = fail_when(lambda _: True, "function")
+    builder = PipelineBuilder().add_source(range(200)).path_variants(lambda i: i % 10, [lost] * 10)
+
+    with pytest.raises(PipelineFailure, match="lost 100% of the items"):
+        list(builder.build(max_failures=0.99))
+
+
+def test_a_merged_pipeline_loses_no_more_than_what_it_gives() -> None:
+    rare = PipelineBuilder().add_source(range(20)).pipe(fail_when(lambda _: True, "function"))
+    builder = PipelineBuilder().merge(PipelineBuilder().add_source(range(180)), rare)
+    builder.pipe(fail_when(lambda item: item % 2 == 0, "function"))
+
+    assert len(list(builder.build(max_failures=0.56))) == 90
+    with pytest.raises(PipelineFailure, match=r"lost 55% of the items, and max_failures=0\.54"):
+        list(builder.build(max_failures=0.54))
+
+
 def test_what_was_delivered_before_comes_before_the_failure() -> None:
     fn = fail_when(lambda item: item == 5, "function")
     pipeline = PipelineBuilder().add_source(range(100)).pipe(fn).add_sink(10).build(max_failures=0)
@@ -380,14 +412,34 @@ def test_inputs_are_described_in_short(item: object, expected: str) -> None:
     assert record_failure("stage", item, ValueError()).input == expected
 
 
-def test_a_repr_that_raises_does_no_harm() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_repr_that_raises_does_no_harm(error: type[BaseException]) -> None:
     class Odd:
         def __repr__(self) -> str:
-            raise RuntimeError("no repr")
+            raise error("no repr")
 
     short = record_failure("stage", Odd(), ValueError()).input
 
-    assert "Odd" in short
+    assert short == f"<Odd, whose repr raises {error.__name__}>"
+
+
+def test_an_exception_that_cannot_be_printed_does_no_harm() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no str")
+
+    def fail(_: int) -> int:
+        raise MuteError
+
+    def source() -> Iterator[int]:
+        yield 1
+        raise MuteError
+
+    with pytest.raises(PipelineFailure, match=r"'fail' failed too often.*was MuteError: <") as info:
+        list(PipelineBuilder().add_source([1]).pipe(fail).build())
+    assert isinstance(info.value.__cause__, MuteError)
+    with pytest.raises(PipelineFailure, match="The source failed: MuteError: <"):
+        list(PipelineBuilder().add_source(source()).build())
 
 
 def test_a_rate_is_not_judged_by_the_first_calls() -> None:
@@ -402,6 +454,37 @@ def test_a_rate_is_not_judged_by_the_first_calls() -> None:
     excess = log.note(record)
     assert excess is not None
     assert "99 failures lost 99% of the items, and max_failures=0.1 allows 10%" in str(excess)
+
+
+def test_one_failed_batch_is_not_everything() -> None:
+    """The stages before it have had a hundred calls by then, this one has had one."""
+    builder = PipelineBuilder().add_source(range(1280)).pipe(lambda item: item).aggregate(128)
+    builder.pipe(fail_when(lambda batch: batch[0] == 0, "function"))
+
+    assert len(list(builder.build())) == 9
+    with pytest.raises(PipelineFailure, match=r"1 failures lost 10% .* max_failures=0\.05"):
+        list(builder.build(max_failures=0.05))
+
+
+@pytest.mark.parametrize("own", [None, 0.5])
+def test_an_epoch_that_is_lost_is_an_error_however_good_those_before_were(
+    own: float | None,
+) -> None:
+    is_gone = False
+
+    def fail(item: int) -> int:
+        if is_gone:
+            raise OSError("the disk is gone")
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(50)).pipe(fail, max_failures=own).build()
+    with pipeline.auto_stop():
+        for _ in range(2):
+            assert len(list(pipeline)) == 50
+        is_gone = True
+        with pytest.raises(PipelineFailure, match="50 failures lost 100% of the items") as info:
+            list(pipeline)
+    assert isinstance(info.value.__cause__, OSError)
 
 
 def test_a_failure_survives_pickling() -> None:

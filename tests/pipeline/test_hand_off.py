@@ -280,6 +280,74 @@ def test_the_source_is_never_far_ahead(name: str, buffer_size: int, is_async: bo
     assert most >= buffer_size + concurrencies
 
 
+class InSixteens:
+    """An aggregator of the caller's own, whose groups have a size that nobody else knows."""
+
+    def __init__(self) -> None:
+        self.group: list[int] = []
+
+    def accumulate(self, item: int) -> list[int] | None:
+        self.group.append(item)
+        if len(self.group) < 16:
+            return None
+        group, self.group = self.group, []
+        return group
+
+    def flush(self) -> list[int]:
+        return self.group
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("where", ["stages", "paths", "merged"])
+def test_of_groups_all_items_count(own: bool, where: str) -> None:
+    """What may be on the way beyond buffers and concurrencies is 64 items, and not 64 batches."""
+    made = 0
+
+    def source() -> Iterator[int]:
+        nonlocal made
+        for _ in range(10_000):
+            made += 1
+            yield made
+
+    def grouped(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
+        builder.pipe(lambda item: item, concurrency=2).aggregate(InSixteens() if own else 16)
+        return builder.pipe(list, concurrency=3)
+
+    builder = PipelineBuilder[Any]()
+    if where == "merged":
+        builder.merge(grouped(PipelineBuilder[Any]().add_source(source())))
+    elif where == "paths":
+        builder.add_source(source()).path_variants(lambda _: 0, [grouped(PipelineBuilder[Any]())])
+    else:
+        grouped(builder.add_source(source()))
+    pipeline = builder.add_sink(2).build(num_threads=4)
+    with pipeline.auto_stop():
+        assert len(pipeline.get_item(timeout=WAIT)) == 16
+        _until_still(lambda: made)
+        ahead = made - 16
+
+    router = where == "paths"
+    assert ahead <= router + 2 + 16 + (3 + 2) * 16 + 64 + 1
+    assert ahead >= router + 2 + (3 + 2) * 16
+
+
+def test_of_groups_taken_apart_each_item_counts_once() -> None:
+    made = 0
+
+    def source() -> Iterator[int]:
+        nonlocal made
+        for _ in range(10_000):
+            made += 1
+            yield made
+
+    builder = PipelineBuilder[Any]().add_source(source()).aggregate(16).pipe(list).disaggregate()
+    pipeline = builder.add_sink(2).build()
+    with pipeline.auto_stop():
+        assert pipeline.get_item(timeout=WAIT) == 1
+        _until_still(lambda: made)
+        assert 2 * 16 + 2 <= made - 1 <= 3 * 16 + 2 + 64 + 1
+
+
 def _until_still(value: Callable[[], int]) -> None:
     """Wait until a value is above zero and has not changed for some turns of all threads."""
     still, last = 0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import multiprocessing
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
 from spdl_media.pipeline.errors import PipelineFailure
 from spdl_media.pipeline.hooks import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
@@ -249,6 +250,38 @@ def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:
     for _ in range(2):
         with pytest.raises(LookupError, match="no tracer"):
             list(pipeline)
+
+
+def test_a_hook_that_raises_at_the_start_leaves_no_process() -> None:
+    class Hook(TaskHook):
+        ended = 0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def stage_start(self) -> None:
+            if self.name == "fails":
+                raise RuntimeError("no start")
+
+        def stage_end(self) -> None:
+            Hook.ended += 1
+
+    before = set(multiprocessing.active_children())
+    builder = PipelineBuilder().add_source([1])
+    builder.pipe(abs, executor=ProcessPoolExecutorConfig(1)).pipe(function, name="fails")
+    with pytest.raises(RuntimeError, match="no start"):
+        builder.build(task_hook_factory=Hook).start()
+
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(10)
+        assert not process.is_alive()
+    assert Hook.ended == 1
+
+
+def test_a_factory_that_makes_something_else_is_told() -> None:
+    pipeline = PipelineBuilder().add_source([1]).pipe(function).build(task_hook_factory=len)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must return a TaskHook or None, and for stage 'function'"):
+        pipeline.start()
 
 
 def test_hooks_end_with_a_run_that_fails(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,9 @@ import spdl_media
 from spdl_media.pipeline import (
     InterpreterPoolExecutorConfig,
     PipeConfig,
+    PipelineBuilder,
     PipelineError,
+    PipelineFailure,
     PoolBroken,
     ProcessPoolExecutorConfig,
     WorkerDied,
@@ -483,3 +485,31 @@ def test_a_blocked_worker_ends_with_its_interpreter(end: str, code: int, tmp_pat
     while is_running(pid):  # a process that was killed does not wait for its workers
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def fan_out(item: int) -> Iterator[int]:
+    yield from (item, item)
+
+
+def test_generators_end_with_a_callers_pool_that_is_shut_down() -> None:
+    """Their calls wait behind one of somebody else's, and are cancelled with it."""
+    gate = threading.Event()
+    executor = ThreadPoolExecutor(1)
+    executor.submit(gate.wait, 20)
+    pipeline = PipelineBuilder().add_source([1]).pipe(fan_out, executor=executor).build()
+    with pipeline.auto_stop():
+        with pytest.raises(TimeoutError):
+            pipeline.get_item(timeout=0.05)
+        executor.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises(PipelineFailure, match="of stage 'fan_out' takes no more items") as info:
+            pipeline.get_item(timeout=10)
+        gate.set()
+    assert isinstance(info.value.__cause__, PoolBroken)
+    executor.shutdown()
+
+
+def test_generators_end_with_a_callers_pool_that_cannot_start() -> None:
+    with ThreadPoolExecutor(1, initializer=fail_to_start) as executor:
+        builder = PipelineBuilder().add_source([1]).pipe(fan_out, executor=executor)
+        with pytest.raises(PipelineFailure, match="ThreadPoolExecutor of stage 'fan_out' takes no"):
+            list(builder.build().get_iterator(timeout=10))

@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -96,6 +97,11 @@ def test_an_exception_of_the_consumer_ends_the_threads() -> None:
     with pytest.raises(KeyError, match="1"):
         consume()
     assert pipeline_threads() == []
+
+
+def test_what_runs_cannot_be_pickled() -> None:
+    with pytest.raises(PipelineError, match=r"pickle its definition, pipeline\.config"):
+        pickle.dumps(build())
 
 
 def test_two_pipelines_of_one_builder_are_independent() -> None:
@@ -309,6 +315,41 @@ def test_async_iteration_leaves_the_callers_loop_free() -> None:
     assert time.monotonic() - begin < 5
 
 
+def test_async_iteration_that_is_broken_off_has_stopped() -> None:
+    pipeline = build(range(10**6))
+
+    async def consume() -> None:
+        async for item in pipeline:
+            assert item == 1
+            break
+        # No turn of this loop is needed for it.
+        with pipeline.auto_stop():
+            assert pipeline.get_item(timeout=10) == 1
+
+    asyncio.run(consume())
+
+
+def test_a_consumer_whose_loop_is_closed_keeps_nobody_from_the_items() -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        for number, gate in enumerate((first, second)):
+            gate.wait(20)
+            yield number
+
+    pipeline = build(source())
+    with pipeline.auto_stop():
+        loop = asyncio.new_event_loop()
+        lost = loop.create_task(anext(aiter(pipeline)))  # type: ignore[arg-type]  # it is a coroutine
+        loop.run_until_complete(asyncio.wait({lost}, timeout=0.01))
+        loop.close()
+        first.set()
+        assert pipeline.get_item(timeout=10) == 1
+        second.set()
+        assert pipeline.get_item(timeout=10) == 2
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # that is the point
+
+
 def test_async_iteration_that_is_cancelled() -> None:
     gate = threading.Event()
 
@@ -509,9 +550,31 @@ def test_interpreter_exit_does_not_wait_for_a_blocked_stage() -> None:
     assert "on 7 in thread spdl_media worker-1" in err
 
 
+def test_interpreter_exit_does_not_report_twice() -> None:
+    process = run_script(
+        """
+        inside = threading.Event()
+        def block(item):
+            inside.set()
+            time.sleep(60)
+        pipeline = PipelineBuilder().add_source([7]).pipe(block).build()
+        pipeline.start()
+        inside.wait()
+        pipeline.stop(timeout=0.01)
+        """
+    )
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert err.count("block has run for") == 1
+
+
 def test_control_c_in_the_consumer() -> None:
     process = run_script(
         """
+        import signal
+        # Ignored, where the tests run in the background of a shell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         def wait(item):
             time.sleep(0.01)
         pipeline = PipelineBuilder().add_source(iter(int, 1)).pipe(wait).build()

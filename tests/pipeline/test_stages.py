@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineError,
+    PipelineFailure,
+    ThreadPoolExecutorConfig,
+)
 
 
 def double(item: int) -> int:
@@ -120,6 +126,21 @@ def test_falsy_results_are_results() -> None:
     assert run([1, 2], lambda b: b.pipe(lambda _: 0)) == [0, 0]
 
 
+def test_a_coroutine_that_a_plain_function_returns_fails_with_the_remedy() -> None:
+    def load(item: int) -> Any:
+        return double_async(item)
+
+    builder = PipelineBuilder().add_source([1, 2]).pipe(load)
+    pipeline = builder.build(max_failures=math.inf)
+
+    assert list(pipeline) == []
+    assert pipeline.failure_counts == {"load": 2}
+    error = pipeline.failures[0].exception
+    assert isinstance(error, TypeError)
+    assert "stage 'load' returned a coroutine" in str(error)
+    assert "async def" in str(error)
+
+
 def test_an_exception_that_is_returned_is_a_result() -> None:
     error = ValueError("a value")
 
@@ -156,6 +177,17 @@ def test_an_aggregator_of_the_callers_decides_itself(drop_last: bool) -> None:
 
     assert result == [[1, 2, 3, 4], [5, 6], [7]][: 2 if drop_last else 3]
     assert aggregator.group == []
+
+
+def test_an_aggregator_that_cannot_be_copied_is_refused() -> None:
+    class Locked(ByWeight):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    pipeline = PipelineBuilder().add_source([1]).aggregate(Locked()).build()
+    with pytest.raises(PipelineError, match=r"'Locked' cannot be copied.*each run.*__deepcopy__"):
+        list(pipeline)
 
 
 def test_an_aggregator_flushes_in_each_epoch() -> None:
@@ -272,7 +304,9 @@ def test_an_executor_that_was_shut_down_ends_the_run() -> None:
 
     pipeline = PipelineBuilder().add_source(range(100)).pipe(shut_down, executor=executor).build()
 
-    with pytest.raises(RuntimeError, match="executor of stage 'shut_down' takes no more calls"):
+    with pytest.raises(
+        RuntimeError, match="ThreadPoolExecutor of stage 'shut_down' takes no more items"
+    ):
         list(pipeline)
 
 
@@ -297,8 +331,12 @@ def test_an_initializer_that_raises_ends_the_run() -> None:
     config = ThreadPoolExecutorConfig(1, initializer=initialize)
     pipeline = PipelineBuilder().add_source([1]).pipe(double, executor=config).build()
 
-    with pytest.raises(RuntimeError, match="initializer of spdl_media double failed"):
+    with pytest.raises(
+        PipelineFailure, match="initializer of stage 'double' failed: OSError: no device"
+    ) as info:
         list(pipeline)
+    assert info.value.stage == "double"
+    assert isinstance(info.value.__cause__, OSError)
 
 
 def test_coroutines_may_use_threads() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from time import perf_counter
+from types import CoroutineType
 from typing import Any, Protocol
 
 from spdl_media.pipeline.engine.failing import FailureDesk
@@ -16,6 +17,7 @@ from spdl_media.pipeline.engine.node import Node, Slot
 from spdl_media.pipeline.engine.workers import Crew, Threads
 from spdl_media.pipeline.errors import PoolBroken
 from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.kinds import refuse_coroutine
 
 __all__ = ("AsyncCalls", "CallSpec", "PoolCalls", "ThreadCalls")
 
@@ -126,7 +128,9 @@ class ThreadCalls(CallStage):
 
     def _call(self, slot: Slot) -> Callable[[Slot], None]:
         try:
-            slot.result = self._fn(slot.item)
+            slot.result = result = self._fn(slot.item)
+            if result.__class__ is CoroutineType:
+                refuse_coroutine(result, self.name)
         # Not even SystemExit may end the thread: the item would never be heard of again.
         except BaseException as error:  # noqa: BLE001
             slot.fail(error)
@@ -273,7 +277,13 @@ class PoolCalls(CallStage):
         if isinstance(error, PoolBroken):
             self.hub.events.fail(self.name, str(error), error)
             return
-        self._finish(slot, None if error is not None else future.result(), error)
+        result = None if error is not None else future.result()
+        if isinstance(result, CoroutineType):
+            try:
+                refuse_coroutine(result, self.name)
+            except TypeError as refusal:
+                error = refusal
+        self._finish(slot, result, error)
 
     def _expire(self, slot: Slot, future: Future[Any]) -> None:
         future.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Slot
 from spdl_media.pipeline.engine.workers import Worker, WorkerThreads
+from spdl_media.pipeline.errors import describe
 from spdl_media.pipeline.failures import FailureExcess, FailureLog, FailureRecord
 from spdl_media.pipeline.stats import StageCounters
 
@@ -48,25 +49,25 @@ class FailureDesk:
 
     def check_epoch(self) -> None:
         """End the run if too much of an epoch that has just ended was lost."""
-        if (excess := self._log.at_end()) is not None:
+        if (excess := self._log.end_epoch()) is not None:
             self._end_run(excess)
 
     def _end_run(self, excess: FailureExcess) -> None:
         record = excess.record
         self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
 
-    def serve(self, _: Worker) -> None:
+    def serve(self, worker: Worker) -> None:
         """Call ``on_failure`` for one failure. In its thread."""
         slot, release = self._waiting.get()
+        worker.slot = slot
         assert self._on_failure is not None
         assert slot.record is not None
         try:
             self._on_failure(slot.record, slot.item)
         except BaseException as error:  # noqa: BLE001  # of whatever kind, the caller must hear of it
             self._hub.post(self._blame_callback, error)
+        worker.slot = None
         self._hub.post(release, slot)
 
     def _blame_callback(self, error: BaseException) -> None:
-        self._hub.events.fail(
-            "on_failure", f"on_failure raised {type(error).__name__}: {error}", error
-        )
+        self._hub.events.fail("on_failure", f"on_failure raised {describe(error)}", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -14,8 +15,18 @@ from spdl_media.pipeline.engine.failing import FailureDesk
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Node, Slot
 from spdl_media.pipeline.engine.workers import Crew, Threads
+from spdl_media.pipeline.errors import describe
 
-__all__ = ("AsyncFanOut", "Disaggregate", "FanOut", "FanOutSlot", "ThreadFanOut")
+__all__ = (
+    "AsyncFanOut",
+    "Disaggregate",
+    "FanOut",
+    "FanOutSlot",
+    "ThreadFanOut",
+    "close_generator",
+)
+
+LOG = logging.getLogger("spdl_media.pipeline")
 
 
 class FanOutSlot(Slot):
@@ -197,6 +208,8 @@ class ThreadFanOut(FanOut):
                     return self.finish
                 post(self._receive, (slot, value))
                 if self.hub.closed:
+                    # The loop cannot do it while the generator runs.
+                    close_generator(slot.generator)
                     break
         except BaseException as error:  # noqa: BLE001  # as for functions
             slot.fail(error)
@@ -214,6 +227,18 @@ class ThreadFanOut(FanOut):
 
 
 END: Any = object()
+
+
+def close_generator(generator: Iterator[Any]) -> None:
+    """Have a generator do what it does at its end, although it was not exhausted."""
+    if (close := getattr(generator, "close", None)) is None:
+        return  # an iterator of another kind
+    try:
+        close()
+    except BaseException as error:  # noqa: BLE001  # the caller's code may raise anything
+        # Thread and loop may both have come to close it; one of them is enough.
+        if not getattr(generator, "gi_running", False):
+            LOG.warning("a generator raised while it was closed: %s", describe(error))
 
 
 class AsyncFanOut(FanOut):
@@ -275,7 +300,20 @@ class Disaggregate(ThreadFanOut):
 
     Lists and tuples on the loop; what else can be iterated may run code of the caller's when it is, so
     threads do it.
+
+    Args:
+        hub: As for all nodes.
+        spec: The slack is a number of groups.
+        desk: As for all stages.
+        threads: As for other generators.
+        ahead: How many items of a group may be in front of the next stage.
     """
+
+    def __init__(
+        self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads, *, ahead: int
+    ) -> None:
+        super().__init__(hub, spec, desk, threads)
+        self.ahead = ahead
 
     def open(self, slot: FanOutSlot) -> None:
         """Take a group apart, or have a thread do it."""

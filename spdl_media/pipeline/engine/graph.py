@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -21,9 +22,10 @@ from spdl_media.pipeline.engine.source import AsyncSource, Source, ThreadSource
 from spdl_media.pipeline.engine.workers import BorrowedThreads, Threads, Worker, WorkerThreads
 from spdl_media.pipeline.executor_pools import StagePool
 from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
-from spdl_media.pipeline.failures import FailureLog
+from spdl_media.pipeline.failures import FailureLog, short_repr
 from spdl_media.pipeline.hooks import TaskHook, hooked
 from spdl_media.pipeline.kinds import kind_of
+from spdl_media.pipeline.losses import Branches, Chain
 from spdl_media.pipeline.pools import open_pool
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -42,7 +44,8 @@ __all__ = ("Graph", "TaskHookFactory", "build_graph")
 TaskHookFactory = Callable[[str], TaskHook | None]
 
 # How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the loop and
-# the consumer hand each other several items at a time because of it.
+# the consumer hand each other several items at a time because of it. Groups count for what is in them: a
+# batch may be big, and behind one there is little to gain.
 SLACK = 64
 
 Outlet: TypeAlias = Node | Source | Join
@@ -53,7 +56,7 @@ Entrance: TypeAlias = Node | Sink | JoinInlet
 class Graph:
     """The nodes of a run, and what they use."""
 
-    sink: Sink
+    sink: Sink = field(init=False)
     sources: list[Source] = field(default_factory=list)
     stages: list[Node] = field(default_factory=list)
     threads: list[WorkerThreads] = field(default_factory=list)
@@ -140,19 +143,30 @@ class _Builder:
     ) -> None:
         self._hub = hub
         self._log = log
+        # Where the stages are that come next, for those who count what is lost.
+        self._losses = log.chain
         self._desk = desk
         self._hook_factory = hook_factory
         # One of the items is the one that a source is being asked for.
-        self._slack = (SLACK - 1) // (_count_nodes(config) + 1)
-        buffer_size = (config.sink or SinkConfig()).buffer_size
-        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
-        self.graph = Graph(Sink(hub, buffer_size, self._slack, continuous=continuous))
+        self._share = (SLACK - 1) // (_count_nodes(config) + 1)
+        # How many items make one of what comes out of the last node that was made.
+        self._group_size = 1
+        self.graph = Graph()
         self._shared = WorkerThreads(hub, "spdl_media worker", num_threads)
         self._num_threads = num_threads
         self._shared_concurrency = 0
 
+    @property
+    def _slack(self) -> int:
+        """The share of the next node, in groups if items have been grouped."""
+        return self._share // self._group_size
+
     def build(self, config: PipelineConfig) -> None:
-        _connect(self._chain(config), self.graph.sink)
+        tail = self._chain(config)
+        buffer_size = (config.sink or SinkConfig()).buffer_size
+        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
+        self.graph.sink = Sink(self._hub, buffer_size, self._slack, continuous=continuous)
+        _connect(tail, self.graph.sink)
         self._shared.size = min(self._num_threads, self._shared_concurrency)
         self.graph.threads.append(self._shared)
         if self._desk.threads is not None:
@@ -162,8 +176,17 @@ class _Builder:
         """The nodes of a pipeline without its sink; returns the last."""
         if isinstance(config.source, MergeConfig):
             join = Join()
+            sizes = []
+            branches = self._branch_losses()
             for part in config.source.pipelines:
-                _connect(self._chain(part), join.add_inlet())
+                self._group_size = 1
+                sources: list[Source] = []
+                with self._losses_in(branches.add(functools.partial(_num_given, sources))):
+                    before = len(self.graph.sources)
+                    _connect(self._chain(part), join.add_inlet())
+                    sources += self.graph.sources[before:]
+                sizes.append(self._group_size)
+            self._group_size = max(sizes)
             return self._stages(config.stages, join)
         return self._stages(config.stages, self._source(config.source))
 
@@ -202,9 +225,26 @@ class _Builder:
         self._add(switch)
         _connect(tail, switch)
         join = Join()
-        for path in config.paths:
-            _connect(self._stages(path, switch), join.add_inlet())
+        before, sizes = self._group_size, []
+        branches = self._branch_losses()
+        for index, path in enumerate(config.paths):
+            self._group_size = before
+            with self._losses_in(branches.add(functools.partial(switch.num_sent, index))):
+                _connect(self._stages(path, switch), join.add_inlet())
+            sizes.append(self._group_size)
+        self._group_size = max(sizes)
         return join
+
+    def _branch_losses(self) -> Branches:
+        """Have what follows in branches counted by the part of the items that goes into each."""
+        self._losses.parts.append(branches := Branches())
+        return branches
+
+    @contextmanager
+    def _losses_in(self, chain: Chain) -> Iterator[None]:
+        before, self._losses = self._losses, chain
+        yield
+        self._losses = before
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):
@@ -213,21 +253,29 @@ class _Builder:
             return self._aggregate(config)
         assert isinstance(config, DisaggregateConfig)
         spec = CallSpec(iter, config.name, slack=self._slack, ordered=True)
-        return self._add(Disaggregate(self._hub, spec, self._desk, self._shared_threads(1)))
+        self._group_size = 1
+        return self._add(
+            Disaggregate(
+                self._hub, spec, self._desk, self._shared_threads(1), ahead=max(1, self._slack)
+            )
+        )
 
     def _aggregate(self, config: AggregateConfig) -> Node:
-        name = config.name
+        name, slack = config.name, self._slack
         if isinstance(config.aggregator, int):
+            self._group_size *= config.aggregator
             return self._add(
                 Aggregate(self._hub, name, config.aggregator, drop_last=config.drop_last)
             )
+        # Nobody knows how many items are in its groups.
+        self._group_size = SLACK
         return self._add(
             CustomAggregate(
                 self._hub,
                 name,
                 config.aggregator,
                 drop_last=config.drop_last,
-                slack=self._slack,
+                slack=slack,
                 desk=self._desk,
                 threads=self._shared_threads(1),
             )
@@ -276,7 +324,7 @@ class _Builder:
         if executor.initializer is not None:
             initializer = functools.partial(executor.initializer, *executor.initargs)
         size = executor.max_workers or config.concurrency
-        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer)
+        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
         self.graph.threads.append(threads)
         return threads
 
@@ -290,12 +338,17 @@ class _Builder:
         hook = self._hook_factory(name) if self._hook_factory is not None else None
         if hook is None:
             return fn, None
+        if not isinstance(hook, TaskHook):
+            raise TypeError(
+                f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
+                f"{short_repr(hook)}. Derive its class from TaskHook"
+            )
         self.graph.hooks.append(hook)
         return hooked(fn, kind_of(fn), hook), hook
 
     def _add(self, node: Node, max_failures: float | None = None) -> Node:
         self.graph.stages.append(node)
-        self._log.watch(node.name, node.counters, max_failures)
+        self._log.watch(node.name, node.counters, max_failures, chain=self._losses)
         return node
 
 
@@ -305,6 +358,10 @@ def _connect(tail: Outlet, inlet: Entrance) -> None:
     else:
         tail.next = inlet
     inlet.upstream = tail
+
+
+def _num_given(sources: list[Source]) -> int:
+    return sum(source.given for source in sources)
 
 
 def _count_nodes(config: PipelineConfig) -> int:

@@ -10,6 +10,7 @@ from spdl_media.pipeline.engine.failing import FailureDesk
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Node
 from spdl_media.pipeline.engine.workers import Threads
+from spdl_media.pipeline.errors import PipelineError, describe
 from spdl_media.pipeline.stages import Aggregator
 
 __all__ = ("Aggregate", "CustomAggregate")
@@ -57,6 +58,16 @@ class Aggregate(Node):
 FLUSH: Any = object()
 
 
+def _copied(aggregator: Aggregator, name: str) -> Aggregator:
+    try:
+        return copy.deepcopy(aggregator)
+    except Exception as error:  # whatever the caller's __deepcopy__ or __reduce__ raises
+        raise PipelineError(
+            f"The aggregator of stage {name!r} cannot be copied, and each run works on a copy of its own: "
+            f"{describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
+        ) from error
+
+
 class CustomAggregate(ThreadCalls):
     """Groups as an object of the caller's wants them. One thread at a time works on a copy of it."""
 
@@ -71,7 +82,7 @@ class CustomAggregate(ThreadCalls):
         desk: FailureDesk,
         threads: Threads,
     ) -> None:
-        own = copy.deepcopy(aggregator)
+        own = _copied(aggregator, name)
 
         def call(item: Any) -> Any:
             return own.flush() if item is FLUSH else own.accumulate(item)
@@ -80,6 +91,10 @@ class CustomAggregate(ThreadCalls):
         super().__init__(hub, spec, desk, threads)
         self._drop_last = drop_last
         self._flushed = False
+
+    def room(self) -> int:
+        """How many items fit; 0 while a group waits for the next stage."""
+        return 0 if self.out else super().room()
 
     def is_drained(self) -> bool:
         """Have what is left over made into a group, once an epoch."""

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from spdl_media.pipeline.errors import describe
+
 __all__ = ("Hub", "RunEvents")
 
 
@@ -131,5 +133,5 @@ class Hub:
         # No code of the caller's runs here. asyncio would log the error and go on without the items
         # concerned, and the consumer would wait for them for ever.
         text = "".join(traceback.format_exception(error))
-        message = f"The pipeline itself failed ({error!r}). Please report this"
+        message = f"The pipeline itself failed ({describe(error)}). Please report this"
         self.events.fail("pipeline", message, error, text)

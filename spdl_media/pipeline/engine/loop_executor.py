@@ -53,6 +53,10 @@ class LoopExecutor(ThreadPoolExecutor):
             for _ in self._daemons:
                 self._tasks.put(None)
 
+    def threads(self) -> list[threading.Thread]:
+        """Those that were started."""
+        return list(self._daemons)
+
     def _add_thread(self) -> None:
         name = f"spdl_media to_thread-{len(self._daemons) + 1}"
         thread = threading.Thread(target=self._serve, name=name, daemon=True)

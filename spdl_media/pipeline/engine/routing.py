@@ -33,6 +33,7 @@ class Switch(ThreadCalls):
         spec = CallSpec(_routed(router, num_paths), name, slack=slack, ordered=True)
         super().__init__(hub, spec, desk, threads)
         self.paths: list[Inlet] = []
+        self._sent = [0] * num_paths
         self.next = _AllPaths(self.paths)
 
     def hand_on(self) -> None:
@@ -47,6 +48,11 @@ class Switch(ThreadCalls):
             path.accept(item)
             self.held -= 1
             self.counters.outputs += 1
+            self._sent[index] += 1
+
+    def num_sent(self, index: int) -> int:
+        """How many items have gone down a path."""
+        return self._sent[index]
 
 
 class _AllPaths:

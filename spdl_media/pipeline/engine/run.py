@@ -17,14 +17,16 @@ from time import perf_counter
 from typing import Any
 
 from spdl_media.pipeline.engine.failing import FailureDesk, OnFailure
+from spdl_media.pipeline.engine.fan_out import close_generator
 from spdl_media.pipeline.engine.graph import Graph, TaskHookFactory, build_graph
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.loop_executor import LoopExecutor
 from spdl_media.pipeline.engine.report import Reporter
 from spdl_media.pipeline.engine.sink import Sink
 from spdl_media.pipeline.engine.watchdog import Watchdog, running_calls
-from spdl_media.pipeline.errors import PipelineError, PipelineStopped, pipeline_failure
+from spdl_media.pipeline.errors import PipelineError, PipelineStopped, describe, pipeline_failure
 from spdl_media.pipeline.failures import FailureLog
+from spdl_media.pipeline.hooks import TaskHook
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
 
@@ -34,6 +36,10 @@ LOG = logging.getLogger("spdl_media.pipeline")
 
 # Of the second within which stop() returns, for tasks that clean up after being cancelled.
 CANCEL_SECONDS = 0.4
+
+
+# How many calls and threads the log names at once.
+MOST_NAMED = 10
 
 
 # How long interpreter exit waits for all pipelines together.
@@ -99,6 +105,10 @@ class Run:
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._stop_asked = False
+        self._has_reported = False
+        self._started_hooks: list[TaskHook] = []
+        # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
+        self._executor = LoopExecutor()
         self._loop = asyncio.new_event_loop()
         self._hub = Hub(self._loop, self)
         self._desk = FailureDesk(self._hub, self.log, options.on_failure)
@@ -138,22 +148,32 @@ class Run:
                 desk=self._desk,
                 hook_factory=options.task_hook_factory,
             )
-            for hook in self._graph.hooks:
-                hook.stage_start()
+            self._start_thread()
         except BaseException:
             self._loop.close()
             self.state = State.STOPPED
             raise
-        self._watchdog = Watchdog(self._graph)
-        self._graph.sink.look_out = self._watchdog.look
-        self._stop = self._loop.create_future()
-        _LIVE.add(self)
-        self._started_at = perf_counter()
-        self.state = State.RUNNING
-        self._thread.start()
         if self._stop_asked:
             self.request_stop()
             raise PipelineStopped("the pipeline was stopped while it was being started")
+
+    def _start_thread(self) -> None:
+        self._watchdog = Watchdog(self._graph)
+        self._graph.sink.look_out = self._watchdog.look
+        self._stop = self._loop.create_future()
+        self._started_at = perf_counter()
+        try:
+            for hook in self._graph.hooks:
+                hook.stage_start()
+                self._started_hooks.append(hook)
+            _LIVE.add(self)
+            self.state = State.RUNNING
+            self._thread.start()
+        except BaseException:
+            _LIVE.discard(self)
+            self._graph.close_pools()
+            self._end_hooks()
+            raise
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
@@ -180,9 +200,14 @@ class Run:
         self._graph.wake_threads()
         # The loop first: it may be just starting the others.
         _join([self._thread], deadline)
-        threads = [self._thread, *self._graph.all_threads()]
+        threads = [self._thread, *self._graph.all_threads(), *self._executor.threads()]
         if left := _join(threads, deadline):
             self._report_left(left)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the log names threads that did not end in time."""
+        return self._has_reported
 
     def statistics(self) -> PipelineStatistics:
         """What the run has done so far."""
@@ -216,7 +241,7 @@ class Run:
     def source_failed(self, error: BaseException) -> None:
         """End the run when what the source gave before it failed has been delivered."""
         if self._source_failure is None:
-            message = f"The source failed: {type(error).__name__}: {error}"
+            message = f"The source failed: {describe(error)}"
             self._source_failure = _Failure("source", message, error, "")
         for source in self._graph.sources:
             source.cut_short()
@@ -239,9 +264,7 @@ class Run:
             self.state = State.STOPPED
 
     async def _live(self) -> None:
-        # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
-        executor = LoopExecutor()
-        self._loop.set_default_executor(executor)
+        self._loop.set_default_executor(self._executor)
         try:
             self._graph.start()
             self._begin_epoch(None)
@@ -252,9 +275,9 @@ class Run:
         except RuntimeError as error:
             self.fail("pipeline", f"The pipeline cannot start its threads: {error}", error)
         finally:
-            await self._wind_down(executor)
+            await self._wind_down()
 
-    async def _wind_down(self, executor: LoopExecutor) -> None:
+    async def _wind_down(self) -> None:
         self.state = State.STOPPING
         self._hub.closed = True
         self._ended_at = perf_counter()
@@ -265,7 +288,7 @@ class Run:
         for task in tasks:
             task.cancel()
         stubborn = await _wait_for(tasks, CANCEL_SECONDS)
-        executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
         self._close_generators()
         self._end_hooks()
         # As with threads: stop() names who ignores that it is cancelled, and all ends when that returns.
@@ -273,18 +296,15 @@ class Run:
 
     def _close_generators(self) -> None:
         for generator in self._graph.generators():
-            try:
-                generator.close()  # type: ignore[attr-defined]  # iterators of other kinds have none
-            except AttributeError:
-                pass
-            except BaseException as error:  # noqa: BLE001  # the caller's code may raise anything
-                LOG.warning("a generator raised while it was closed: %r", error)
+            # The thread that is in one closes it.
+            if not getattr(generator, "gi_running", False):
+                close_generator(generator)
 
     def _end_hooks(self) -> None:
-        for hook in self._graph.hooks:
+        for hook in self._started_hooks:
             try:
                 hook.stage_end()
-            except Exception:
+            except BaseException:
                 LOG.exception("a task hook raised at the end of its stage")
 
     def _begin_epoch(self, _: None) -> None:
@@ -306,13 +326,20 @@ class Run:
         return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
 
     def _report_left(self, names: list[str]) -> None:
-        calls = "; ".join(map(str, running_calls(self._graph)))
+        self._has_reported = True
+        calls = list(map(str, running_calls(self._graph)))
         LOG.warning(
             "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
             "daemons and end when those return",
-            calls or "of unknown kind",
-            ", ".join(names),
+            _listed(calls, "; ") or "of unknown kind",
+            _listed(names, ", "),
         )
+
+
+def _listed(texts: list[str], separator: str) -> str:
+    """The first of them, and how many more there are."""
+    more = len(texts) - MOST_NAMED
+    return separator.join([*texts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set[asyncio.Task[Any]]:
@@ -323,7 +350,7 @@ async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set
     for task in done:
         # Retrieved, or asyncio would print those that failed while they were cancelled.
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.warning("%s raised while it was cancelled: %r", task.get_name(), error)
+            LOG.warning("%s raised while it was cancelled: %s", task.get_name(), describe(error))
     return pending
 
 
@@ -352,6 +379,8 @@ def _stop_all() -> None:
         run.request_stop()
     deadline = perf_counter() + EXIT_SECONDS
     for run in list(_LIVE):
+        if run.has_reported:
+            continue
         run.stop(max(0.0, deadline - perf_counter()))
 
 

@@ -226,11 +226,15 @@ class Sink:
                 self._wake_one()
 
     def _wake_one(self) -> None:
-        try:
-            wake = self._waiters.popleft()
-        except IndexError:
-            return
-        wake(None)
+        while True:
+            try:
+                wake = self._waiters.popleft()
+            except IndexError:
+                return
+            # An event loop of a consumer's may have been closed while a task of it waited.
+            with contextlib.suppress(RuntimeError):
+                wake(None)
+                return
 
 
 def _set(woken: asyncio.Future[None]) -> None:

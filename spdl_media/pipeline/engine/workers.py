@@ -9,13 +9,14 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor, Future
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Slot
+from spdl_media.pipeline.errors import PoolBroken, describe
 from spdl_media.pipeline.failures import short_repr
 
 __all__ = ("BorrowedThreads", "Crew", "Threads", "Worker", "WorkerThreads")
@@ -90,6 +91,7 @@ class WorkerThreads:
         name: Prefix of the threads' names.
         size: Number of threads.
         initializer: Called by each thread first. When it raises, the run ends.
+        stage: Name of the stage that they serve alone.
     """
 
     def __init__(
@@ -98,8 +100,11 @@ class WorkerThreads:
         name: str,
         size: int,
         initializer: Callable[[], object] | None = None,
+        *,
+        stage: str = "",
     ) -> None:
         self.name = name
+        self._stage = stage
         self.workers: list[Worker] = []
         self.threads: list[threading.Thread] = []
         self._hub = hub
@@ -158,7 +163,8 @@ class WorkerThreads:
         return True
 
     def _report_initializer(self, error: BaseException) -> None:
-        self._hub.events.fail(self.name, f"The initializer of {self.name} failed", error)
+        message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
+        self._hub.events.fail(self._stage, message, error)
 
 
 class BorrowedThreads:
@@ -173,11 +179,26 @@ class BorrowedThreads:
     def issue(self, served: _Served) -> None:
         """Have a thread of the executor serve, as soon as one is free. On the loop."""
         try:
-            self._executor.submit(self._serve, served)
+            ticket = self._executor.submit(self._serve, served)
         except RuntimeError as error:
-            self._hub.events.fail(
-                self._name, f"The executor of stage {self._name!r} takes no more calls", error
-            )
+            self._lost(error)
+        else:
+            ticket.add_done_callback(self._look_for_loss)
+
+    def _look_for_loss(self, ticket: Future[None]) -> None:
+        # Cancelled by who shuts the executor down, or never run because its initializer failed.
+        error = CancelledError() if ticket.cancelled() else ticket.exception()
+        if error is not None:
+            self._hub.post(self._lost, error)
+
+    def _lost(self, error: BaseException) -> None:
+        broken = PoolBroken(
+            f"The {type(self._executor).__name__} of stage {self._name!r} takes no more items: "
+            f"{describe(error)}. It is not the pipeline's to replace; for one that is, use a description "
+            "such as ThreadPoolExecutorConfig(...)."
+        )
+        broken.__cause__ = error
+        self._hub.events.fail(self._name, str(broken), broken)
 
     def others_wait(self) -> bool:
         """Never: each ticket is a task of the executor, which shares its threads out."""

@@ -1,0 +1,86 @@
+"""What touches all data does so without the GIL: other threads run meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from array_formats.made_files import A_LAW, MU_LAW, PCM, npy, npz, wav, wav_format
+
+import spdl_media as sm
+from spdl_media.array_formats import _checked
+
+SIZE = 65 * 1024  # a little more than from where on it is promised
+NOISE = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+LABELS = np.repeat(NOISE[: SIZE // 256], 256)
+
+
+@contextmanager
+def another_thread() -> Iterator[Callable[[], int]]:
+    """Count how often another thread ran. With no switch by time, it runs only where the GIL is let go."""
+    running, count = True, 0
+
+    def run() -> None:
+        nonlocal count
+        while running:
+            count += 1
+            time.sleep(0.0001)  # 0 would take the GIL back before the other thread wakes
+
+    thread = threading.Thread(target=run)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        yield lambda: count
+    finally:
+        running = False
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def runs_meanwhile(call: Callable[[], object], seconds: float) -> bool:
+    """Whether another thread ran during one of the calls; a busy machine may have no core for it."""
+    call()  # imports, and tables that are made once, may let go of the GIL
+    with another_thread() as count:
+        before, deadline = count(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            call()
+            if count() != before:
+                return True
+    return False
+
+
+CALLS: dict[str, Callable[[], Any]] = {}
+
+
+def reading(name: str, read: Callable[[bytes], Any], data: bytes) -> None:
+    CALLS[name] = lambda: read(data)
+
+
+reading("npy, copy", lambda data: sm.load_npy(data, copy=True), npy(NOISE))
+reading("npz, stored", lambda data: sm.load_npz(data)["a"], npz({"a": NOISE}))
+for what, array in (("noise", NOISE), ("labels", LABELS)):
+    deflated = npz({"a": array}, compressed=True)
+    reading(f"npz, deflated {what}", lambda data: sm.load_npz(data)["a"], deflated)
+reading("wav, 24 bits", sm.load_wav, wav(wav_format(PCM, 1, 24), NOISE.tobytes()[: SIZE // 3 * 3]))
+reading("wav, A-law", sm.load_wav, wav(wav_format(A_LAW, 1, 8), NOISE.tobytes()))
+reading("wav, mu-law", sm.load_wav, wav(wav_format(MU_LAW, 1, 8), NOISE.tobytes()))
+
+
+@pytest.mark.parametrize("library", ["zlib", "isal.isal_zlib"])
+@pytest.mark.parametrize("name", CALLS)
+def test_another_thread_runs(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = pytest.importorskip(library)
+    monkeypatch.setattr(_checked, "_library", lambda: chosen)
+    assert runs_meanwhile(CALLS[name], seconds=20), "nobody else ran"
+
+
+def test_no_other_thread_runs_where_the_gil_is_held() -> None:
+    data = npy(NOISE)
+    assert not runs_meanwhile(lambda: bytearray(data), seconds=0.2)
