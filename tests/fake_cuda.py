@@ -56,8 +56,10 @@ class Stream:
     def __init__(self, card: Card, device: int, address: int) -> None:
         self.card, self.device, self.address = card, device, address
         self.work: deque[Callable[[], bool]] = deque()
+        self.is_destroyed = False
 
     def put(self, what: str, do: Callable[[], bool]) -> None:
+        assert not self.is_destroyed, "cudaErrorInvalidResourceHandle: invalid resource handle"
         self.card.log.append(f"{what} on {self}")
         self.work.append(do)
 
@@ -66,6 +68,9 @@ class Stream:
 
     def wait(self, event: Event) -> None:
         self.put("wait", event.fired.is_set)
+
+    def destroy(self) -> None:
+        self.is_destroyed = True
 
     def run(self) -> bool:
         """Do what can be done; whether anything was."""
@@ -498,7 +503,9 @@ class FakeCupy:
 
     def _new_stream(self, non_blocking: bool) -> CupyStream:
         assert non_blocking
-        return CupyStream(self, self.card.new_stream(self.selected))
+        stream = CupyStream(self, self.card.new_stream(self.selected))
+        weakref.finalize(stream, stream.stream.destroy)
+        return stream
 
     @contextlib.contextmanager
     def _use(self, index: int) -> Iterator[None]:

@@ -18,6 +18,7 @@ from fake_cuda import Card, DeviceArray, FakeCupy, FakeTorch
 import spdl_media as sm
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.own_streams import OwnStreams
 
 COPYING, SIDE = 0x4400, 0x5500
 
@@ -37,7 +38,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", threading.local())
+    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
     yield
     gc.collect()
 

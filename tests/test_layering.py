@@ -51,8 +51,13 @@ ORDER = [
     ["_decoding.defaults", "decode", "decoders"],
     [
         *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
-        *("_devices.driver", "_devices.torch_device", "_devices.cupy_device", "_devices.handover"),
-        "_devices.choose",
+        *(
+            "_devices.driver",
+            "_devices.own_streams",
+            "_devices.torch_device",
+            "_devices.cupy_device",
+        ),
+        *("_devices.handover", "_devices.choose"),
     ],
     ["storage"],
     ["buffer", "cuda_buffer"],

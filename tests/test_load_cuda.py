@@ -30,6 +30,7 @@ import spdl_media as sm
 from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.own_streams import OwnStreams
 from spdl_media._loading import device_pictures
 from spdl_media._loading.batch import Stopped
 from spdl_media._loading.options import PictureOptions
@@ -78,7 +79,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", threading.local())
+    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
     monkeypatch.setattr(device_pictures, "_has_dali", lambda: False)
     yield
     gc.collect()

@@ -25,6 +25,7 @@ from spdl_media._devices import choose, torch_device
 from spdl_media._devices.driver import device_of_stream
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.keeper import KEEPER, Keeper
+from spdl_media._devices.own_streams import OwnStreams
 
 transfer = importlib.import_module("spdl_media.transfer")
 
@@ -43,7 +44,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(transfer, "_warned", False)
     monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", threading.local())
+    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     yield
     gc.collect()
@@ -104,6 +105,49 @@ def test_without_a_stream_each_thread_has_its_own(card: Card, library: Any) -> N
     used = [line.partition(" on ")[2] for line in card.log if line.startswith("copy")]
     assert used[0] == used[1] != used[2]
     assert all("stream 0x1" in name and "stream 0x1 of" not in name for name in used)
+
+
+def test_a_buffer_outlives_the_thread_whose_stream_made_it(card: Card, library: Any) -> None:
+    """The next thread works on the same stream: as many are made as threads work at once."""
+    card.runs_by_itself = False
+    made: list[sm.CUDABuffer] = []
+    for value in range(3):
+        source = buffer_of([value])
+        thread = threading.Thread(
+            target=lambda s=source: made.append(sm.transfer_buffer(s, cuda_config=0))
+        )
+        thread.start()
+        thread.join()
+        gc.collect()
+    used = {line.partition(" on ")[2] for line in card.log if line.startswith("copy")}
+    assert len(used) == (1 if library.__spec__.name == "cupy" else 3)
+    reader = card.new_stream(0).address
+    for buffer in made:
+        buffer.wait_on(reader)
+    card.run()
+    assert [buffer.array.values.item() for buffer in made] == [0, 1, 2]
+    made.clear()
+    del buffer
+    gc.collect()
+    card.run()
+    assert not any(stream.work for stream in card.streams.values())
+
+
+def test_threads_at_the_same_time_have_streams_of_their_own(card: Card, library: Any) -> None:
+    together = threading.Barrier(4)
+
+    def send(value: int) -> sm.CUDABuffer:
+        together.wait(10)
+        buffer = sm.transfer_buffer(buffer_of([value]), cuda_config=value % 2)
+        together.wait(10)
+        return buffer
+
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as pool:
+            for buffer in pool.map(send, range(4)):
+                buffer.synchronize()
+    used = [line.partition(" on ")[2] for line in card.log if line.startswith("copy")]
+    assert len(set(used[:4])) == len(set(used[4:])) == 4
 
 
 @pytest.mark.parametrize("stream", [0, 1])

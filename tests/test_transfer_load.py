@@ -19,6 +19,7 @@ from cuda_rigs import rig_of
 import spdl_media as sm
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.own_streams import OwnStreams
 
 TESTS = Path(__file__).resolve().parent
 RIGS = [
@@ -34,7 +35,7 @@ def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", threading.local())
+    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
     with rig_of(request.param, monkeypatch) as found:
         yield found
         gc.collect()

@@ -2,6 +2,7 @@
 
 ``device``       what a device must do, and what is common to all
 ``forks``        whether CUDA can work in this process at all
+``own_streams``  a stream for each thread, for as long as it lives
 ``torch_device`` a stream of a device through PyTorch
 ``cupy_device``  the same through CuPy, with kernels
 ``memory``       memory that goes back only after the streams that read it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -20,11 +19,13 @@ from spdl_media._devices.device import (
     own_address,
 )
 from spdl_media._devices.memory import Block, Event, Guard, size_of
+from spdl_media._devices.own_streams import OwnStreams
 from spdl_media.config import Allocator
 
 Dims: TypeAlias = tuple[int, int, int]
 
-_OWN = threading.local()
+# CuPy destroys a stream with its object.
+_OWN = OwnStreams()
 
 
 class CupyDevice:
@@ -57,11 +58,11 @@ class CupyDevice:
 
     def on_own_stream(self) -> CupyDevice:
         """A stream that belongs to the calling thread."""
-        streams: dict[int, Any] = _OWN.__dict__.setdefault("streams", {})
-        if self.index not in streams:
-            with self._cupy.cuda.Device(self.index):
-                streams[self.index] = self._cupy.cuda.Stream(non_blocking=True)
-        return self.on(int(streams[self.index].ptr))
+        return self.on(int(_OWN.of_thread(self.index, self._new_stream).ptr))
+
+    def _new_stream(self) -> Any:
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Stream(non_blocking=True)
 
     def _current(self) -> Any:
         with self._cupy.cuda.Device(self.index):
