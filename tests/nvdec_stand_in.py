@@ -126,13 +126,15 @@ class StandIn(VideoDevice):
     def __init__(self, library: Any = np) -> None:
         super().__init__(library)
         self.opened: list[str] = []
+        self.colors: list[Any] = []
         self.waits = 0
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         self.opened.append(codec.name)
         return HardwareDecoder(make_decoder(codec, config, source))
 
-    def buffer(self, array: Any) -> Any:
+    def buffer(self, array: Any, colors: Any = (None, None)) -> Any:
+        self.colors.append(colors)
         return array
 
     @contextmanager

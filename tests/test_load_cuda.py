@@ -516,6 +516,25 @@ def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> N
     np.testing.assert_array_equal(np.concatenate(batches), want)
 
 
+@pytest.mark.parametrize(
+    ("stated", "colors"),
+    [
+        ({}, ("bt601", "tv")),
+        ({"colorspace": "bt709"}, ("bt709", "tv")),
+        ({"colorspace": "bt2020nc", "color_range": "pc"}, ("bt2020nc", "pc")),
+    ],
+)
+def test_planes_of_a_video_say_their_colours_and_are_converted_by_them(
+    nvdec: CupyWithKernels, stated: dict[str, str], colors: tuple[str, str]
+) -> None:
+    data = make_video(PLANES[:4], codec="libx264", options=stated)
+    (nv12,) = sm.streaming_load_video_nvdec(data, 0, num_frames=4)
+    assert (nv12.colorspace, nv12.color_range) == colors
+    want = sm.load_video(data, layout="NCHW").array.astype(int)
+    assert np.abs(host(sm.nv12_to_rgb(nv12)).astype(int) - want).max() <= 2
+    assert np.abs(host(sm.nv12_to_bgr([nv12]))[:, ::-1].astype(int) - want).max() <= 2
+
+
 def test_layouts_of_the_functions_that_spdl_has(nvdec: CupyWithKernels) -> None:
     packets = sm.demux_video(CLIP)
     assert sm.decode_packets_nvdec(packets, cuda=0).shape == (20, 3, 48, 64)

@@ -19,6 +19,7 @@ from spdl_media.convert import convert_frames
 from spdl_media.cuda._nvdec_dali import decode_by_number
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
+from spdl_media.cuda._nvdec_planes import NO_COLORS, Colors
 from spdl_media.cuda._nvdec_rule import (
     Clip,
     VideoDecoderName,
@@ -35,6 +36,7 @@ from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decode import decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
+from spdl_media.frames import VideoFrames
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
@@ -54,6 +56,7 @@ class DeviceClip:
         time_base: Seconds in one unit.
         timestamps: The same in seconds on the container's clock.
         way: How they were decoded.
+        colors: What they mean, if they are YUV.
     """
 
     array: Any
@@ -61,6 +64,7 @@ class DeviceClip:
     time_base: Fraction
     timestamps: tuple[float, ...]
     way: Way
+    colors: Colors = NO_COLORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     positions, pts, time_base = _selected(times, packets, request)
     if positions != list(range(len(times))):
         array = device.take(array, positions)
-    return _timed(array, pts, time_base, packets, "pyav")
+    return _timed(array, pts, time_base, packets, "pyav", writer.colors)
 
 
 def _check_start(packets: VideoPackets) -> None:
@@ -181,16 +185,17 @@ def _by_cpu(packets: VideoPackets, device: VideoDevice, request: Request) -> Dev
         request.config,
         num_frames=request.num_frames,
     )
-    array = device.upload(host_array(frames, request.output))
-    return DeviceClip(array, frames.pts, frames.time_base, frames.timestamps, "cpu")
+    array, colors = host_array(frames, request.output)
+    uploaded = device.upload(array)
+    return DeviceClip(uploaded, frames.pts, frames.time_base, frames.timestamps, "cpu", colors)
 
 
-def host_array(frames: Any, output: Output) -> np.ndarray[Any, Any]:
-    """Frames of the CPU in the shape that the output has on a device."""
+def host_array(frames: VideoFrames, output: Output) -> tuple[np.ndarray[Any, Any], Colors]:
+    """Frames of the CPU in the shape that the output has on a device, and what they mean."""
     if output.pix_fmt == "nv12":
-        array: np.ndarray[Any, Any] = convert_frames(frames).array[:, 0]
-        return array
-    return convert_frames(frames, layout=output.layout).array
+        buffer = convert_frames(frames)
+        return buffer.array[:, 0], (buffer.colorspace, buffer.color_range)
+    return convert_frames(frames, layout=output.layout).array, NO_COLORS
 
 
 def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None) -> str:
@@ -230,13 +235,18 @@ def _selected(
 
 
 def _timed(
-    array: Any, pts: Sequence[int | None], time_base: Fraction, packets: VideoPackets, way: Way
+    array: Any,
+    pts: Sequence[int | None],
+    time_base: Fraction,
+    packets: VideoPackets,
+    way: Way,
+    colors: Colors = NO_COLORS,
 ) -> DeviceClip:
     zero = facts_of(packets).zero
     seconds = tuple(
         nan if time is None else float(ticks_to_seconds(time, time_base, zero)) for time in pts
     )
-    return DeviceClip(array, tuple(pts), time_base, seconds, way)
+    return DeviceClip(array, tuple(pts), time_base, seconds, way, colors)
 
 
 def _no_frame(packets: VideoPackets) -> ConvertError:

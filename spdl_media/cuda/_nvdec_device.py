@@ -22,7 +22,7 @@ from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig
 from spdl_media.cuda._nvdec_hwaccel import device_error, open_on_device
-from spdl_media.cuda._nvdec_planes import DeviceKind, Plane
+from spdl_media.cuda._nvdec_planes import NO_COLORS, Colors, DeviceKind, Plane
 from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.slots import SlotDevice
@@ -132,12 +132,19 @@ class VideoDevice:
             with out_of_memory_said(device, size_of(shape, np.dtype(dtype))):
                 yield
 
-    def buffer(self, array: Any) -> Buffer:
-        """The buffer over an array that is ready when the current stream gets where it is now."""
+    def buffer(self, array: Any, colors: Colors = NO_COLORS) -> Buffer:
+        """The buffer over an array that is ready when the current stream gets where it is now.
+
+        Args:
+            array: On the device.
+            colors: What its YUV means.
+        """
+        matrix, range = colors
         if self.kind == "cpu":
-            return CPUBuffer(np.asarray(array))
+            return CPUBuffer(np.asarray(array), colorspace=matrix, color_range=range)
         device = CupyDevice(self._xp, self.index, self._stream)
-        return buffer_on_stream(device.guarded(array), device)
+        block = device.guarded(array)
+        return buffer_on_stream(block, device, colorspace=matrix, color_range=range)
 
     @contextmanager
     def after_decoder(self) -> Iterator[None]:

@@ -13,6 +13,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 DeviceKind: TypeAlias = Literal["cuda", "cpu"]
 
+Colors: TypeAlias = tuple[str | None, str | None]
+"""Matrix and range of YUV, as buffers have them."""
+
+NO_COLORS: Colors = (None, None)
+"""Of what is no YUV."""
+
 
 @dataclass(frozen=True, slots=True)
 class SemiPlanar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from spdl_media._decoding.defaults import cut_short_error
 from spdl_media.codec import VideoCodec
@@ -14,11 +14,16 @@ from spdl_media.cuda._nvdec_clip import (
 )
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
+from spdl_media.cuda._nvdec_planes import Colors
 from spdl_media.cuda._nvdec_rule import found_refusal, not_on_nvdec, nvdec_refusal
 from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decoders import VideoDecoder
+from spdl_media.frames import VideoFrames
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
+
+ColoredPlanes: TypeAlias = tuple[Any, Colors]
+"""Planes on the device, and what they mean."""
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 PACKETS_A_CHUNK = 64
@@ -57,7 +62,7 @@ class BatchStream:
         self._untried: list[VideoPackets] = []
         self._started = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ColoredPlanes]:
         refusal = nvdec_refusal(self._codec) if self._device.kind == "cuda" else None
         if refusal is None:
             try:
@@ -71,7 +76,7 @@ class BatchStream:
         warn_of_fallback(f"{self._source}: {refusal}")
         yield from self._on_cpu()
 
-    def _on_device(self) -> Iterator[Any]:
+    def _on_device(self) -> Iterator[ColoredPlanes]:
         pictures: DevicePictures | None = None
         writer = FrameWriter(self._device, self._request.output, self._num_frames, self._source)
         last: VideoPackets | None = None
@@ -84,7 +89,7 @@ class BatchStream:
             return
         yield from self._written(writer, pictures, None)
         if writer.count:
-            yield writer.result()
+            yield writer.result(), writer.colors
         if missing := cut_short_error(last, self._request.config):
             raise missing
 
@@ -100,15 +105,17 @@ class BatchStream:
             pictures.orientation = facts_of(packets).orientation
         return packets
 
-    def _written(self, writer: FrameWriter, pictures: DevicePictures, packet: Any) -> Iterator[Any]:
+    def _written(
+        self, writer: FrameWriter, pictures: DevicePictures, packet: Any
+    ) -> Iterator[ColoredPlanes]:
         for frame in pictures.decode(packet):
             self._started, self._untried = True, []
             writer.add(frame, pictures.standing)
             del frame  # its surface is the decoder's again while the batch is used
             if writer.is_full:
-                yield writer.result()
+                yield writer.result(), writer.colors
 
-    def _on_cpu(self) -> Iterator[Any]:
+    def _on_cpu(self) -> Iterator[ColoredPlanes]:
         output = self._request.output
         decoder = VideoDecoder(
             self._codec,
@@ -118,9 +125,13 @@ class BatchStream:
         )
         for packets in self._again():
             for frames in decoder.decode(packets):
-                yield self._device.upload(host_array(frames, output))
+                yield self._uploaded(frames)
         for frames in decoder.flush():
-            yield self._device.upload(host_array(frames, output))
+            yield self._uploaded(frames)
+
+    def _uploaded(self, frames: VideoFrames) -> ColoredPlanes:
+        array, colors = host_array(frames, self._request.output)
+        return self._device.upload(array), colors
 
     def _again(self) -> Iterator[VideoPackets]:
         """All chunks from the first on."""

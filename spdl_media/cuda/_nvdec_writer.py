@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from spdl_media._converting.checks import colors_differ, matrix_and_range
 from spdl_media._filters.stages import ScaleMode
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_color import scale_plane, to_rgb
@@ -19,7 +20,9 @@ from spdl_media.cuda._nvdec_geometry import (
     upright,
 )
 from spdl_media.cuda._nvdec_planes import (
+    NO_COLORS,
     SEMI_PLANAR,
+    Colors,
     HardwareFrame,
     format_name,
     frame_planes,
@@ -107,7 +110,13 @@ class FrameWriter:
         self._canvas: Size = (0, 0)
         self._stored = ""
         self._unset = False
+        self._colors = NO_COLORS
         self.count = 0
+
+    @property
+    def colors(self) -> Colors:
+        """What the values of the last array mean, if they are YUV."""
+        return self._colors
 
     @property
     def is_full(self) -> bool:
@@ -118,13 +127,15 @@ class FrameWriter:
         """Convert or copy one frame. It is not needed any more when this returns.
 
         Raises:
-            ConvertError: Its size or depth makes another array than the first one's.
+            ConvertError: Its size or depth makes another array than the first one's, or its YUV means other
+                colours.
         """
         size = coded_size((frame.width, frame.height), orientation)
         placement = self._output.placement(size)
         if self._array is None:
             self._allocate(placement, format_name(frame))
-        self._check_same(placement.canvas, format_name(frame))
+            self._colors = self._colors_of(frame)
+        self._check_same(placement.canvas, format_name(frame), self._colors_of(frame))
         if self.is_full:
             self._grow()
         with self._device.after_decoder():
@@ -169,7 +180,10 @@ class FrameWriter:
         self._array = make((self._capacity, *shape), dtype)
         self._canvas, self._stored = placement.canvas, stored
 
-    def _check_same(self, canvas: Size, stored: str) -> None:
+    def _colors_of(self, frame: HardwareFrame) -> Colors:
+        return matrix_and_range(frame) if self._output.pix_fmt == "nv12" else NO_COLORS
+
+    def _check_same(self, canvas: Size, stored: str, colors: Colors) -> None:
         deep = self._output.pix_fmt == "nv12" and stored != self._stored
         if canvas != self._canvas or deep:
             raise ConvertError(
@@ -178,6 +192,9 @@ class FrameWriter:
                 "scale them to one size",
                 source=self._source,
             )
+        if colors != self._colors:
+            first, other = ("frame 0", self._colors), (f"frame {self.count}", colors)
+            raise colors_differ(first, other, self._stored, self._source)
 
     def _cut_planes(self, frame: HardwareFrame, orientation: int) -> tuple[Any, Any]:
         luma, chroma = map(self._device.view, frame_planes(frame, self._device.kind))

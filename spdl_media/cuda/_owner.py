@@ -40,6 +40,8 @@ def buffer_on_stream(
     *,
     failures: tuple[Failure, ...] = (),
     indices: tuple[int, ...] | None = None,
+    colorspace: str | None = None,
+    color_range: str | None = None,
 ) -> CUDABuffer:
     """The buffer over an array that is ready when the device's stream gets where it is now."""
     interface = block.array.__cuda_array_interface__
@@ -52,4 +54,6 @@ def buffer_on_stream(
         ready=Handover(stream, stream.record(), block.used_on),
         failures=failures,
         indices=indices,
+        colorspace=colorspace,
+        color_range=color_range,
     )

@@ -10,6 +10,7 @@ not a fast path; :func:`~spdl_media.decode_packets` converts faster on the CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
@@ -33,7 +34,7 @@ from spdl_media.cuda._color_plan import (
 )
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._owner import buffer_on_stream
-from spdl_media.cuda_buffer import Buffer
+from spdl_media.cuda_buffer import Buffer, CUDABuffer
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 
@@ -71,9 +72,11 @@ def yuv_to_rgb(
         pix_fmt: FFmpeg's name: ``"nv12"``, ``"yuv420p"``, ``"yuvj422p"``, ``"p010le"``, ``"yuv420p10le"``,
             ``"yuv444p12msble"``, ``"gray"``, ... The byte order is that of the arrays.
         matrix: As ``frames.colorspace`` has it: ``"bt709"``, ``"smpte170m"`` or ``"bt601"``, ``"bt2020nc"``,
-            ``"fcc"``, ``"smpte240m"``, ``"ycgco"``, ... ``None``: BT.601, as FFmpeg takes it.
-        color_range: ``"tv"`` or ``"pc"``, as ``frames.color_range`` has it; ``None``: limited, but full for
-            the ``yuvj`` formats. Gray is full whatever is said here, as in FFmpeg, and has no matrix.
+            ``"fcc"``, ``"smpte240m"``, ``"ycgco"``, ... ``None``: what buffers say (``buffer.colorspace``),
+            else BT.601, as FFmpeg takes it.
+        color_range: ``"tv"`` or ``"pc"``, as ``frames.color_range`` has it; ``None``: what buffers say, else
+            limited, but full for the ``yuvj`` formats. Gray is full whatever is said here, as in FFmpeg, and
+            has no matrix.
         chroma_location: Where chroma stands: ``"left"``, ``"center"``, ``"topleft"``, ``"top"``,
             ``"bottomleft"`` or ``"bottom"``; ``None``: the center, as FFmpeg's scaler takes it.
         width: Pixels in a row of the result; ``None``: as it is.
@@ -106,9 +109,10 @@ def yuv_to_rgb(
         FFmpeg ``libswscale``; ITU-T H.273 for the names.
     """
     format = yuv_format(pix_fmt)
+    said = _said_by(planes)
     look = Look(
-        matrix,
-        color_range,
+        matrix or said[0],
+        color_range or said[1],
         chroma_location,
         width,
         height,
@@ -126,7 +130,7 @@ def nv12_to_rgb(
     buffers: Any,
     *,
     cuda_config: Any = None,
-    coeff: int = 1,
+    coeff: int | None = None,
     matrix: str | None = None,
     color_range: str | None = None,
     layout: RGBLayout = "NCHW",
@@ -142,8 +146,9 @@ def nv12_to_rgb(
         cuda_config: As in :func:`yuv_to_rgb`.
         coeff: The matrix as a number of H.273: 1 BT.709, 4 FCC, 5 and 6 BT.601, 7 SMPTE 240M, 8 YCgCo,
             9 and 10 BT.2020 (10 means another equation, for which SPDL takes the same matrix, too).
+            ``None``: what the buffers say (``buffer.colorspace``), else BT.709, SPDL's default.
         matrix: The matrix by name; then ``coeff`` does not count.
-        color_range: ``"tv"`` or ``"pc"``; ``None``: limited.
+        color_range: ``"tv"`` or ``"pc"``; ``None``: what the buffers say, else limited.
         layout: ``"NCHW"`` or ``"NHWC"``.
         sync: Wait until the result is ready.
 
@@ -151,13 +156,14 @@ def nv12_to_rgb(
         uint8 buffer ``(frames, 3, H, W)``; see :func:`yuv_to_rgb`.
 
     Raises:
-        ValueError: As in :func:`yuv_to_rgb`; no frames; frames of several sizes; an unknown ``coeff``.
+        ValueError: As in :func:`yuv_to_rgb`; no frames; frames of several sizes; an unknown ``coeff``;
+            buffers that say different things of their colours.
         TypeError: As in :func:`yuv_to_rgb`.
         MissingDependencyError: As in :func:`yuv_to_rgb`.
 
     Thread safety: safe.
     """
-    look = Look(matrix or _matrix_of(coeff), color_range)
+    look = _nv12_look(buffers, coeff, matrix, color_range)
     return _convert_nv12(buffers, look, cuda_config, layout, sync=sync)
 
 
@@ -165,7 +171,7 @@ def nv12_to_bgr(
     buffers: Any,
     *,
     cuda_config: Any = None,
-    coeff: int = 1,
+    coeff: int | None = None,
     matrix: str | None = None,
     color_range: str | None = None,
     layout: RGBLayout = "NCHW",
@@ -176,8 +182,39 @@ def nv12_to_bgr(
     Returns:
         uint8 buffer ``(frames, 3, H, W)``; see :func:`yuv_to_rgb`.
     """
-    look = Look(matrix or _matrix_of(coeff), color_range, bgr=True)
+    look = replace(_nv12_look(buffers, coeff, matrix, color_range), bgr=True)
     return _convert_nv12(buffers, look, cuda_config, layout, sync=sync)
+
+
+def _nv12_look(
+    buffers: Any, coeff: int | None, matrix: str | None, color_range: str | None
+) -> Look:
+    if coeff is not None:
+        matrix = matrix or _matrix_of(coeff)
+    if matrix and color_range:
+        return Look(matrix, color_range)
+    said = _said_by(buffers)
+    return Look(matrix or said[0] or _matrix_of(1), color_range or said[1])
+
+
+def _said_by(planes: Any) -> tuple[str | None, str | None]:
+    """Matrix and range that a buffer or a sequence of them states; other arrays state none.
+
+    Raises:
+        ValueError: They state different ones.
+    """
+    given = planes if isinstance(planes, list | tuple) else [planes]
+    found = {
+        (one.colorspace, one.color_range)
+        for one in given
+        if isinstance(one, CPUBuffer | CUDABuffer) and one.colorspace
+    }
+    if len(found) > 1:
+        raise ValueError(
+            f"the buffers state different colours (matrix, range), {sorted(found, key=str)}, and one call "
+            "takes one kind. Convert them one by one, or say what counts: matrix= and color_range="
+        )
+    return found.pop() if found else (None, None)
 
 
 def _matrix_of(coeff: int) -> str:

@@ -116,7 +116,7 @@ def decode_packets_nvdec(
     _check_packet_decoder(decoder)
     device = video_device(_one(cuda, cuda_config))
     clip = _decoded(packets, device, output, decode_config, num_frames, decoder=decoder)
-    return device.buffer(clip.array)
+    return device.buffer(clip.array, clip.colors)
 
 
 def _decoded(
@@ -207,7 +207,7 @@ def decode_to_device(
         decoder=decoder,
         from_file=True,
     )
-    return device.buffer(clip.array), clip.timestamps
+    return device.buffer(clip.array, clip.colors), clip.timestamps
 
 
 def streaming_load_video_nvdec(
@@ -254,8 +254,8 @@ def streaming_load_video_nvdec(
     Returns:
         An iterator of arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it U and V in turn.
         uint8 (NV12); uint16 with the value in the high bits (P010, P016) for 10 and 12 bit. An odd width is
-        rounded up, with a last column of zeros. Each batch is memory of its own, ready when CuPy's
-        current stream gets there.
+        rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of a batch say what its
+        values mean. Each batch is memory of its own, ready when CuPy's current stream gets there.
 
     Raises:
         SourceError: It cannot be opened or read.
@@ -288,10 +288,9 @@ def _batches(
         first = next(chunks, None)
         if first is None:
             return
-        for array in BatchStream(
-            _joined(first, chunks), first.codec, device, request, first.source
-        ):
-            yield device.buffer(array)
+        joined = _joined(first, chunks)
+        for array, colors in BatchStream(joined, first.codec, device, request, first.source):
+            yield device.buffer(array, colors)
 
 
 def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:

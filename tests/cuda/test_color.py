@@ -80,6 +80,41 @@ def test_what_convert_frames_makes_can_be_converted() -> None:
         np.testing.assert_array_equal(np.asarray(yuv_to_rgb(planes, pix_fmt)), expected)
 
 
+@pytest.mark.parametrize("layout", [None, "planes"])
+def test_buffers_say_what_their_values_mean(layout: Any) -> None:
+    picture = sm.testing.index_frames(1, 38, 30)[0]
+    desc = sm.get_video_filter_desc(pix_fmt="nv12", color_matrix="bt709", color_range="pc")
+    frames = sm.decode_packets(sm.demux_image(sm.testing.make_image(picture)), desc)
+    buffer = sm.convert_frames(frames, layout=layout)
+    stated: dict[str, Any] = {"matrix": "bt709", "color_range": "pc"}
+    expected = np.asarray(yuv_to_rgb(frames.planes, "nv12", **stated))
+    np.testing.assert_array_equal(np.asarray(yuv_to_rgb(buffer, "nv12")), expected)
+    other = np.asarray(yuv_to_rgb(frames.planes, "nv12", matrix="fcc", color_range="tv"))
+    told = yuv_to_rgb(buffer, "nv12", matrix="fcc", color_range="tv")
+    np.testing.assert_array_equal(np.asarray(told), other)
+
+
+def test_nv12_is_what_its_buffers_say_else_as_in_spdl() -> None:
+    values = np.arange(54, dtype=np.uint8).reshape(9, 6) * 4
+    for colors in (("bt601", "tv"), ("bt2020nc", "pc")):
+        buffer = sm.CPUBuffer(values, colorspace=colors[0], color_range=colors[1])
+        expected = np.asarray(nv12_to_rgb(values, matrix=colors[0], color_range=colors[1]))
+        np.testing.assert_array_equal(np.asarray(nv12_to_rgb(buffer)), expected)
+        told = nv12_to_rgb(buffer, coeff=4, color_range="tv")
+        np.testing.assert_array_equal(np.asarray(told), np.asarray(nv12_to_rgb(values, coeff=4)))
+    np.testing.assert_array_equal(
+        np.asarray(nv12_to_rgb(values)), np.asarray(nv12_to_rgb(values, coeff=1))
+    )
+
+
+def test_buffers_that_contradict_each_other() -> None:
+    values = np.zeros((9, 6), np.uint8)
+    both = [sm.CPUBuffer(values, colorspace=name, color_range="tv") for name in ("fcc", "bt709")]
+    with pytest.raises(ValueError, match=r"state different colours.*'bt709', 'tv'.*'fcc', 'tv'"):
+        nv12_to_rgb(both)
+    assert nv12_to_rgb(both, matrix="fcc", color_range="tv").shape == (2, 3, 6, 6)
+
+
 def test_tensors_in_host_memory_are_viewed() -> None:
     torch = pytest.importorskip("torch")
     expected = np.asarray(yuv_to_rgb([Y, UV], "nv12"))

@@ -135,6 +135,36 @@ def test_a_file_that_is_cut_short_gives_its_frames_and_then_an_error() -> None:
     )
 
 
+def two_matrices(pix_fmt: str = "yuv420p") -> bytes:
+    return b"".join(
+        make_video(
+            index_planes(4, 32, 16, pix_fmt),
+            codec="libx264",
+            format="h264",
+            pix_fmt=pix_fmt,
+            options={"colorspace": matrix},
+        )
+        for matrix in ("bt709", "smpte170m")
+    )
+
+
+def test_a_batch_has_one_matrix() -> None:
+    device = StandIn()
+    batches = list(streaming_load_video_nvdec(two_matrices(), device, num_frames=4))
+    assert [len(batch) for batch in batches] == [4, 4]
+    assert device.colors == [("bt709", "tv"), ("bt601", "tv")]
+    words = "frame 0 has bt709 limited range, but frame 4 has bt601 limited range.*of nv12"
+    with pytest.raises(sm.ConvertError, match=words):
+        list(streaming_load_video_nvdec(two_matrices(), StandIn(), num_frames=5))
+
+
+def test_a_batch_of_the_cpu_says_its_matrix() -> None:
+    device = StandIn()
+    with pytest.warns(CPUFallbackWarning):
+        list(streaming_load_video_nvdec(two_matrices("yuv444p"), device, num_frames=4))
+    assert device.colors == [("bt709", "tv"), ("bt601", "tv")]
+
+
 def test_misuse() -> None:
     with pytest.raises(ValueError, match="num_frames must be at least 1, not 0"):
         streaming_load_video_nvdec(CLIP, StandIn(), num_frames=0)
