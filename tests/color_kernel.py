@@ -143,7 +143,9 @@ class FakeCupy:
                 ptr=self.stream or 0, synchronize=lambda: self.synchronized.append(self.stream)
             ),
             Event=lambda **_: SimpleNamespace(
-                record=lambda: self.recorded.append(self.stream), done=True
+                record=lambda: self.recorded.append(self.stream),
+                done=True,
+                synchronize=lambda: None,
             ),
         )
         self.recorded: list[int | None] = []

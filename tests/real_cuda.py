@@ -22,6 +22,7 @@ def check(*packages: str) -> None:
 
 
 def why_not(*packages: str) -> str | None:
+    """Why there is no device for these packages, and libraries of the driver (``"lib..."``)."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -29,9 +30,26 @@ def why_not(*packages: str) -> str | None:
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "the driver finds no device"
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed"
-        if not importlib.import_module(package).cuda.is_available():
-            return f"{package} finds no device"
+    reasons = (
+        _why_not_library(one) if one.startswith("lib") else _why_not(one) for one in packages
+    )
+    return next(filter(None, reasons), None)
+
+
+def _why_not(package: str) -> str | None:
+    parent = package.partition(".")[0]
+    if not (importlib.util.find_spec(parent) and importlib.util.find_spec(package)):
+        return f"{package} is not installed"
+    if package == "nvidia.dali":
+        found = importlib.import_module("nvidia.dali.backend").GetCUDADeviceCount()
+    else:
+        found = importlib.import_module(package).cuda.is_available()
+    return None if found else f"{package} finds no device"
+
+
+def _why_not_library(name: str) -> str | None:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return f"the driver has no {name}"
     return None

@@ -11,14 +11,25 @@ import pytest
 import real_cuda
 
 TESTS = Path(__file__).resolve().parent
-ONE = f"{TESTS / 'test_transfer_load.py'}::test_a_device_that_is_not_there[torch]"
+SOME = [
+    f"{TESTS / file}::{test}"
+    for file, test in (
+        ("test_transfer_load.py", "test_a_device_that_is_not_there[torch]"),
+        ("cuda/test_gpu_pictures.py", "test_ragged_batches_are_as_on_the_cpu_path[gpu-pad]"),
+        ("cuda/test_gpu_videos.py", "test_planes_are_the_cpus_bit_for_bit[gpu-libx264]"),
+        ("cuda/test_gpu_videos.py", "test_dali_gives_the_frames_of_the_cpu"),
+        ("cuda/test_gpu_colors.py", "test_the_kernel_gives_what_the_reference_gives[gpu-nv12-tv]"),
+        ("cuda/test_gpu_colors.py", "test_batches_by_planes_are_as_on_the_cpu_path"),
+    )
+]
 
 
 @pytest.mark.skipif(real_cuda.why_not("torch") is None, reason="there is a GPU")
-@pytest.mark.parametrize(("promised", "said"), [("", "1 skipped"), ("1", "1 error")])
+@pytest.mark.parametrize(("promised", "said"), [("", "6 skipped"), ("1", "6 errors")])
 def test_without_a_gpu_tests_skip_or_fail(promised: str, said: str) -> None:
+    """Those of transfers, pictures, videos and colours, whatever of the packages is installed."""
     environment = {**os.environ, real_cuda.REQUIRE: promised}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ONE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SOME]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, cwd=TESTS.parent, check=False
     )
@@ -49,3 +60,11 @@ def test_a_package_without_a_device_is_a_reason(monkeypatch: pytest.MonkeyPatch)
     found[0] = 1
     assert real_cuda.why_not() is None
     assert real_cuda.why_not("nosuchpackage") == "nosuchpackage is not installed"
+    assert real_cuda.why_not("nosuch.package") == "nosuch.package is not installed"
+
+
+def test_a_library_that_the_driver_lacks_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_cuda, "_why_not", lambda _: None)
+    reason = real_cuda._why_not_library("libnosuch.so.1")
+    assert reason == "the driver has no libnosuch.so.1"
+    assert real_cuda._why_not_library("libc.so.6") is None
