@@ -19,19 +19,19 @@ from spdl_media.codec import VideoCodec, _set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError
 
-_DRIVER, _VIDEO_LIBRARY = (
+DRIVER, VIDEO_LIBRARY = (
     ("nvcuda.dll", "nvcuvid.dll")
     if sys.platform == "win32"
     else ("libcuda.so.1", "libnvcuvid.so.1")
 )
-_LIBRARIES = MappingProxyType(
+LIBRARIES = MappingProxyType(
     {
-        _DRIVER: (
+        DRIVER: (
             "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
             "(docker run --gpus all)"
         ),
-        _VIDEO_LIBRARY: (
-            "NVIDIA's driver is there without its video library ({}). In a container, set "
+        VIDEO_LIBRARY: (
+            "the video library of NVIDIA's driver is missing ({}). In a container, set "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
             "package (libnvidia-decode)"
         ),
@@ -98,7 +98,7 @@ def device_error(
     missing = missing_library(source, load)
     if missing is not None:
         return missing
-    count = _device_count(load(_DRIVER))
+    count = _device_count(load(DRIVER))
     if not 0 <= device_index < count:
         return no_such_device(device_index, count)
     return DecodeError(f"NVDEC cannot be opened on device {device_index}: {text}", source=source)
@@ -108,7 +108,7 @@ def missing_library(
     source: str | None = None, load: Callable[[str], Any] = ctypes.CDLL
 ) -> MissingDependencyError | None:
     """The first of the libraries of NVIDIA's driver that decoding needs and that is missing, as an error."""
-    for library, text in _LIBRARIES.items():
+    for library, text in LIBRARIES.items():
         try:
             load(library)
         except OSError as error:

@@ -15,7 +15,7 @@ from spdl_media._devices.choose import open_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda._color_device import open_device as open_color_device
-from spdl_media.cuda._nvdec_hwaccel import _DRIVER, _LIBRARIES, _VIDEO_LIBRARY
+from spdl_media.cuda._nvdec_hwaccel import DRIVER, LIBRARIES, VIDEO_LIBRARY
 from spdl_media.cuda.slots import SlotDevice, check_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
@@ -119,16 +119,17 @@ def _tried(find: Callable[[], object]) -> Capability:
     return Capability(available=True)
 
 
-def _library(name: str, text: str) -> Any:
+def _library(name: str) -> Any:
+    """A library of NVIDIA's driver, or what to do where it is missing."""
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        raise RuntimeError(text.format(error)) from error
+        raise RuntimeError(LIBRARIES[name].format(error)) from error
 
 
 def _driver() -> None:
     HISTORY.check("looking for devices")
-    driver, count = _library(_DRIVER, _LIBRARIES[_DRIVER]), ctypes.c_int()
+    driver, count = _library(DRIVER), ctypes.c_int()
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or not count.value:
         raise RuntimeError(
@@ -192,18 +193,12 @@ def _open_dali(index: int) -> None:
     check_device(SlotDevice("gpu", index))
 
 
-_NO_VIDEO_LIBRARY = (
-    "the library for NVDEC of NVIDIA's driver is missing ({}). In a container, set "
-    "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode package "
-    "(libnvidia-decode)"
-)
-
 _PARTS: dict[str, Callable[[], object]] = {
     "driver": _driver,
     "torch": _torch,
     "cupy": lambda: _package("cupy"),
     "nvrtc": _nvrtc,
-    "nvcuvid": lambda: _library(_VIDEO_LIBRARY, _NO_VIDEO_LIBRARY),
+    "nvcuvid": lambda: _library(VIDEO_LIBRARY),
     "dali": _dali,
     "nvimgcodec": lambda: _package("nvimgcodec"),
 }
