@@ -316,6 +316,11 @@ def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
         monkeypatch.setattr(module, "require", lambda name, purpose: modules[name])
 
 
+def torch_without_device(*, is_built: bool) -> SimpleNamespace:
+    built = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: is_built))
+    return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False), backends=built)
+
+
 @pytest.mark.usefixtures("never_warned")
 def test_without_cuda_memory_is_pageable_with_one_warning(monkeypatch: Any) -> None:
     without(monkeypatch)
@@ -337,7 +342,7 @@ def test_reasons_why_nothing_is_pinned(monkeypatch: Any) -> None:
     def no_driver() -> int:
         raise OSError("no driver")
 
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    torch = torch_without_device(is_built=True)
     runtime = SimpleNamespace(getDeviceCount=no_driver)
     without(monkeypatch, torch=torch, cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     with pytest.warns(
@@ -378,7 +383,7 @@ def test_memory_is_pinned_through_cupy_where_torch_cannot(monkeypatch: Any) -> N
     )
     without(
         monkeypatch,
-        torch=SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)),
+        torch=torch_without_device(is_built=True),
         cupy=SimpleNamespace(cuda=cuda),
     )
     storage = sm.cpu_storage(NBYTES)

@@ -14,6 +14,7 @@ from spdl_media.config import CUDAConfig
 from spdl_media.errors import TransferError
 
 NEITHER = "neither torch nor cupy is installed"
+WITHOUT_CUDA = "is built without CUDA"
 
 
 def cuda_library() -> tuple[str | None, str]:
@@ -33,10 +34,12 @@ def cuda_library() -> tuple[str | None, str]:
 
 
 def _torch_count() -> tuple[int, str]:
-    cuda: Any = require("torch", "using a CUDA device").cuda
-    if not cuda.is_available():
+    torch: Any = require("torch", "using a CUDA device")
+    if torch.cuda.is_available():
+        return int(torch.cuda.device_count()), "torch finds no CUDA device"
+    if torch.backends.cuda.is_built():
         return 0, "torch finds no CUDA device"
-    return int(cuda.device_count()), "torch finds no CUDA device"
+    return 0, f"torch {torch.__version__} {WITHOUT_CUDA}"
 
 
 def _cupy_count() -> tuple[int, str]:
@@ -57,13 +60,9 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
     HISTORY.check(purpose)
     package, reason = cuda_library()
     if package is None:
-        hint = (
-            'pip install "spdl_media[torch]" or pip install cupy-cuda12x (or cupy-cuda13x) brings one'
-            if reason == NEITHER
-            else "nvidia-smi shows whether the driver sees one, and CUDA_VISIBLE_DEVICES whether this "
-            "process may"
+        raise TransferError(
+            f"{purpose} needs a CUDA device, and there is none: {reason}. {_hint(reason)}"
         )
-        raise TransferError(f"{purpose} needs a CUDA device, and there is none: {reason}. {hint}")
     module = require(package, purpose)
     count = _count(package)
     if config.device_index >= count:
@@ -73,6 +72,17 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
         return TorchDevice(module, config.device_index, config.stream)
     device = CupyDevice(module, config.device_index, config.stream)
     return device if config.stream is not None else device.on_own_stream()
+
+
+def _hint(reason: str) -> str:
+    if reason == NEITHER:
+        return 'pip install "spdl_media[torch]" or pip install cupy-cuda12x (or cupy-cuda13x) brings one'
+    if reason.endswith(WITHOUT_CUDA):
+        return (
+            "Install one that has it (https://pytorch.org/get-started/locally), or beside it CuPy: pip "
+            "install cupy-cuda12x (or cupy-cuda13x, as the driver is)"
+        )
+    return "nvidia-smi shows whether the driver sees one, and CUDA_VISIBLE_DEVICES whether this process may"
 
 
 def _count(package: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from spdl_media._backends import INSTALL, is_available, require
-from spdl_media._devices.choose import open_device
+from spdl_media._devices.choose import WITHOUT_CUDA, open_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda._color_device import open_device as open_color_device
@@ -143,7 +143,7 @@ def _torch() -> None:
     torch: Any = _package("torch")
     if not torch.backends.cuda.is_built():
         raise RuntimeError(
-            f"torch {torch.__version__} is built without CUDA. Install one that has it, as "
+            f"torch {torch.__version__} {WITHOUT_CUDA}. Install one that has it, as "
             "https://pytorch.org/get-started/locally says: pip install --force-reinstall torch"
         )
 
