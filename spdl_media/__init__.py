@@ -47,7 +47,7 @@ from spdl_media.array_formats.npz import NpzFile, load_npz
 from spdl_media.array_formats.samples import iter_samples
 from spdl_media.array_formats.tar import iter_tarfile
 from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
-from spdl_media.arrays import to_jax, to_numba, to_numpy, to_torch
+from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
 from spdl_media.async_load import (
     async_load_audio,
     async_load_clip,
@@ -59,9 +59,17 @@ from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.collate import collate
-from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
+from spdl_media.config import (
+    CUDAConfig,
+    DecodeConfig,
+    DemuxConfig,
+    cuda_config,
+    decode_config,
+    demux_config,
+)
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import random_resized_crop
+from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
@@ -74,6 +82,7 @@ from spdl_media.errors import (
     MissingDependencyError,
     SourceError,
     StorageTooSmallError,
+    TransferError,
 )
 from spdl_media.filter_desc import (
     get_abuffer_desc,
@@ -97,8 +106,19 @@ from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
+from spdl_media.transfer import (
+    transfer_buffer,
+    transfer_buffer_cpu,
+    transfer_tensor,
+    transfer_tensor_d2h,
+)
 
 if TYPE_CHECKING:
+    from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
+    from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+    from spdl_media.cuda.fallback import CPUFallbackWarning
+    from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
+    from spdl_media.cuda.nvjpeg import decode_image_nvjpeg, load_image_batch_nvjpeg
     from spdl_media.dataloader import DataLoader
 
 __all__ = (
@@ -108,8 +128,14 @@ __all__ = (
     "AudioFrames",
     "AudioPackets",
     "AudioStreamInfo",
+    "Buffer",
     "CPUBuffer",
+    "CPUFallbackWarning",
     "CPUStorage",
+    "CUDABuffer",
+    "CUDACapabilities",
+    "CUDAConfig",
+    "Capability",
     "Clip",
     "Codec",
     "ConvertError",
@@ -137,6 +163,7 @@ __all__ = (
     "StoragePool",
     "StorageTooSmallError",
     "Timestamp",
+    "TransferError",
     "VideoCodec",
     "VideoDecoder",
     "VideoFrames",
@@ -154,8 +181,12 @@ __all__ = (
     "convert_array",
     "convert_frames",
     "cpu_storage",
+    "cuda_capabilities",
+    "cuda_config",
     "decode_config",
+    "decode_image_nvjpeg",
     "decode_packets",
+    "decode_packets_nvdec",
     "demux_audio",
     "demux_config",
     "demux_image",
@@ -171,27 +202,53 @@ __all__ = (
     "load_clip",
     "load_image",
     "load_image_batch",
+    "load_image_batch_nvjpeg",
     "load_npy",
     "load_npz",
     "load_video",
     "load_wav",
+    "nv12_to_bgr",
+    "nv12_to_rgb",
     "parse_wav",
     "probe",
     "random_resized_crop",
     "set_log_level",
+    "streaming_load_video_nvdec",
+    "to_cupy",
     "to_jax",
     "to_numba",
     "to_numpy",
     "to_torch",
+    "transfer_buffer",
+    "transfer_buffer_cpu",
+    "transfer_tensor",
+    "transfer_tensor_d2h",
+    "yuv_to_rgb",
 )
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")
 
+# Names of such modules.
+_LAZY_NAMES = {
+    "CPUFallbackWarning": "cuda.fallback",
+    "CUDACapabilities": "cuda.capabilities",
+    "Capability": "cuda.capabilities",
+    "DataLoader": "dataloader",
+    "cuda_capabilities": "cuda.capabilities",
+    "decode_image_nvjpeg": "cuda.nvjpeg",
+    "decode_packets_nvdec": "cuda.nvdec",
+    "load_image_batch_nvjpeg": "cuda.nvjpeg",
+    "nv12_to_bgr": "cuda.color",
+    "nv12_to_rgb": "cuda.color",
+    "streaming_load_video_nvdec": "cuda.nvdec",
+    "yuv_to_rgb": "cuda.color",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "DataLoader":
-        return importlib.import_module("spdl_media.dataloader").DataLoader
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(f"spdl_media.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY_MODULES:
         return importlib.import_module(f"spdl_media.{name}")
     raise AttributeError(f"module 'spdl_media' has no attribute {name!r}")

@@ -8,8 +8,9 @@ import numpy.typing as npt
 
 from spdl_media._backends import require
 from spdl_media.buffer import CPUBuffer
+from spdl_media.cuda_buffer import Buffer, CUDABuffer
 
-__all__ = ("to_jax", "to_numba", "to_numpy", "to_torch")
+__all__ = ("to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch")
 
 
 def to_numpy(buffer: CPUBuffer) -> npt.NDArray[Any]:
@@ -19,20 +20,25 @@ def to_numpy(buffer: CPUBuffer) -> npt.NDArray[Any]:
         A writable view of the buffer's memory, which it keeps alive.
 
     Raises:
-        TypeError: ``buffer`` is not a buffer.
+        TypeError: ``buffer`` is not a buffer, or lies on a device.
         ValueError: The buffer was released.
 
     Thread safety: safe.
     """
+    if isinstance(buffer, CUDABuffer):
+        raise TypeError(
+            f"to_numpy takes a CPUBuffer, and this one lies on {buffer.device}. transfer_buffer_cpu copies it"
+        )
     # A view of its own: its shape may be set in place without a change of the buffer's.
     return _checked(buffer, "to_numpy").array.view()
 
 
-def to_torch(buffer: CPUBuffer) -> Any:
+def to_torch(buffer: Buffer) -> Any:
     """View a buffer as a PyTorch tensor.
 
     Returns:
-        A tensor on the CPU over the buffer's memory, which it keeps alive.
+        A tensor over the buffer's memory, which it keeps alive: on the CPU, or on the buffer's device. There
+        PyTorch's current stream waits for the memory to be ready, and the host does not.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -41,15 +47,45 @@ def to_torch(buffer: CPUBuffer) -> Any:
 
     Thread safety: safe.
     """
-    return require("torch", "to_torch").from_dlpack(_checked(buffer, "to_torch"))
+    torch: Any = require("torch", "to_torch")
+    checked = _checked(buffer, "to_torch")
+    if isinstance(checked, CUDABuffer) and isinstance(checked.array, torch.Tensor):
+        # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
+        checked.wait_on(torch.cuda.current_stream(checked.device_index).cuda_stream)
+        return checked.array.detach()
+    return torch.from_dlpack(checked)
 
 
-def to_jax(buffer: CPUBuffer) -> Any:
+def to_cupy(buffer: CUDABuffer) -> Any:
+    """View a buffer on a CUDA device as a CuPy array.
+
+    Returns:
+        An array over the buffer's memory, which it keeps alive. CuPy's current stream waits for the memory to
+        be ready, and the host does not.
+
+    Raises:
+        MissingDependencyError: cupy is not installed.
+        TypeError: ``buffer`` is not a buffer, or lies in host memory.
+        ValueError: The buffer was released.
+
+    Thread safety: safe.
+    """
+    cupy: Any = require("cupy", "to_cupy")
+    if not isinstance(buffer, CUDABuffer):
+        raise TypeError(
+            f"to_cupy takes a CUDABuffer, not {type(buffer).__name__}. transfer_buffer copies a buffer to a "
+            "device"
+        )
+    with cupy.cuda.Device(buffer.device_index):
+        return cupy.from_dlpack(buffer)
+
+
+def to_jax(buffer: Buffer) -> Any:
     """View a buffer as a JAX array.
 
     Returns:
-        An array on the CPU over the buffer's memory, which it keeps alive. JAX takes it for constant: do
-        not write to the buffer while it lives.
+        An array over the buffer's memory, which it keeps alive, on the CPU or on the buffer's device. JAX
+        takes it for constant: do not write to the buffer while it lives.
 
     Raises:
         MissingDependencyError: jax is not installed.
@@ -69,25 +105,31 @@ def to_jax(buffer: CPUBuffer) -> Any:
     return jax.dlpack.from_dlpack(buffer)
 
 
-def to_numba(buffer: CPUBuffer) -> npt.NDArray[Any]:
-    """View a buffer as what Numba compiles for: on the CPU, a NumPy array.
+def to_numba(buffer: Buffer) -> Any:
+    """View a buffer as what Numba compiles for: a NumPy array, or a device array of ``numba.cuda``.
 
     Returns:
-        A writable view of the buffer's memory, which it keeps alive.
+        A writable view of the buffer's memory, which it keeps alive. On a device Numba waits on the host
+        until it is ready.
 
     Raises:
+        MissingDependencyError: The buffer lies on a device, and numba is not installed.
         TypeError: ``buffer`` is not a buffer.
         ValueError: The buffer was released.
 
     Thread safety: safe.
     """
-    return _checked(buffer, "to_numba").array.view()
+    checked = _checked(buffer, "to_numba")
+    if isinstance(checked, CUDABuffer):
+        cuda: Any = require("numba", "to_numba of a buffer on a device")
+        return cuda.as_cuda_array(checked)
+    return checked.array.view()
 
 
-def _checked(buffer: CPUBuffer, function: str) -> CPUBuffer:
-    if not isinstance(buffer, CPUBuffer):
+def _checked(buffer: Buffer, function: str) -> Buffer:
+    if not isinstance(buffer, CPUBuffer | CUDABuffer):
         raise TypeError(
-            f"{function} takes a CPUBuffer, not {type(buffer).__name__}. convert_frames and convert_array "
-            "make one"
+            f"{function} takes a CPUBuffer or a CUDABuffer, not {type(buffer).__name__}. convert_frames and "
+            "convert_array make one"
         )
     return buffer

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import ArrayLayout, OnError, image_batch_steps
+from spdl_media._loading.batch import ArrayLayout, OnError
+from spdl_media._loading.device_pictures import batch_steps
+from spdl_media._loading.on_device import DeviceLike, PictureDecoder, VideoDecoder
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan, Flips
-from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.crops import Box
+from spdl_media.cuda_buffer import Buffer
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,
@@ -64,8 +66,11 @@ async def async_load_image(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: PictureDecoder = "auto",
     executor: Executor | None = None,
-) -> CPUBuffer:
+) -> Buffer:
     """Run :func:`~spdl_media.load_image` in a thread; see there for arguments, result and errors.
 
     ``executor`` is where it runs; ``None`` for the default executor of the running loop.
@@ -89,6 +94,9 @@ async def async_load_image(
             storage=storage,
             layout=layout,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
+            decoder=decoder,
         ),
     )
 
@@ -110,8 +118,11 @@ async def async_load_image_batch(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     on_error: OnError = "raise",
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: PictureDecoder = "auto",
     executor: Executor | None = None,
-) -> CPUBuffer:
+) -> Buffer:
     """Run :func:`~spdl_media.load_image_batch` in a thread; see there for arguments, result and errors.
 
     ``executor`` is where it runs; ``None`` for the default executor of the running loop. When the
@@ -119,7 +130,7 @@ async def async_load_image_batch(
 
     Thread safety: safe.
     """
-    load = image_batch_steps(
+    load = batch_steps(
         srcs,
         PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
         filter_desc,
@@ -129,6 +140,9 @@ async def async_load_image_batch(
         storage,
         layout,
         on_error,
+        cuda,
+        cuda_config,
+        decoder,
     )
     stopped = threading.Event()
     try:
@@ -156,8 +170,11 @@ async def async_load_video(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
     executor: Executor | None = None,
-) -> CPUBuffer:
+) -> Buffer:
     """Run :func:`~spdl_media.load_video` in a thread; see there for arguments, result and errors.
 
     ``executor`` is where it runs; ``None`` for the default executor of the running loop.
@@ -185,6 +202,9 @@ async def async_load_video(
             storage=storage,
             layout=layout,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
+            decoder=decoder,
         ),
     )
 
@@ -203,8 +223,10 @@ async def async_load_audio(
     decode_config: DecodeConfig | None = None,
     storage: Storage | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
     executor: Executor | None = None,
-) -> CPUBuffer:
+) -> Buffer:
     """Run :func:`~spdl_media.load_audio` in a thread; see there for arguments, result and errors.
 
     ``executor`` is where it runs; ``None`` for the default executor of the running loop.
@@ -227,6 +249,8 @@ async def async_load_audio(
             decode_config=decode_config,
             storage=storage,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
         ),
     )
 
@@ -252,6 +276,9 @@ async def async_load_clip(
     audio_storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
     executor: Executor | None = None,
 ) -> Clip:
     """Run :func:`~spdl_media.load_clip` in a thread; see there for arguments, result and errors.
@@ -283,5 +310,8 @@ async def async_load_clip(
             audio_storage=audio_storage,
             layout=layout,
             name=name,
+            cuda=cuda,
+            cuda_config=cuda_config,
+            decoder=decoder,
         ),
     )

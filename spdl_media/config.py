@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, TypeAlias, get_args
 
-__all__ = ("DecodeConfig", "DemuxConfig", "OnCorrupt", "decode_config", "demux_config")
+__all__ = (
+    "CUDAConfig",
+    "DecodeConfig",
+    "DemuxConfig",
+    "OnCorrupt",
+    "cuda_config",
+    "decode_config",
+    "demux_config",
+)
 
+Allocator: TypeAlias = tuple[Callable[[int, int, int], int], Callable[[int], object]]
 OnCorrupt = Literal["raise", "keep", "drop"]
 Downscale = Literal["dct"]
 
@@ -68,6 +78,63 @@ class DecodeConfig:
         options = dict(self.decoder_options)
         plain = (self.decoder, options, self.orient, self.on_corrupt, self.downscale)
         return DecodeConfig, plain
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAConfig:
+    """Where work for a CUDA device is done. See :func:`cuda_config`."""
+
+    device_index: int
+    stream: int | None = None
+    allocator: Allocator | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("device_index", self.device_index), ("stream", self.stream)):
+            if value is None and name == "stream":
+                continue
+            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+                raise TypeError(
+                    f"{name} must be an int{_STREAM_HINT if name == 'stream' else ''}, not {value!r}"
+                )
+            if operator.index(value) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {value!r}")
+            object.__setattr__(self, name, operator.index(value))
+        allocator = self.allocator
+        if allocator is not None and not (
+            isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
+        ):
+            raise TypeError(
+                "allocator must be a tuple of two functions, allocate(nbytes, device_index, stream) and "
+                f"free(address), not {allocator!r}"
+            )
+
+
+_STREAM_HINT = " (the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream) or None"
+
+
+def cuda_config(
+    device_index: SupportsIndex,
+    stream: int | None = None,
+    allocator: Allocator | None = None,
+) -> CUDAConfig:
+    """Choose where work for a CUDA device is done.
+
+    Args:
+        device_index: Number of the device, counted from 0 among those that the process sees.
+        stream: The address of a ``cudaStream_t``, such as ``torch.cuda.Stream().cuda_stream`` or
+            ``cupy.cuda.Stream().ptr``, on which copies are made: 0 and 1 are the default stream, 2 is that of
+            the thread. It must be one of this device, and live as long as what is made on it. ``None``: a
+            stream of the library's own, one for each thread.
+        allocator: What gives memory of the device: ``(allocate, free)``, called as
+            ``allocate(nbytes, device_index, stream)``, which returns an address, and ``free(address)``.
+            PyTorch has ``torch.cuda.caching_allocator_alloc`` and ``torch.cuda.caching_allocator_delete``.
+            ``None``: the pool of PyTorch or CuPy.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A negative number.
+    """
+    return CUDAConfig(device_index, stream, allocator)  # type: ignore[arg-type]  # made an int there
 
 
 def demux_config(
@@ -173,3 +240,37 @@ def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"decode_config must be made by spdl_media.decode_config(), not {config!r}")
     return config
+
+
+def as_cuda_config(config: CUDAConfig | SupportsIndex) -> CUDAConfig:
+    """The config, or that of a device's number.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: The number is negative.
+    """
+    if isinstance(config, CUDAConfig):
+        return config
+    if isinstance(config, bool) or not isinstance(config, SupportsIndex):
+        raise TypeError(
+            f"cuda_config must be the number of a device, such as 0, or made by cuda_config(), not {config!r}"
+        )
+    return cuda_config(config)
+
+
+def one_cuda_config(
+    cuda: CUDAConfig | SupportsIndex | None, cuda_config: CUDAConfig | SupportsIndex | None
+) -> CUDAConfig | None:
+    """The config that one of two arguments gives, or ``None``: no device.
+
+    Raises:
+        ValueError: Both are given.
+        TypeError: It is neither a number nor a config.
+    """
+    if cuda is not None and cuda_config is not None:
+        raise ValueError(
+            f"cuda= and cuda_config= are one argument with two names, so give one of them, not {cuda!r} and "
+            f"{cuda_config!r}"
+        )
+    given = cuda_config if cuda is None else cuda
+    return None if given is None else as_cuda_config(given)

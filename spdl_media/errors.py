@@ -8,6 +8,7 @@
     ├── FilterError (ValueError)        the filter description cannot be used
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage
+    ├── TransferError (RuntimeError)    memory cannot be had on a CUDA device, or not be copied there
     └── MissingDependencyError (ImportError)   an optional package is not installed
 
 Each is also the builtin in parentheses, so code that knows nothing of this package catches it as
@@ -31,6 +32,7 @@ __all__ = (
     "MissingDependencyError",
     "SourceError",
     "StorageTooSmallError",
+    "TransferError",
 )
 
 
@@ -141,6 +143,10 @@ class ConvertError(MediaError, ValueError):
 
 class StorageTooSmallError(ConvertError):
     """The array takes more bytes than the storage has. The message says both sizes."""
+
+
+class TransferError(MediaError, RuntimeError):
+    """No CUDA device can be used here, or it has no memory left, or a copy fails. The message says why."""
 
 
 class MissingDependencyError(MediaError, ImportError):

@@ -1,4 +1,4 @@
-"""From a source to an array in one call: demux, decode, convert, and nothing else."""
+"""From a source to an array in one call: demux, decode, convert, transfer, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import dataclass
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, image_batch_steps
+from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
+from spdl_media._loading.device_frames import FramesAsked, frame_steps
+from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
+from spdl_media._loading.on_device import (
+    DeviceLike,
+    PictureDecoder,
+    VideoDecoder,
+    device_config,
+    into_array,
+    staging,
+)
 from spdl_media._loading.options import PictureOptions, SoundOptions
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, DemuxConfig
+from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
+from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.inputs import Source
@@ -38,7 +49,10 @@ def load_image(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: PictureDecoder = "auto",
+) -> Buffer:
     """Load one picture, upright.
 
     Args:
@@ -56,14 +70,20 @@ def load_image(
             the picture is not turned either. Matrix and range of YUV are then what the graph gives.
         demux_config: How to open the source.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-        storage: Memory to fill; fresh memory without one.
+        storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that the picture passes
+            through where the CPU decodes it; fresh page-locked memory without one.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
         name: What to call the source in messages.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
+        cuda_config: The same by another name; give one of them.
+        decoder: With ``cuda=``: ``"dali"`` decodes on the device, ``"cpu"`` on the CPU, and copies;
+            ``"auto"`` takes the first that is installed and can make what is asked for. Where DALI is
+            installed and finds no device, a ``CPUFallbackWarning`` says so.
 
     Returns:
-        A buffer in host memory, a copy: ``(height, width, 3)`` uint8, values 0 to 255, for ``rgb24``; the
-        table of :mod:`spdl_media.layouts` has the other formats. Of YUV, ``buffer.colorspace`` and
-        ``buffer.color_range`` say what the numbers mean.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
+        uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.layouts` has the other formats.
+        Of YUV, ``buffer.colorspace`` and ``buffer.color_range`` say what the numbers mean.
 
     Raises:
         SourceError: It cannot be opened or read.
@@ -71,6 +91,7 @@ def load_image(
         DecodeError: It is damaged.
         FilterError: The picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
         ConvertError: Its format makes no array, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or ``filter_desc`` beside options that it replaces.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -78,9 +99,29 @@ def load_image(
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality)
     desc = options.desc(filter_desc, still=True)
-    packets = demux_image(src, demux_config=demux_config, name=name)
-    frames = decode_packets(packets, desc, decode_config)
-    return convert_frames(frames, storage, layout=layout)
+
+    def load(storage: Storage | None) -> CPUBuffer:
+        packets = demux_image(src, demux_config=demux_config, name=name)
+        frames = decode_packets(packets, desc, decode_config)
+        return convert_frames(frames, storage, layout=layout)
+
+    config = device_config(cuda, cuda_config, decoder, PictureDecoder)
+    if config is None:
+        return load(storage)
+    asked = Asked(
+        config,
+        decoder,
+        options,
+        isinstance(filter_desc, Default),
+        demux_config,
+        decode_config,
+        staging(storage),
+        layout,
+        purpose="load_image(cuda=)",
+        is_single=True,
+        name=name,
+    )
+    return load_picture(src, asked, lambda: load(asked.storage))
 
 
 def load_image_batch(
@@ -100,7 +141,10 @@ def load_image_batch(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     on_error: OnError = "raise",
-) -> CPUBuffer:
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: PictureDecoder = "auto",
+) -> Buffer:
     """Load pictures into one array, one after the other in the calling thread.
 
     To use several threads, load several batches at the same time; nothing here holds the GIL for long.
@@ -128,9 +172,14 @@ def load_image_batch(
         on_error: What becomes of a picture that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
             the batch has fewer rows; or ``"fill"`` its row with zeros.
+        cuda: As in :func:`load_image`.
+        cuda_config: As in :func:`load_image`.
+        decoder: As in :func:`load_image`. With ``"cpu"``, what is copied are FFmpeg's planes where CuPy can
+            scale and colour them on the device, else finished pictures.
 
     Returns:
-        A buffer in host memory, a copy: ``(B, height, width, 3)`` uint8 for ``rgb24``. ``buffer.failures``
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(B, height, width, 3)``
+        uint8 for ``rgb24``. ``buffer.failures``
         has what could not be loaded and why, ``buffer.indices`` the position among ``srcs`` of each row,
         ``buffer.valid`` a mask of the rows that are pictures.
 
@@ -141,12 +190,13 @@ def load_image_batch(
         FilterError: A picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
         ConvertError: There are no inputs, none could be loaded, they differ in size, format, matrix or range,
             the format makes no array, a crop lies outside its picture, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option that cannot be, or not one crop or flip for each input.
         TypeError: ``srcs`` is no sequence, or an input is no source.
 
     Thread safety: safe.
     """
-    decode_and_convert = image_batch_steps(
+    decode_and_convert = batch_steps(
         srcs,
         PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
         filter_desc,
@@ -156,6 +206,9 @@ def load_image_batch(
         storage,
         layout,
         on_error,
+        cuda,
+        cuda_config,
+        decoder,
     )
     return decode_and_convert(lambda: False)
 
@@ -179,7 +232,10 @@ def load_video(
     storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
+) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
 
     Args:
@@ -201,27 +257,45 @@ def load_video(
         storage: As in :func:`load_image`.
         layout: As in :func:`load_image`.
         name: As in :func:`load_image`.
+        cuda: As in :func:`load_image`.
+        cuda_config: As in :func:`load_image`.
+        decoder: With ``cuda=``: ``"dali"`` and ``"pyav"`` decode on the device (NVDEC), ``"cpu"`` on the CPU,
+            and copies; ``"auto"`` takes the first that decodes the video right. If that is the CPU because
+            of the video or of something missing, a ``CPUFallbackWarning`` says why.
 
     Returns:
-        A buffer in host memory, a copy: ``(N, height, width, 3)`` uint8 for ``rgb24``.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(N, height, width, 3)``
+        uint8 for ``rgb24``.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
         ConvertError: No frame lies in the window, the format makes no array, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    desc = options.desc(filter_desc)
+    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
+    asked = FramesAsked(
+        options,
+        filter_desc,
+        num_frames,
+        decode_config,
+        storage,
+        layout,
+        config,
+        decoder,
+        "load_video(cuda=)",
+    )
+    decode = frame_steps(asked)
     packets = demux_video(
         src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
-    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
-    return convert_frames(frames, storage, layout=layout)
+    return decode(packets)[0]
 
 
 def load_audio(
@@ -238,7 +312,9 @@ def load_audio(
     decode_config: DecodeConfig | None = None,
     storage: Storage | None = None,
     name: str | None = None,
-) -> CPUBuffer:
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+) -> Buffer:
     """Load sound, all or the samples of a window.
 
     Args:
@@ -255,26 +331,30 @@ def load_audio(
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`.
         name: As in :func:`load_image`.
+        cuda: As in :func:`load_image`. The CPU decodes, and the samples are copied.
+        cuda_config: As in :func:`load_image`.
 
     Returns:
-        A buffer in host memory, a copy: ``(channels, samples)`` float32 for ``fltp``, -1 to 1;
-        ``(samples, channels)`` for formats that are not planar.
+        A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(channels, samples)``
+        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for formats that are not planar.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
         ConvertError: No sample lies in the window, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(filter_desc)
+    config = one_cuda_config(cuda, cuda_config)
+    convert = into_array(config, storage, None, "load_audio(cuda=)")
     packets = demux_audio(
         src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
-    frames = decode_packets(packets, desc, decode_config, num_frames=num_frames)
-    return convert_frames(frames, storage)
+    return convert(decode_packets(packets, desc, decode_config, num_frames=num_frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +369,8 @@ class Clip:
         sample_rate: Samples of one channel in a second.
     """
 
-    video: CPUBuffer
-    audio: CPUBuffer
+    video: Buffer
+    audio: Buffer
     timestamps: tuple[float, ...]
     audio_timestamp: float
     sample_rate: int
@@ -317,6 +397,9 @@ def load_clip(
     audio_storage: Storage | None = None,
     layout: ArrayLayout | None = None,
     name: str | None = None,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    decoder: VideoDecoder = "auto",
 ) -> Clip:
     """Load the frames and the sound of one interval, reading the source once.
 
@@ -340,6 +423,9 @@ def load_clip(
         audio_storage: Memory for the sound, another one; fresh memory without one.
         layout: As in :func:`load_video`.
         name: What to call the source in messages.
+        cuda: As in :func:`load_video`; frames and sound lie on the device.
+        cuda_config: As in :func:`load_video`.
+        decoder: As in :func:`load_video`, for the frames. The CPU decodes the sound.
 
     Returns:
         The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
@@ -350,23 +436,28 @@ def load_clip(
         DemuxError: It is no media, or one of the streams is missing.
         DecodeError: It is damaged.
         ConvertError: No frame or no sample lies in the interval, or a storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option that cannot be.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    picture_desc = options.desc(DEFAULT_FILTER)
     sound_desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(DEFAULT_FILTER)
     window = clip_window(start, duration)
+    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
+    purpose = "load_clip(cuda=)"
+    about = DEFAULT_FILTER, None, decode_config, video_storage, layout, config, decoder, purpose
+    decode = frame_steps(FramesAsked(options, *about))
+    convert_sound = into_array(config, audio_storage, None, purpose)
     with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
         pictures, sound = demuxer.demux_clip(window)
-    frames = decode_packets(pictures, picture_desc, decode_config)
-    samples = decode_packets(sound, sound_desc, decode_config)
-    return Clip(
-        convert_frames(frames, video_storage, layout=layout),
-        convert_frames(samples, audio_storage),
-        frames.timestamps,
-        samples.timestamp,
-        samples.sample_rate,
-    )
+    video, timestamps = decode(pictures)
+    try:
+        samples = decode_packets(sound, sound_desc, decode_config)
+        audio = convert_sound(samples)
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        video.release()
+        raise
+    return Clip(video, audio, timestamps, samples.timestamp, samples.sample_rate)

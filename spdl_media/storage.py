@@ -18,8 +18,11 @@ from typing import Literal, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._backends import is_available, require
-from spdl_media.errors import StorageTooSmallError
+from spdl_media._backends import require
+from spdl_media._devices.choose import cuda_library
+from spdl_media._devices.device import is_out_of_memory
+from spdl_media._devices.forks import HISTORY
+from spdl_media.errors import StorageTooSmallError, TransferError
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
 
@@ -43,8 +46,8 @@ class _Block:
     __slots__ = ("in_use", "memory")
 
     def __init__(self, size: int, pin_with: str | None = None) -> None:
-        # The array keeps what owns the memory alive, here and in the next two.
-        self.memory = _PINNED[pin_with](size) if pin_with else _pageable(size)
+        # The array keeps what owns the memory alive, here and in the next ones.
+        self.memory = _pinned(size, pin_with) if pin_with else _pageable(size)
         self.in_use = False
 
 
@@ -52,6 +55,18 @@ def _pageable(size: int) -> Bytes:
     owner = np.empty(size + ALIGNMENT, np.uint8)
     start = -owner.ctypes.data % ALIGNMENT
     return owner[start : start + size]
+
+
+def _pinned(size: int, package: str) -> Bytes:
+    try:
+        return _PINNED[package](size)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TransferError(
+            f"{size} bytes of page-locked memory cannot be had ({type(error).__name__}: {error}). It is "
+            "taken from the machine's own memory: use fewer or smaller blocks, or pin_memory=False"
+        ) from error
 
 
 # Page-locked memory starts on a page.
@@ -69,23 +84,6 @@ def _pinned_by_cupy(size: int) -> Bytes:
 _PINNED: dict[str, Callable[[int], Bytes]] = {"torch": _pinned_by_torch, "cupy": _pinned_by_cupy}
 
 
-def _what_pins() -> tuple[str | None, str]:
-    """The package that can page-lock memory here, or None and the reason."""
-    reasons = []
-    if is_available("torch"):
-        if require("torch", "pinned memory").cuda.is_available():
-            return "torch", ""
-        reasons.append("torch finds no CUDA device")
-    if is_available("cupy"):
-        try:
-            if require("cupy", "pinned memory").cuda.runtime.getDeviceCount():
-                return "cupy", ""
-            reasons.append("cupy finds no CUDA device")
-        except Exception as error:  # noqa: BLE001  # cupy's error types come from the module that failed
-            reasons.append(f"cupy finds no CUDA device ({error})")
-    return None, " and ".join(reasons) or "neither torch nor cupy is installed"
-
-
 _warned_pageable = False
 
 
@@ -94,7 +92,8 @@ def _pin_or_warn(*, pin_memory: bool) -> str | None:
     global _warned_pageable  # noqa: PLW0603  # one warning a process, as PyTorch has it
     if not pin_memory:
         return None
-    package, reason = _what_pins()
+    _check_fork()
+    package, reason = cuda_library()
     if package is None and not _warned_pageable:
         _warned_pageable = True
         _warn(
@@ -103,6 +102,10 @@ def _pin_or_warn(*, pin_memory: bool) -> str | None:
             UserWarning,
         )
     return package
+
+
+def _check_fork() -> None:
+    HISTORY.check("page-locked memory", ". Or use memory that is not: pin_memory=False")
 
 
 def _warn(message: str, category: type[Warning]) -> None:
@@ -187,8 +190,11 @@ class CPUStorage:
 
         Raises:
             StorageTooSmallError: ``nbytes`` is more than the storage has.
+            TransferError: It is pinned, and this process was forked from one that had used CUDA.
         """
         _check_fits(nbytes, self._size)
+        if self._pin_with:
+            _check_fork()  # what a child finds at such an address is the driver's affair
         with self._lock:
             busy, self._block.in_use = self._block.in_use, True
             warn = busy and not self._warned
@@ -228,6 +234,8 @@ def cpu_storage(
     Raises:
         TypeError: ``size`` is not a whole number.
         ValueError: ``size`` is not positive.
+        TransferError: So much memory cannot be pinned, or none in this process, which was forked from one
+            that had used CUDA.
 
     Thread safety: safe.
     """
@@ -253,6 +261,7 @@ class StoragePool:
         TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
         ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative, or ``on_exhausted`` is
             none of the three.
+        TransferError: As for :func:`cpu_storage`.
 
     Thread safety: safe.
     """
@@ -311,8 +320,12 @@ class StoragePool:
             StorageTooSmallError: ``nbytes`` is more than a block has.
             RuntimeError: All are in use, with ``on_exhausted="raise"``.
             TimeoutError: All stayed in use for ``timeout`` seconds, with ``on_exhausted="wait"``.
+            TransferError: It is pinned, and this process was forked from one that had used CUDA; or one block
+                more cannot be pinned.
         """
         _check_fits(nbytes, self._size)
+        if self._pin_with:
+            _check_fork()
         try:
             block = self._free.get()
         except Empty:
@@ -370,14 +383,22 @@ class StoragePool:
         return f"<StoragePool: {self.num_free} of {self._count} blocks of {self._size} bytes free{pinned}>"
 
 
-Storage: TypeAlias = CPUStorage | StoragePool
+class PinnedMemory:
+    """Fresh page-locked memory of any size, each time. PyTorch and CuPy keep blocks of it for the next."""
+
+    def acquire(self, nbytes: int) -> Bytes:
+        """A block of ``nbytes`` or more."""
+        return _Block(nbytes, _pin_or_warn(pin_memory=True)).memory
+
+
+Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
 
 
 def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
     """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable."""
     if storage is None:
         return _pageable(nbytes)
-    if not isinstance(storage, CPUStorage | StoragePool):
+    if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
         raise TypeError(
             f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "
             f"cpu_storage({nbytes}) makes one"

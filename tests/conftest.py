@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+import real_cuda
 
 from spdl_media.testing import index_planes, make_video
 
@@ -23,6 +24,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "spdl_media")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """``@pytest.mark.cuda("torch")``: a test on a real GPU, with these packages."""
+    for mark in item.iter_markers("cuda"):
+        real_cuda.check(*mark.args)
 
 
 @pytest.fixture(scope="session")

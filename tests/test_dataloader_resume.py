@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -458,7 +459,15 @@ def test_another_process_goes_on(order: str, tmp_path: Path) -> None:
     def run(count: int, state: Any) -> Any:
         arguments = json.dumps([order, count, state])
         command = [sys.executable, str(script), arguments]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=50)
+        # The package need not be installed.
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
         assert done.stderr == ""
         return json.loads(done.stdout)
 

@@ -21,6 +21,7 @@ from spdl_media.errors import (
     MissingDependencyError,
     SourceError,
     StorageTooSmallError,
+    TransferError,
 )
 
 # One of each class, with every field set to something that is not its default.
@@ -32,6 +33,7 @@ SAMPLES = {
     FilterError: FilterError("no filter 'skale'", source="a.mp4", filter_desc="skale=2:2"),
     ConvertError: ConvertError("they differ", source="a.mp4"),
     StorageTooSmallError: StorageTooSmallError("144 bytes, but 143", source="a.mp4"),
+    TransferError: TransferError("no device", source="a.mp4"),
     MissingDependencyError: MissingDependencyError("pip install x", source="s3://a", name="x"),
 }
 BUILTINS = {
@@ -41,6 +43,7 @@ BUILTINS = {
     FilterError: ValueError,
     ConvertError: ValueError,
     StorageTooSmallError: ConvertError,
+    TransferError: RuntimeError,
     MissingDependencyError: ImportError,
 }
 FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")

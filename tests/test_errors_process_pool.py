@@ -48,6 +48,11 @@ def storage_too_small_error(folder: str) -> None:
     sm.convert_frames(frames, sm.cpu_storage(8, pin_memory=False))
 
 
+def transfer_error(folder: str) -> None:
+    with patch.dict("sys.modules", {"torch": None, "cupy": None}):
+        sm.transfer_buffer(sm.convert_array([1]), cuda_config=0)
+
+
 def missing_dependency_error(folder: str) -> None:
     # As if it were not installed.
     with patch.dict("sys.modules", {"fsspec": None}):
@@ -62,6 +67,7 @@ CALLS = {
     filter_error: sm.FilterError,
     convert_error: sm.ConvertError,
     storage_too_small_error: sm.StorageTooSmallError,
+    transfer_error: sm.TransferError,
     missing_dependency_error: sm.MissingDependencyError,
 }
 FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")
@@ -89,8 +95,9 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     assert there.value.args == here.value.args
     for field in FIELDS:
         assert getattr(there.value, field, None) == getattr(here.value, field, None), field
-    # A storage does not know whose frames it is too small for.
-    assert there.value.source or isinstance(there.value, sm.StorageTooSmallError)
+    # A storage does not know whose frames it is too small for, nor a device whose arrays it gets.
+    without_source = sm.StorageTooSmallError | sm.TransferError
+    assert there.value.source or isinstance(there.value, without_source)
     assert process.submit(abs, -1).result(timeout=50) == 1
 
 

@@ -49,14 +49,26 @@ ORDER = [
         "_decoding.downscale",
     ],
     ["_decoding.defaults", "decode", "decoders"],
+    [
+        *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
+        *(
+            "_devices.driver",
+            "_devices.own_streams",
+            "_devices.torch_device",
+            "_devices.cupy_device",
+        ),
+        *("_devices.handover", "_devices.choose"),
+    ],
     ["storage"],
-    ["buffer"],
+    ["buffer", "cuda_buffer"],
     ["_converting.checks", "_converting.pictures", "convert"],
     ["transfer"],
     ["arrays"],
-    ["cuda", "array_formats"],
+    ["array_formats"],
     ["crops", "collate"],
     ["_loading.options", "_loading.pictures", "_loading.batch"],
+    ["cuda"],
+    ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
     ["_sources.checks", "_sources.chance", "_sources.ranks", "_sources.protocols"],
@@ -69,7 +81,7 @@ ORDER = [
 ]
 HELPERS = {
     *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_converting", "_loading"),
-    *("_sources", "_dataloading"),
+    *("_sources", "_dataloading", "_devices"),
 }
 FLAT = [module for row in ORDER for module in row]
 

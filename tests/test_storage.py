@@ -17,6 +17,8 @@ from plane_oracle import ROWS, image, rgb
 
 import spdl_media as sm
 from spdl_media import storage as storage_module
+from spdl_media._devices import choose
+from spdl_media._devices.forks import HISTORY
 
 NBYTES = 8 * 6 * 3
 
@@ -308,8 +310,15 @@ def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
     """Stand-ins for torch and cupy; None: not installed."""
-    monkeypatch.setattr(storage_module, "is_available", lambda name: modules.get(name) is not None)
-    monkeypatch.setattr(storage_module, "require", lambda name, purpose: modules[name])
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(choose, "is_available", lambda name: modules.get(name) is not None)
+    for module in (choose, storage_module):
+        monkeypatch.setattr(module, "require", lambda name, purpose: modules[name])
+
+
+def torch_without_device(*, is_built: bool) -> SimpleNamespace:
+    built = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: is_built))
+    return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False), backends=built)
 
 
 @pytest.mark.usefixtures("never_warned")
@@ -333,7 +342,7 @@ def test_reasons_why_nothing_is_pinned(monkeypatch: Any) -> None:
     def no_driver() -> int:
         raise OSError("no driver")
 
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    torch = torch_without_device(is_built=True)
     runtime = SimpleNamespace(getDeviceCount=no_driver)
     without(monkeypatch, torch=torch, cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     with pytest.warns(
@@ -355,7 +364,7 @@ def test_memory_is_pinned_through_torch(monkeypatch: Any) -> None:
         asked.append((size, options))
         return Tensor(size=size)
 
-    cuda = SimpleNamespace(is_available=lambda: True)
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
     without(monkeypatch, torch=SimpleNamespace(cuda=cuda, empty=empty, uint8="u8"))
     pool = sm.StoragePool(NBYTES, 2)
     assert asked == [(NBYTES, {"dtype": "u8", "pin_memory": True})] * 2
@@ -374,7 +383,7 @@ def test_memory_is_pinned_through_cupy_where_torch_cannot(monkeypatch: Any) -> N
     )
     without(
         monkeypatch,
-        torch=SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)),
+        torch=torch_without_device(is_built=True),
         cupy=SimpleNamespace(cuda=cuda),
     )
     storage = sm.cpu_storage(NBYTES)
@@ -382,10 +391,8 @@ def test_memory_is_pinned_through_cupy_where_torch_cannot(monkeypatch: Any) -> N
     assert (sm.convert_frames(rgb(8, 6, 4), storage).array == 4).all()
 
 
+@pytest.mark.cuda("torch")
 def test_pinned_memory_of_a_real_device() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     storage = sm.cpu_storage(NBYTES)
     buffer = sm.convert_frames(rgb(8, 6, 4), storage)
     assert storage.is_pinned

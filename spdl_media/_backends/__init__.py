@@ -15,8 +15,17 @@ from spdl_media.errors import MissingDependencyError
 INSTALL = MappingProxyType(
     {
         "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
+        "dali": (
+            "nvidia.dali",
+            "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130, as the driver is)",
+        ),
         "fsspec": ("fsspec", 'pip install "spdl_media[fsspec]"'),
         "jax": ("jax", "pip install jax"),
+        "numba": ("numba.cuda", "pip install numba-cuda[cu12] (or [cu13], as the driver is)"),
+        "nvimgcodec": (
+            "nvidia.nvimgcodec",
+            "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",
+        ),
         "simplejpeg": ("simplejpeg", 'pip install "spdl_media[jpeg]"'),
         "torch": ("torch", 'pip install "spdl_media[torch]"'),
     }

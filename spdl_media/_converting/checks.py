@@ -55,7 +55,7 @@ def check_formats(items: Pictures) -> None:
 
 def colors_of(frame: Any) -> tuple[str | None, str | None]:
     """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
-    return _matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
+    return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
 
 
 def _check_colors(items: Pictures) -> None:
@@ -63,7 +63,7 @@ def _check_colors(items: Pictures) -> None:
     expected = None
     for position, item in enumerate(items):
         for index, frame in enumerate(av_frames(item)):
-            found = _matrix_and_range(frame)
+            found = matrix_and_range(frame)
             expected = expected or found
             if found != expected:
                 raise colors_differ(
@@ -90,7 +90,7 @@ def colors_differ(
     )
 
 
-def _matrix_and_range(frame: Any) -> tuple[str, str]:
+def matrix_and_range(frame: Any) -> tuple[str, str]:
     """What the numbers of a YUV frame of FFmpeg's mean, also if it does not say."""
     # BT.601 has two names, and is what pictures have that don't say.
     name = COLORSPACES.get(int(frame.colorspace), "bt601")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -38,6 +38,19 @@ _MAX_LISTED = 5
 
 # What is the matter with one input, and not with how all of them are to be loaded.
 _OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError)
+
+
+# What one input is decoded to.
+Decoded = TypeVar("Decoded")
+_Taken_contra = TypeVar("_Taken_contra", contravariant=True)
+
+
+class Collector(Protocol[_Taken_contra]):
+    """What :func:`decode_each` gives the inputs to that it decoded, and those that failed."""
+
+    failures: list[Failure]
+
+    def add(self, position: int, decoded: _Taken_contra, /) -> None: ...
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it knows
@@ -107,17 +120,15 @@ class _Batch:
     def _zeros(self) -> CPUBuffer:
         """What stands for inputs of which none could be loaded."""
         known, layout = self._known, self._layout
-        if not self._fill:
-            raise self._none_loaded("")
-        if known is None:
-            raise self._none_loaded(
-                " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
-            )
+        if not self._fill or known is None:
+            raise none_loaded(self.failures, self._count, fill=self._fill)
         own = pixel_layout(known.pix_fmt)
         if own is None or (own.kind == "tiled" and layout) or not own.tiles(known.width):
-            raise self._none_loaded(
+            raise none_loaded(
+                self.failures,
+                self._count,
                 f" on_error='fill' has no zeros for them: {known.width}x{known.height} {known.pix_fmt} with "
-                f"layout={layout!r} makes no array. An even width=, or pix_fmt='rgb24', makes one."
+                f"layout={layout!r} makes no array. An even width=, or pix_fmt='rgb24', makes one.",
             )
         shape = own.shape(known.width, known.height)
         if layout == "NCHW" and own.kind == "packed":
@@ -131,15 +142,6 @@ class _Batch:
             buffer.colorspace, buffer.color_range = PICTURE_COLORS
         return buffer
 
-    def _none_loaded(self, remedy: str) -> ConvertError:
-        listed = "; ".join(f"input {f.index}: {f.error}" for f in self.failures[:_MAX_LISTED])
-        more = f"; and {self._count - _MAX_LISTED} more" if self._count > _MAX_LISTED else ""
-        error = ConvertError(
-            f"none of the {self._count} inputs could be loaded.{remedy} {listed}{more}"
-        )
-        error.__cause__ = self.failures[0].error
-        return error
-
 
 # Size, format, matrix and range.
 _PictureKind: TypeAlias = tuple[int, int, str, str | None, str | None]
@@ -148,6 +150,26 @@ _PictureKind: TypeAlias = tuple[int, int, str, str | None, str | None]
 def _kind_of(picture: ImageFrames) -> _PictureKind:
     frame = av_frames(picture)[0]
     return frame.width, frame.height, frame.format.name, *colors_of(frame)
+
+
+def none_loaded(
+    failures: Sequence[Failure], count: int, remedy: str = "", *, fill: bool = False
+) -> ConvertError:
+    """The error for a batch of which no input could be loaded.
+
+    Args:
+        failures: Of all inputs.
+        count: How many there are.
+        remedy: A sentence in its middle.
+        fill: Zeros were asked for, and no size for them.
+    """
+    if fill:
+        remedy = " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
+    listed = "; ".join(f"input {f.index}: {f.error}" for f in failures[:_MAX_LISTED])
+    more = f"; and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
+    error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}{more}")
+    error.__cause__ = failures[0].error
+    return error
 
 
 def check_on_error(on_error: str) -> None:
@@ -178,7 +200,7 @@ def image_batch_steps(
     check_on_error(on_error)
     check_array_layout(layout)
     desc = options.desc(filter_desc, still=True)
-    inputs = _as_list(srcs)
+    inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
@@ -200,7 +222,7 @@ def image_batch_steps(
     return run
 
 
-def _as_list(srcs: Iterable[Source]) -> list[Source]:
+def as_list(srcs: Iterable[Source]) -> list[Source]:
     # These are iterable, and one source each all the same.
     if isinstance(srcs, Iterable) and not isinstance(srcs, str | bytes | bytearray | memoryview):
         return list(srcs)
@@ -218,8 +240,8 @@ def _known(options: PictureOptions) -> Known | None:
 
 def decode_each(
     srcs: Sequence[Any],
-    decode: Callable[[Any, int], ImageFrames],
-    batch: _Batch,
+    decode: Callable[[Any, int], Decoded],
+    batch: Collector[Decoded],
     *,
     on_error: OnError,
     stopped: Callable[[], bool],
@@ -228,7 +250,7 @@ def decode_each(
 
     Args:
         srcs: The inputs.
-        decode: Gives the picture of an input at a position.
+        decode: Gives what an input at a position is decoded to.
         batch: Where pictures and failures go.
         on_error: With ``"raise"``, the first failure is raised, and names the input and its position.
         stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
@@ -237,7 +259,7 @@ def decode_each(
         if stopped():
             raise Stopped
         try:
-            picture = decode(src, position)
+            decoded = decode(src, position)
         except _OF_ONE_INPUT as error:
             if on_error == "raise":
                 raise _placed(error, position, len(srcs)) from error
@@ -246,7 +268,7 @@ def decode_each(
         except (MediaError, TypeError, ValueError) as error:
             raise _placed(error, position, len(srcs)) from error
         else:
-            batch.add(position, picture)
+            batch.add(position, decoded)
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:

@@ -43,6 +43,11 @@ class CropPlan:
         )
         self._flips = None if flips is None else _flags(flips)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cut or mirrored."""
+        return self._boxes is None and self._flips is None
+
     def check(self, count: int) -> None:
         """Refuse plans for another number of pictures."""
         for name, values in (("crops", self._boxes), ("flips", self._flips)):
@@ -57,7 +62,7 @@ class CropPlan:
 
     def desc(self, position: int, desc: str | None) -> str | None:
         """The filters of the picture at this position, its own before those of all."""
-        if self._boxes is None and self._flips is None:
+        if self.is_empty:
             return desc
         flip = self._flips is not None and self._flips[position]
         own = crop_filters(self.box(position), flip=flip)

@@ -1,0 +1,605 @@
+"""Pictures and videos to a GPU, and copies to it: all cells in one run, this library beside others.
+
+    python samples/benchmarks/gpu.py --images DIR --video FILE [--video FILE ...] [--json FILE] [--markdown]
+
+Every way to load pictures takes the same JPEGs in memory and leaves the same thing on the device: a batch
+of uint8 in RGB, ``size`` x ``size``, stretched with a smoothed bicubic kernel. Every way to load videos takes
+the same files and leaves their first frames there, in their own size. One round measures all cells one after
+the other, and the next goes backwards, so that a machine that grows slower or faster meanwhile favours none.
+What is printed are medians of the rounds, with the lowest and the highest.
+
+    difference  mean absolute difference, in levels of 255, from what this library gives on the CPU
+    x NAME      over the way of this name, in the same round
+    raw         cudaMemcpyAsync of the same bytes, from the same kind of memory, into memory that is there
+
+This library and torch's workers use ``--threads`` threads or processes; torchvision decodes a list of
+pictures in one call, on its own. A cell ends when the device is done with its last result. Ways that cannot
+be had here are left out and named, with the reason.
+
+Without a GPU nothing is measured: it says what is missing and ends with the exit status 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from figures import machine, markdown_table, over, plain_table, spread, with_range, write_json
+
+import spdl_media as sm
+
+NO_GPU = 3
+COPIES = 16
+Kind = Literal["images", "frames", "bytes"]
+RAW = "raw cudaMemcpyAsync"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be loaded, and where to.
+
+    Attributes:
+        images: JPEGs in memory, in batches.
+        videos: Paths.
+        size: Side of the pictures.
+        frames: To load of each video.
+        threads: That load.
+        nbytes: Of one copy.
+        device: Name of the device in PyTorch's form.
+    """
+
+    images: Sequence[Sequence[bytes]]
+    videos: Sequence[str]
+    size: int
+    frames: int
+    threads: int
+    nbytes: int
+    device: str = "cuda:0"
+
+    @property
+    def index(self) -> int:
+        """Number of the device."""
+        return int(self.device.rpartition(":")[2])
+
+
+@dataclass
+class Cell:
+    """One way, and what was measured of it.
+
+    Attributes:
+        kind: What it loads.
+        load: Loads one batch, by its number, and gives what is on the device.
+        count: How much is in a batch, by its number.
+        wait: Waits until the device is done with a result.
+        to_host: The values of a result.
+        wanted: What the values should be like; ``None``: nobody asks.
+        threads: That load at the same time.
+        rates: What was measured, a second.
+        difference: From what is wanted.
+    """
+
+    kind: Kind
+    load: Callable[[int], Any]
+    count: Callable[[int], int]
+    wait: Callable[[Any], None]
+    to_host: Callable[[Any], Any]
+    wanted: Callable[[], Any] | None = None
+    threads: int = 1
+    rates: list[float] = field(default_factory=list)
+    difference: float | None = None
+
+
+# The ways. Each maker imports what it needs, and raises if that is not there.
+
+
+def pictures(load: Callable[[Sequence[bytes]], sm.CUDABuffer], job: Job) -> Cell:
+    """A way of this library to load pictures."""
+    return Cell(
+        "images",
+        lambda number: load(job.images[number % len(job.images)]),
+        lambda number: len(job.images[number % len(job.images)]),
+        lambda buffer: buffer.synchronize(),
+        lambda buffer: sm.transfer_buffer_cpu(buffer).array,
+        partial(_on_cpu, job),
+        job.threads,
+    )
+
+
+def _on_cpu(job: Job) -> Any:
+    options: Any = {"width": job.size, "height": job.size, "scale_mode": None}
+    return sm.load_image_batch(job.images[0], **options).array
+
+
+def cpu_and_transfer(job: Job) -> Cell:
+    """Decoded and scaled on the CPU, into pinned memory, and copied."""
+    nbytes = max(map(len, job.images)) * job.size * job.size * 3
+    pool = sm.StoragePool(nbytes, 2 * job.threads, on_exhausted="wait", timeout=60)
+
+    def load(batch: Sequence[bytes]) -> sm.CUDABuffer:
+        on_cpu = sm.load_image_batch(
+            batch, width=job.size, height=job.size, scale_mode=None, storage=pool
+        )
+        return sm.transfer_buffer(on_cpu, cuda_config=job.index)
+
+    return pictures(load, job)
+
+
+def on_device(decoder: str, job: Job) -> Cell:
+    """One call; ``"cpu"`` with CuPy copies planes, and a kernel does the rest."""
+    if decoder == "cpu" and not sm.cuda_capabilities(job.index).kernels:
+        raise RuntimeError(sm.cuda_capabilities(job.index).kernels.reason)
+
+    def load(batch: Sequence[bytes]) -> sm.CUDABuffer:
+        return sm.load_image_batch(  # type: ignore[return-value]  # with cuda=
+            batch,
+            width=job.size,
+            height=job.size,
+            scale_mode=None,
+            cuda=job.index,
+            decoder=decoder,  # type: ignore[arg-type]  # one of its decoders
+        )
+
+    return pictures(load, job)
+
+
+def torchvision(job: Job) -> Cell:
+    """Decoded on the device by torchvision, and scaled there."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms.v2.functional import resize
+
+    coded = [
+        [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in batch]
+        for batch in job.images
+    ]
+
+    def load(number: int) -> Any:
+        decoded = decode_jpeg(
+            coded[number % len(coded)], mode=ImageReadMode.RGB, device=torch.device(job.device)
+        )
+        size = [job.size, job.size]
+        scaled = [resize(one, size, interpolation=3, antialias=True) for one in decoded]
+        return torch.stack(scaled).permute(0, 2, 3, 1)
+
+    return tensors(load, job)
+
+
+def tensors(load: Callable[[int], Any], job: Job) -> Cell:
+    """A way that gives tensors of PyTorch."""
+    import torch
+
+    def wait(_: Any) -> None:
+        if job.device != "cpu":
+            torch.cuda.synchronize(job.index)
+
+    return Cell(
+        "images",
+        load,
+        lambda number: len(job.images[number % len(job.images)]),
+        wait,
+        lambda tensor: tensor.cpu().numpy(),
+        partial(_on_cpu, job),
+    )
+
+
+class Pictures:
+    """A data set of PyTorch: one picture, decoded and scaled by Pillow."""
+
+    def __init__(self, images: Sequence[bytes], size: int) -> None:
+        self._images, self._size = images, size
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(self._images[index])).convert("RGB")
+        picture = picture.resize((self._size, self._size), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(picture))
+
+
+class Endless:
+    """The indices of the batches, again and again, so that workers are started once."""
+
+    def __init__(self, batches: Sequence[Sequence[bytes]]) -> None:
+        ends = np.cumsum([len(batch) for batch in batches]).tolist()
+        self._batches = [
+            list(range(end - len(batch), end)) for batch, end in zip(batches, ends, strict=True)
+        ]
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from self._batches
+
+
+def torch_loader(job: Job) -> Cell:
+    """A plain DataLoader of PyTorch with processes and pinned memory, and an asynchronous copy."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    is_gpu = job.device != "cpu"
+    images = [data for batch in job.images for data in batch]
+    loader = DataLoader(
+        Pictures(images, job.size),  # type: ignore[arg-type]  # has what a data set needs
+        batch_sampler=Endless(job.images),  # type: ignore[arg-type]  # an iterable of lists
+        num_workers=job.threads,
+        pin_memory=is_gpu,
+        # A process that has used CUDA must not fork.
+        multiprocessing_context="spawn" if job.threads else None,
+    )
+    batches = iter(loader)
+    return tensors(lambda _: next(batches).to(torch.device(job.device), non_blocking=True), job)
+
+
+def videos(load: Callable[[str], sm.CUDABuffer], job: Job) -> Cell:
+    """A way of this library to load videos."""
+    counts = {path: len(sm.load_video(path, num_frames=job.frames)) for path in job.videos}
+
+    def path_of(number: int) -> str:
+        return job.videos[number % len(job.videos)]
+
+    return Cell(
+        "frames",
+        lambda number: load(path_of(number)),
+        lambda number: counts[path_of(number)],
+        lambda buffer: buffer.synchronize(),
+        lambda buffer: sm.transfer_buffer_cpu(buffer).array,
+        lambda: sm.load_video(path_of(0), num_frames=job.frames).array,
+        job.threads,
+    )
+
+
+def video_on(decoder: str, job: Job) -> Cell:
+    """Videos in one call; the CPU decodes, or NVDEC through DALI or PyAV."""
+    return videos(
+        lambda path: sm.load_video(  # type: ignore[return-value]  # with cuda=
+            path,
+            num_frames=job.frames,
+            cuda=job.index,
+            decoder=decoder,  # type: ignore[arg-type]  # one of its decoders
+        ),
+        job,
+    )
+
+
+def transfer(job: Job) -> Cell:
+    """Copies of this library, each into memory of its own."""
+    pool = sm.StoragePool(job.nbytes, 1)
+    source = sm.convert_array(np.zeros(job.nbytes, np.uint8), pool)
+
+    def load(_: int) -> Any:
+        for _ in range(COPIES):
+            buffer = sm.transfer_buffer(source, cuda_config=job.index)
+        return buffer
+
+    return Cell(
+        "bytes",
+        load,
+        lambda _: COPIES * job.nbytes,
+        lambda buffer: buffer.synchronize(),
+        lambda buffer: sm.transfer_buffer_cpu(buffer).array,
+    )
+
+
+def raw_copies(job: Job) -> Cell:
+    """The same copies by the CUDA runtime alone, on a stream of their own."""
+    runtime = Runtime()
+    source = sm.convert_array(np.zeros(job.nbytes, np.uint8), sm.StoragePool(job.nbytes, 1)).array
+    runtime.select(job.index)
+    target, stream = runtime.allocate(job.nbytes), runtime.new_stream()
+
+    def load(_: int) -> Any:
+        runtime.select(job.index)
+        for _ in range(COPIES):
+            runtime.copy(target, source.ctypes.data, job.nbytes, stream)
+        return source
+
+    return Cell(
+        "bytes",
+        load,
+        lambda _: COPIES * job.nbytes,
+        lambda _: runtime.wait(stream),
+        lambda array: array,
+    )
+
+
+class Runtime:
+    """NVIDIA's runtime library, as the wheels of PyTorch or CuPy, or the system, bring it.
+
+    Raises:
+        OSError: It is not there.
+    """
+
+    NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        self._library = self._found(load)
+
+    def _found(self, load: Callable[[str], Any]) -> Any:
+        for name in self.NAMES:
+            try:
+                return load(name)
+            except OSError as error:
+                last = error
+        raise OSError(f"the CUDA runtime is not there: none of {', '.join(self.NAMES)}") from last
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
+            raise RuntimeError(f"{name} failed: cudaError {status}")
+
+    def select(self, index: int) -> None:
+        """Make a device the current one of this thread."""
+        self._call("cudaSetDevice", ctypes.c_int(index))
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory of the device."""
+        address = ctypes.c_void_p()
+        self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        return address.value or 0
+
+    def new_stream(self) -> int:
+        """A stream that does not wait for the default one."""
+        stream = ctypes.c_void_p()
+        self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(1))
+        return stream.value or 0
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Begin to copy to the device."""
+        to_device = ctypes.c_int(1)
+        addresses = ctypes.c_void_p(target), ctypes.c_void_p(source)
+        self._call(
+            "cudaMemcpyAsync",
+            *addresses,
+            ctypes.c_size_t(nbytes),
+            to_device,
+            ctypes.c_void_p(stream),
+        )
+
+    def wait(self, stream: int) -> None:
+        """Wait for the stream."""
+        self._call("cudaStreamSynchronize", ctypes.c_void_p(stream))
+
+
+IMAGE_PEERS = {"torchvision, cuda": torchvision, "torch DataLoader, pinned": torch_loader}
+CELLS: Mapping[str, Callable[[Job], Cell]] = {
+    "CPU + transfer": cpu_and_transfer,
+    "planes + device colour": partial(on_device, "cpu"),
+    "nvJPEG through DALI": partial(on_device, "dali"),
+    **IMAGE_PEERS,
+    "video: CPU + transfer": partial(video_on, "cpu"),
+    "video: NVDEC through DALI": partial(video_on, "dali"),
+    "video: NVDEC through PyAV": partial(video_on, "pyav"),
+    "transfer_buffer": transfer,
+    RAW: raw_copies,
+}
+BASES: Mapping[Kind, Sequence[str]] = {
+    "images": tuple(IMAGE_PEERS),
+    "frames": ("video: CPU + transfer",),
+    "bytes": (RAW,),
+}
+"""What the others of a kind are compared with."""
+
+TITLES: Mapping[Kind, str] = {"images": "images/s", "frames": "frames/s", "bytes": "GB/s"}
+
+
+def make_cells(job: Job) -> tuple[dict[str, Cell], dict[str, str]]:
+    """The cells that can be had here, each tried once, and of the others the reason."""
+    cells, left_out = {}, {}
+    for name, make in CELLS.items():
+        if name.startswith("video: ") and not job.videos:
+            left_out[name] = "no --video is given"
+            continue
+        try:
+            cell = make(job)
+            cell.difference = tried(cell)
+        except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
+            left_out[name] = str(error).strip().partition("\n")[0] or type(error).__name__
+            continue
+        cells[name] = cell
+    return cells, left_out
+
+
+def tried(cell: Cell) -> float | None:
+    """Load the first batch; how far it is from what is wanted.
+
+    Raises:
+        ValueError: It has another shape.
+    """
+    result = cell.load(0)
+    cell.wait(result)
+    values = np.asarray(cell.to_host(result))
+    if cell.wanted is None:
+        return None
+    wanted = np.asarray(cell.wanted())
+    if values.shape != wanted.shape:
+        raise ValueError(f"it gives {values.shape}, and {wanted.shape} is wanted")
+    return float(np.abs(values.astype(np.int16) - wanted).mean())
+
+
+# What is measured.
+
+
+def rate_of(cell: Cell, seconds: float) -> float:
+    """What all threads together load in a second; each loads whole batches until the time is over."""
+    rates: list[float] = []
+    errors: list[BaseException] = []
+    start = threading.Barrier(cell.threads)
+
+    def work(turn: int) -> None:
+        try:
+            result = cell.load(turn)  # each thread has streams and decoders; a real one starts once
+            cell.wait(result)
+            start.wait()
+            begin, count = time.perf_counter(), 0
+            while time.perf_counter() - begin < seconds:
+                result = cell.load(turn)
+                count, turn = count + cell.count(turn), turn + cell.threads
+            cell.wait(result)
+            rates.append(count / (time.perf_counter() - begin))
+        except BaseException as error:  # noqa: BLE001  # raised again below, in the main thread
+            errors.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(cell.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next(
+            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
+        )
+    return sum(rates)
+
+
+def measure(cells: Mapping[str, Cell], rounds: int, seconds: float) -> None:
+    """Run the rounds, forwards and backwards in turn."""
+    order = list(cells.values())
+    for number in range(rounds):
+        for cell in order if number % 2 == 0 else order[::-1]:
+            cell.rates.append(rate_of(cell, seconds))
+
+
+# What is written.
+
+
+def summary(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+    """What was measured, by cell."""
+    results = {}
+    for name, cell in cells.items():
+        bases = [base for base in BASES[cell.kind] if base in cells and base != name]
+        results[name] = {
+            "kind": cell.kind,
+            "per_second": spread(cell.rates),
+            "difference": cell.difference,
+            "ratios": {base: over(cell.rates, cells[base].rates) for base in bases},
+        }
+    return results
+
+
+def tables(results: Mapping[str, Mapping[str, Any]], *, markdown: bool = False) -> str:
+    """One table for each kind."""
+    texts = []
+    for kind, title in TITLES.items():
+        rows = {name: row for name, row in results.items() if row["kind"] == kind}
+        if not rows:
+            continue
+        bases = [base for base in BASES[kind] if base in rows]
+        head = [kind, "difference", title, *(f"x {base}" for base in bases)]
+        lines = [
+            _line(name, row, bases, 1e-9 if kind == "bytes" else 1.0) for name, row in rows.items()
+        ]
+        texts.append((markdown_table if markdown else plain_table)(head, lines))
+    return "\n\n".join(texts)
+
+
+def _line(name: str, row: Mapping[str, Any], bases: Sequence[str], unit: float) -> list[str]:
+    per_second = {key: value * unit for key, value in row["per_second"].items()}
+    ratios = [row["ratios"].get(base) for base in bases]
+    return [
+        name,
+        "-" if row["difference"] is None else f"{row['difference']:.2f}",
+        with_range(per_second, 0 if unit == 1 else 2),
+        *("-" if ratio is None else with_range(ratio, 2) for ratio in ratios),
+    ]
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
+    parser.add_argument("--video", action="append", default=[], help="a video; may be given again")
+    parser.add_argument("--device", type=int, default=0, help="number of the GPU")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one cell in a round")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
+    parser.add_argument("--frames", type=int, default=120, help="of each video")
+    parser.add_argument("--copy", type=int, default=64 << 20, help="bytes of one copy")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    return parser
+
+
+def main() -> None:
+    """Measure, print the tables, and write the file."""
+    parser = arguments()
+    options = parser.parse_args()
+    paths = sorted(p for p in options.images.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
+        parser.error(f"there is no .jpg or .jpeg file in {options.images}")
+    capabilities = sm.cuda_capabilities(options.device)
+    if not capabilities.transfer:
+        print(f"no GPU can be used, so nothing is measured\n{capabilities}", file=sys.stderr)
+        sys.exit(NO_GPU)
+    images = [path.read_bytes() for path in paths]
+    batches = [images[k : k + options.batch] for k in range(0, len(images), options.batch)]
+    job = Job(
+        batches,
+        options.video,
+        options.size,
+        options.frames,
+        options.threads,
+        options.copy,
+        f"cuda:{options.device}",
+    )
+    cells, left_out = make_cells(job)
+    for name, reason in left_out.items():
+        print(f"{name} is left out: {reason}", file=sys.stderr)
+    measure(cells, options.rounds, options.seconds)
+    results = summary(cells)
+    print(tables(results, markdown=options.markdown))
+    write_json(document(options, len(images), str(capabilities), results, left_out), options.json)
+
+
+def document(
+    options: argparse.Namespace,
+    count: int,
+    capabilities: str,
+    results: Mapping[str, Any],
+    left_out: Mapping[str, str],
+) -> dict[str, Any]:
+    """Where the figures come from, and the figures."""
+    packages = "av numpy torch torchvision cupy-cuda12x cupy-cuda13x pillow".split()
+    dali = "nvidia-dali-cuda120 nvidia-dali-cuda130".split()
+    names = "video device threads rounds seconds batch size frames copy".split()
+    return {
+        "machine": {**machine(*packages, *dali), "gpu": device_name(options.device)},
+        "capabilities": capabilities.splitlines(),
+        "settings": {"images": count, **{name: getattr(options, name) for name in names}},
+        "results": results,
+        "left_out": left_out,
+    }
+
+
+def device_name(index: int) -> str | None:
+    """What the GPU is called, where PyTorch or CuPy says."""
+    try:
+        import torch
+
+        return str(torch.cuda.get_device_name(index))
+    except (ImportError, RuntimeError, AssertionError):  # not there, or built without CUDA
+        pass
+    try:
+        import cupy
+    except ImportError:
+        return None
+    name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What all functions with ``cuda=`` share: which device is asked for, and the copy of what the CPU made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
+
+from spdl_media._backends import require
+from spdl_media._devices.choose import open_device
+from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._devices.device import Device
+from spdl_media._loading.batch import ArrayLayout
+from spdl_media.buffer import CPUBuffer
+from spdl_media.config import CUDAConfig, one_cuda_config
+from spdl_media.convert import convert_frames
+from spdl_media.cuda_buffer import Buffer, CUDABuffer
+from spdl_media.frames import Frames
+from spdl_media.storage import PinnedMemory, Storage
+from spdl_media.transfer import to_device
+
+PictureDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
+VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
+DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
+
+
+def device_config(
+    cuda: DeviceLike | None, cuda_config: DeviceLike | None, decoder: str, allowed: Any
+) -> CUDAConfig | None:
+    """The config of the device that is asked for, or ``None``.
+
+    Raises:
+        ValueError: Both arguments are given, or a decoder that is none, or one that needs a device.
+        TypeError: It is no device.
+    """
+    config = one_cuda_config(cuda, cuda_config)
+    if decoder not in get_args(allowed):
+        raise ValueError(f"decoder must be one of {get_args(allowed)}, not {decoder!r}")
+    if config is None and decoder not in ("auto", "cpu"):
+        raise ValueError(
+            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
+            "the CPU are chosen by decode_config(decoder=)"
+        )
+    return config
+
+
+def staging(storage: Storage | None) -> Storage:
+    """The memory that arrays pass through on their way: the caller's, or page-locked memory."""
+    return PinnedMemory() if storage is None else storage
+
+
+def into_array(
+    config: CUDAConfig | None, storage: Storage | None, layout: ArrayLayout | None, purpose: str
+) -> Callable[[Frames], Buffer]:
+    """What puts frames into an array, in host memory or on the device, which is opened now.
+
+    Raises:
+        TransferError: There is no device.
+        ValueError: There are devices, but not this one.
+    """
+    if config is None:
+        return lambda frames: convert_frames(frames, storage, layout=layout)
+    device, memory = open_device(config, purpose), staging(storage)
+    return lambda frames: copied(convert_frames(frames, memory, layout=layout), device, config)
+
+
+def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
+    """The buffer on the device. Its memory in the host goes back when the copy is done."""
+    with buffer:
+        return to_device(
+            buffer.array,
+            device,
+            config,
+            failures=buffer.failures,
+            indices=buffer.indices,
+            colorspace=buffer.colorspace,
+            color_range=buffer.color_range,
+        )
+
+
+def cupy_device(config: CUDAConfig, purpose: str) -> CupyDevice:
+    """The stream of a config under CuPy, in the thread that asks: its own, if the config has none.
+
+    Raises:
+        MissingDependencyError: CuPy is not installed.
+    """
+    device = CupyDevice(require("cupy", purpose), config.device_index, config.stream)
+    return device if config.stream is not None else device.on_own_stream()
+
+
+def why_no_kernels(index: int) -> str | None:
+    """Why CuPy cannot run kernels on a device, and how that is mended; ``None``: it can."""
+    from spdl_media.cuda._color_device import open_device as open_color_device
+
+    try:
+        open_color_device(None, index)
+    except Exception as error:  # noqa: BLE001  # whatever CuPy raises is the reason
+        return str(error) or type(error).__name__
+    cupy: Any = require("cupy", "converting colours on a CUDA device")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:  # noqa: BLE001  # likewise
+        return (
+            f"CuPy cannot compile kernels without NVIDIA's NVRTC ({error}). Install it: pip install "
+            "nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc for CUDA 13, as CuPy is)"
+        )
+    return None

@@ -1,0 +1,178 @@
+"""Everything that a conversion needs to know but the pictures themselves, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media.cuda._color_formats import YUVFormat
+from spdl_media.cuda._color_matrix import DEFAULT_MATRIX, rgb_matrix
+from spdl_media.cuda._color_taps import (
+    CHROMA_PLACES,
+    SCALE_ALGOS,
+    ScaleAlgo,
+    Taps,
+    line_taps,
+    no_taps,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+RGBLayout: TypeAlias = Literal["NHWC", "NCHW"]
+Normalization: TypeAlias = tuple[Sequence[float], Sequence[float]]
+Size: TypeAlias = tuple[int, int]
+
+# FFmpeg's scaler keeps the samples of a row in 15 bits, 7 of them behind the point of 8 bit samples. What
+# overshoots beyond white next to an edge is cut off there.
+_CEILING = 32767 / 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A conversion of pictures of one size and format.
+
+    Attributes:
+        luma: Windows across and down.
+        chroma: The same for U and V.
+        matrix: float32 ``(3, 4)``: the weights of Y, U, V and a constant for each channel, in levels of 255.
+        scale: float32 ``(3,)``: what channels of a float result are multiplied by.
+        bias: float32 ``(3,)``: what is added to them then.
+        ceiling: The largest value of a row of weighted samples.
+        shift: Unused bits below those of a sample.
+        dtype: Type of the result, ``"uint8"`` or ``"float32"``.
+    """
+
+    luma: tuple[Taps, Taps]
+    chroma: tuple[Taps, Taps]
+    matrix: Array
+    scale: Array
+    bias: Array
+    ceiling: float
+    shift: int
+    dtype: str
+
+    @property
+    def height(self) -> int:
+        """Rows of the result."""
+        return len(self.luma[1].first)
+
+    @property
+    def width(self) -> int:
+        """Pixels in a row of the result."""
+        return len(self.luma[0].first)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the values of planes mean, and what is to become of them. See ``yuv_to_rgb``."""
+
+    matrix: str | None = None
+    color_range: str | None = None
+    chroma_location: str | None = None
+    width: int | None = None
+    height: int | None = None
+    scale_algo: ScaleAlgo | None = None
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    bgr: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("color_range", self.color_range, ("tv", "pc")),
+            ("chroma_location", self.chroma_location, tuple(CHROMA_PLACES)),
+            ("scale_algo", self.scale_algo, SCALE_ALGOS),
+        ):
+            if value is not None and value not in allowed:
+                raise ValueError(f"{name} must be one of {allowed} or None, not {value!r}")
+        for name, size in (("width", self.width), ("height", self.height)):
+            if size is None:
+                continue
+            if isinstance(size, bool) or not isinstance(size, int | np.integer):
+                raise TypeError(f"{name} must be an int or None, not {size!r}")
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+@lru_cache(maxsize=256)
+def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
+    """Work out how pictures of one size are converted.
+
+    Raises:
+        ValueError: An unknown matrix, or a range that contradicts the format.
+    """
+    size = (look.width or width, look.height or height)
+    algo = look.scale_algo or ("bilinear" if size == (width, height) else "bicubic")
+    matrix = _matrix(format, look)
+    scale, bias = _normalization(look.normalize)
+    return Plan(
+        luma=(
+            line_taps(width, size[0], 1, 0.0, algo, stretch=True),
+            line_taps(height, size[1], 1, 0.0, algo, stretch=True),
+        ),
+        chroma=_chroma_taps(format, look, (width, height), size, algo),
+        matrix=np.ascontiguousarray(matrix[::-1] if look.bgr else matrix, np.float32),
+        scale=scale,
+        bias=bias,
+        ceiling=_CEILING * 2 ** (format.bits - 8),
+        shift=format.shift,
+        dtype="uint8" if look.normalize is None else "float32",
+    )
+
+
+def _matrix(format: YUVFormat, look: Look) -> Array:
+    if not format.sub_x:
+        # Gray has full range in FFmpeg, whatever it states, and is gray in every matrix.
+        matrix = rgb_matrix(DEFAULT_MATRIX, full_range=True, bits=format.bits)
+        return np.column_stack([matrix[:, 0], np.zeros((3, 3))])
+    if format.full_range and look.color_range == "tv":
+        raise ValueError(
+            f"color_range='tv' contradicts {format.name}, which always has full range. Leave it out, or name "
+            "the format without its j"
+        )
+    full_range = format.full_range or look.color_range == "pc"
+    return rgb_matrix(look.matrix or DEFAULT_MATRIX, full_range=full_range, bits=format.bits)
+
+
+def _chroma_taps(
+    format: YUVFormat, look: Look, source: Size, size: Size, algo: ScaleAlgo
+) -> tuple[Taps, Taps]:
+    if not format.sub_x:
+        return no_taps(size[0]), no_taps(size[1])
+    across, down = CHROMA_PLACES[look.chroma_location or "center"]
+    scaled = size != source
+    return (
+        line_taps(source[0], size[0], format.sub_x, across, algo, stretch=scaled),
+        line_taps(source[1], size[1], format.sub_y, down, algo, stretch=scaled),
+    )
+
+
+def checked_normalization(
+    normalize: Normalization | None,
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation as plain values.
+
+    Raises:
+        TypeError: Not two sequences of numbers.
+        ValueError: Not three values each, or a deviation of zero.
+    """
+    if normalize is None:
+        return None
+    message = f"normalize must be (mean, std), each with three values, not {normalize!r}"
+    try:
+        mean, std = (tuple(float(value) for value in part) for part in normalize)
+    except (TypeError, ValueError) as error:
+        raise TypeError(message) from error
+    if len(mean) != 3 or len(std) != 3 or not all(np.isfinite((*mean, *std))) or 0.0 in std:
+        raise ValueError(f"{message}; finite, and the second ones not 0")
+    return mean, std
+
+
+def _normalization(
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None,
+) -> tuple[Array, Array]:
+    """``(value / 255 - mean) / std`` as a factor and a summand."""
+    mean, std = np.array(normalize or ((0, 0, 0), (1, 1, 1)), np.float64)
+    return (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)

@@ -1,0 +1,256 @@
+"""Packets of a window to one array on a device: the three ways, and the step from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from spdl_media._backends import is_available
+from spdl_media._decoding.defaults import cut_short_error
+from spdl_media._filters.stages import Rate
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DecodeConfig
+from spdl_media.convert import convert_frames
+from spdl_media.cuda._nvdec_dali import decode_by_number
+from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
+from spdl_media.cuda._nvdec_planes import NO_COLORS, Colors
+from spdl_media.cuda._nvdec_rule import (
+    Clip,
+    VideoDecoderName,
+    Way,
+    choose,
+    clip_of,
+    found_refusal,
+    not_on_nvdec,
+    nvdec_refusal,
+)
+from spdl_media.cuda._nvdec_timeline import FrameTime, at_rate
+from spdl_media.cuda._nvdec_writer import FrameWriter, Output
+from spdl_media.cuda.fallback import warn_of_fallback
+from spdl_media.decode import decode_packets
+from spdl_media.errors import ConvertError, DecodeError
+from spdl_media.filter_desc import get_video_filter_desc
+from spdl_media.frames import VideoFrames
+from spdl_media.packets import (
+    VideoPackets,
+    av_packets,
+    discarded_pts,
+    facts_of,
+)
+from spdl_media.timing import ticks_to_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClip:
+    """Frames on a device, with their times.
+
+    Attributes:
+        array: The pictures, one behind the other.
+        pts: Their timestamps, in units of ``time_base``; those that the CPU path gives.
+        time_base: Seconds in one unit.
+        timestamps: The same in seconds on the container's clock.
+        way: How they were decoded.
+        colors: What they mean, if they are YUV.
+    """
+
+    array: Any
+    pts: tuple[int | None, ...]
+    time_base: Fraction
+    timestamps: tuple[float, ...]
+    way: Way
+    colors: Colors = NO_COLORS
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of packets.
+
+    Attributes:
+        output: What is made of each frame.
+        config: How to decode.
+        num_frames: At most so many frames; ``None``: all.
+        frame_rate: Frames in a second; ``None``: as they are.
+        decoder: The way, or ``"auto"``.
+        may_use_dali: Whether ``"auto"`` may be DALI.
+    """
+
+    output: Output
+    config: DecodeConfig
+    num_frames: int | None = None
+    frame_rate: Rate | None = None
+    decoder: VideoDecoderName = "auto"
+    may_use_dali: bool = False
+
+
+def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    """Decode packets to an array on a device, by the way that the rule or the request says.
+
+    Raises:
+        DecodeError: The data is damaged, or the forced decoder does not take it.
+        ConvertError: No frame lies in the window, or they make no one array.
+    """
+    clip = clip_of(packets, device.kind, request.output, request.config)
+    has_dali = request.may_use_dali and is_available("dali")
+    way = choose(clip, request.decoder, may_use_dali=has_dali, source=packets.source)
+    if way == "dali":
+        return _by_dali(packets, device, request, clip)
+    if way == "pyav":
+        try:
+            return _by_pyav(packets, device, request)
+        except NotOnDeviceError as found:
+            refusal = found_refusal(packets.codec, str(found))
+            if request.decoder != "auto":
+                raise not_on_nvdec(refusal, packets.source) from None
+    else:
+        refusal = str(nvdec_refusal(packets.codec))
+    warn_of_fallback(f"{packets.source}: {refusal}")
+    return _by_cpu(packets, device, request)
+
+
+def _by_dali(
+    packets: VideoPackets, device: VideoDevice, request: Request, clip: Clip
+) -> DeviceClip:
+    missing = cut_short_error(packets, request.config)
+    if missing is not None:
+        raise missing
+    wanted = clip.timeline.wanted
+    times = [clip.timeline.times[number] for number in wanted]
+    positions, pts, time_base = _selected(times, packets, request)
+    if not positions:
+        raise _no_frame(packets)
+    orientation = facts_of(packets).orientation if request.config.orient else 1
+    array = decode_by_number(
+        packets,
+        clip.timeline,
+        [wanted[position] for position in positions],
+        device,
+        request.output,
+        orientation=orientation,
+    )
+    return _timed(array, pts, time_base, packets, "dali")
+
+
+def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    facts, coded = facts_of(packets), av_packets(packets)
+    _check_start(packets)
+    limit = request.num_frames if request.frame_rate is None else None
+    missing = cut_short_error(packets, request.config)
+    if missing is not None and limit is None:
+        raise missing
+    pictures = DevicePictures(device, packets.codec, facts, request.config)
+    pictures.discarded = discarded_pts(packets)
+    # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
+    pictures.needs_key = any(packet.is_keyframe for packet in coded)
+    room = min(len(packets.get_timestamps()) or len(coded), limit or len(coded))
+    writer = FrameWriter(device, request.output, max(1, room), packets.source)
+    times: list[FrameTime] = []
+    for packet in (*coded, None) if coded else ():
+        for frame in pictures.decode(packet):
+            if len(times) != limit:
+                writer.add(frame, pictures.standing)
+                times.append((frame.pts, frame.duration or 0))
+        if len(times) == limit:
+            break
+    if missing is not None and len(times) != limit:
+        raise missing
+    if not times:
+        raise _no_frame(packets)
+    array = writer.result()
+    positions, pts, time_base = _selected(times, packets, request)
+    if positions != list(range(len(times))):
+        array = device.take(array, positions)
+    return _timed(array, pts, time_base, packets, "pyav", writer.colors)
+
+
+def _check_start(packets: VideoPackets) -> None:
+    coded = av_packets(packets)
+    if facts_of(packets).continues and coded and not coded[0].is_keyframe:
+        raise DecodeError(
+            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
+            "alone. streaming_load_video_nvdec decodes a whole stream, batch by batch",
+            source=packets.source,
+        )
+
+
+def _by_cpu(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
+    frames = decode_packets(
+        packets,
+        cpu_filter(packets.codec, request.output, request.frame_rate),
+        request.config,
+        num_frames=request.num_frames,
+    )
+    array, colors = host_array(frames, request.output)
+    uploaded = device.upload(array)
+    return DeviceClip(uploaded, frames.pts, frames.time_base, frames.timestamps, "cpu", colors)
+
+
+def host_array(frames: VideoFrames, output: Output) -> tuple[np.ndarray[Any, Any], Colors]:
+    """Frames of the CPU in the shape that the output has on a device, and what they mean."""
+    if output.pix_fmt == "nv12":
+        buffer = convert_frames(frames)
+        return buffer.array[:, 0], (buffer.colorspace, buffer.color_range)
+    return convert_frames(frames, layout=output.layout).array, NO_COLORS
+
+
+def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None) -> str:
+    """The filter graph that makes on the CPU what is made on a device."""
+    pix_fmt: str = output.pix_fmt
+    if pix_fmt == "nv12" and any(depth in str(codec.pix_fmt) for depth in ("p10", "p12")):
+        pix_fmt = "p010le" if "p10" in str(codec.pix_fmt) else "p016le"
+    desc = get_video_filter_desc(
+        frame_rate=frame_rate,
+        scale_width=output.width,
+        scale_height=output.height,
+        scale_mode=output.scale_mode,
+        scale_algo=output.scale_algo,
+        pix_fmt=pix_fmt,
+    )
+    crop = output.crop
+    width, height = f"iw-{crop.left + crop.right}", f"ih-{crop.top + crop.bottom}"
+    cut = f"crop={width}:{height}:{crop.left}:{crop.top}," if any(crop.sides) else ""
+    return f"{cut}{desc}"
+
+
+def _selected(
+    times: Sequence[FrameTime], packets: VideoPackets, request: Request
+) -> tuple[list[int], list[int | None], Fraction]:
+    """Positions of the frames that are asked for, their timestamps, and the unit of these."""
+    chosen: Sequence[tuple[int, int | None]]
+    if request.frame_rate is None:
+        chosen = list(enumerate(pts for pts, _ in times))
+        time_base = packets.time_base
+    else:
+        rate, chosen = at_rate(
+            times, packets.time_base, request.frame_rate, packets.codec.frame_rate
+        )
+        time_base = 1 / rate
+    chosen = chosen[: request.num_frames]
+    return [position for position, _ in chosen], [pts for _, pts in chosen], time_base
+
+
+def _timed(
+    array: Any,
+    pts: Sequence[int | None],
+    time_base: Fraction,
+    packets: VideoPackets,
+    way: Way,
+    colors: Colors = NO_COLORS,
+) -> DeviceClip:
+    zero = facts_of(packets).zero
+    seconds = tuple(
+        nan if time is None else float(ticks_to_seconds(time, time_base, zero)) for time in pts
+    )
+    return DeviceClip(array, tuple(pts), time_base, seconds, way, colors)
+
+
+def _no_frame(packets: VideoPackets) -> ConvertError:
+    return ConvertError(
+        f"there is no frame in the window {facts_of(packets).window}, so there is nothing to convert",
+        source=packets.source,
+    )

@@ -1,0 +1,80 @@
+"""Pictures of one stream on a device, by the rules of the CPU path for window, lead-in and damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import av
+
+from spdl_media._decoding.pictures import PictureDecoder
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DecodeConfig
+from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda._nvdec_planes import format_name, is_on_device
+from spdl_media.packets import PacketFacts
+
+
+class NotOnDeviceError(Exception):
+    """FFmpeg fell back to its software decoder: the hardware does not take this stream."""
+
+
+class OnDevice:
+    """A decoder that gives frames on the device, or says that it does not.
+
+    Args:
+        decoder: PyAV's.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def decode(self, packet: Any) -> list[Any]:
+        """Frames that are ready after this packet.
+
+        Raises:
+            NotOnDeviceError: They are in host memory, or there is no decoder but the hardware's.
+        """
+        try:
+            frames: list[Any] = self._decoder.decode(packet)
+        except (
+            av.error.NotImplementedError
+        ) as error:  # FFmpeg's own AV1 decoder has no software part
+            raise NotOnDeviceError("no") from error
+        for frame in frames:
+            if not is_on_device(frame):
+                raise NotOnDeviceError(format_name(frame))
+        return frames
+
+    def flush_buffers(self) -> None:
+        """Start anew."""
+        self._decoder.flush_buffers()
+
+
+class DevicePictures(PictureDecoder):
+    """The decoder of pictures with FFmpeg's decoder on the device: the same window, lead-in and damage.
+
+    Its frames hold surfaces of the decoder, of which there are few: each is to be copied before the next
+    packet.
+
+    Args:
+        device: Where to decode.
+        codec: Parameters of the stream.
+        facts: Facts of the packets.
+        config: How to decode.
+
+    Its ``decode`` raises a NotOnDeviceError as :class:`OnDevice` does.
+    """
+
+    def __init__(
+        self, device: VideoDevice, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig
+    ) -> None:
+        # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
+        super().__init__(replace(codec, decoder=codec.name), facts, config)
+        decoder: Any = OnDevice(device.open_decoder(codec, config, facts.source))
+        self._context = decoder
+
+    @property
+    def standing(self) -> int:
+        """The orientation that frames are to be turned from."""
+        return self.orientation if self._config.orient else 1

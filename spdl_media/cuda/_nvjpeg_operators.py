@@ -1,0 +1,150 @@
+"""The operators of DALI that a batch of pictures goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spdl_media._loading.batch import ArrayLayout
+from spdl_media._loading.options import PictureOptions
+from spdl_media.cuda._nvjpeg_batch import Rows
+from spdl_media.cuda._nvjpeg_geometry import Placement, placement
+from spdl_media.cuda._nvjpeg_inputs import Encoded, black
+from spdl_media.cuda.slots import DaliBatch, Settings, Slot, dali_types
+from spdl_media.errors import ConvertError
+
+COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
+"""Pixel formats, and what DALI calls them."""
+
+FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
+"""Scaling algorithms, and what DALI calls them."""
+
+DALI_ERRORS = (RuntimeError, MemoryError)
+"""What DALI raises; the types do not tell bad data from a device that is full."""
+
+_MAX_LISTED = 5
+
+
+class Operators:
+    """The operators that a batch goes through: decode, scale, take the window, change the layout.
+
+    Args:
+        options: How pictures are to come out.
+        layout: Of the result.
+        hw_decoder_load: Share of the GPU's JPEG engine; ``None``: DALI's own.
+        orient: Whether pictures are turned upright.
+        is_single: The result is the only picture of the batch, and not an array of one.
+    """
+
+    def __init__(
+        self,
+        options: PictureOptions,
+        layout: ArrayLayout,
+        hw_decoder_load: float | None,
+        *,
+        orient: bool,
+        is_single: bool = False,
+    ) -> None:
+        types = dali_types()
+        self._options = options
+        self._layout = layout
+        self._is_single = is_single
+        self._channels = 1 if options.pix_fmt == "gray" else 3
+        self._decoder: Settings = {
+            "output_type": getattr(types, COLORS[options.pix_fmt or ""]),
+            "adjust_orientation": orient,
+            # Threads belong to whoever runs many slots, not to a core.
+            "affine": False,
+            # As the CPU decoder does, or edges between colours would differ.
+            "jpeg_fancy_upsampling": True,
+            **({} if hw_decoder_load is None else {"hw_decoder_load": float(hw_decoder_load)}),
+        }
+        self._scaler: Settings = {
+            "interp_type": getattr(types, FILTERS[options.scale_algo]),
+            "antialias": True,
+        }
+        self._window: Settings = {
+            "axes": (0, 1),
+            "out_of_bounds_policy": "pad",
+            "fill_values": (0.0,),
+        }
+
+    def run(self, slot: Slot, rows: Rows[Encoded]) -> Any:
+        """Make the array of a batch."""
+        files = [one or black(self._channels) for one in rows.values()]
+        pictures = slot.run("decoders.Image", [file.data for file in files], self._decoder)
+        sizes = [(int(shape[1]), int(shape[0])) for shape in pictures.shape]
+        places = self._places(rows, sizes)
+        return self._placed(slot, pictures, sizes, places)
+
+    def fail_alone(self, slot: Slot, rows: Rows[Encoded]) -> list[int]:
+        """Positions of the pictures that DALI does not decode one at a time either."""
+        return [
+            position
+            for position, one in rows.items()
+            if one is not None and not one.is_finished and not self._decodes(slot, one)
+        ]
+
+    def _decodes(self, slot: Slot, one: Encoded) -> bool:
+        try:
+            slot.run("decoders.Image", [one.data], self._decoder)
+        except DALI_ERRORS:
+            return False
+        return True
+
+    def _places(self, rows: Rows[Encoded], sizes: Sequence[tuple[int, int]]) -> list[Placement]:
+        places = [
+            None if one is None else placement(*size, self._options)
+            for one, size in zip(rows.values(), sizes, strict=True)
+        ]
+        out = one_size(rows, places) or self._known_size()
+        zeros = Placement(*out, 0, 0, *out)
+        return [place or zeros for place in places]
+
+    def _known_size(self) -> tuple[int, int]:
+        return self._options.width or 1, self._options.height or 1
+
+    def _placed(
+        self,
+        slot: Slot,
+        pictures: DaliBatch,
+        sizes: Sequence[tuple[int, int]],
+        places: Sequence[Placement],
+    ) -> Any:
+        scaled = [(place.width, place.height) for place in places]
+        if scaled != list(sizes):
+            size = [np.array([height, width], np.float32) for width, height in scaled]
+            pictures = slot.run("Resize", pictures, self._scaler, {"size": size})
+        if not all(place.is_whole for place in places):
+            window = {
+                "start": [np.array([place.top, place.left], np.int32) for place in places],
+                "shape": [
+                    np.array([place.out_height, place.out_width], np.int32) for place in places
+                ],
+            }
+            pictures = slot.run("Slice", pictures, self._window, window)
+        if self._layout == "NCHW":
+            pictures = slot.run("Transpose", pictures, {"perm": (2, 0, 1)})
+        return slot.first(pictures) if self._is_single else slot.as_array(pictures)
+
+
+def one_size(rows: Mapping[int, Any], places: Sequence[Placement | None]) -> tuple[int, int] | None:
+    """The size of all rows that are pictures; ``None`` if there are none.
+
+    Raises:
+        ConvertError: They differ.
+    """
+    first: dict[tuple[int, int], str] = {}
+    for (position, one), place in zip(rows.items(), places, strict=True):
+        if one is not None and place is not None:
+            size = (place.out_width, place.out_height)
+            first.setdefault(size, f"{size[0]}x{size[1]} (input {position}, {one.source})")
+    if len(first) > 1:
+        more = f" and {len(first) - _MAX_LISTED} more" if len(first) > _MAX_LISTED else ""
+        raise ConvertError(
+            f"the pictures differ: {', '.join(list(first.values())[:_MAX_LISTED])}{more}. One array holds "
+            "one size: give width= and height="
+        )
+    return next(iter(first), None)

@@ -1,0 +1,280 @@
+"""A contiguous array on a CUDA device that any array library takes without a copy."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._devices.forks import HISTORY
+from spdl_media.buffer import CPUBuffer, Failure
+
+__all__ = ("Buffer", "CUDABuffer")
+
+# DLPack's numbers.
+_CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
+
+_PURPOSE = "a CUDABuffer"
+
+
+class _Ready(Protocol):
+    """When an array is ready, and who reads it."""
+
+    @property
+    def stream(self) -> int | None: ...
+    def synchronize(self) -> None: ...
+    def hand_to(self, stream: int) -> None: ...
+    def keep_for(self, stream: int) -> None: ...
+
+
+class CUDABuffer:
+    """An array on a CUDA device, with what is known of how it was made.
+
+    Work that fills it may still be under way on its stream. Whoever takes it through DLPack, such as
+    ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)`` and the ``to_*`` functions, has its own stream
+    wait for that, and the host waits for nothing. ``__cuda_array_interface__`` names the stream, for which
+    its takers wait. :meth:`synchronize` waits on the host.
+
+    The memory goes back to its pool when the buffer and all arrays over it are gone and the streams that took
+    it have come so far; those must live as long. An array that is used on further streams afterwards is the
+    taker's to look after.
+
+    Args:
+        array: What owns the memory: an array of PyTorch, CuPy or DALI, C-contiguous.
+        shape: Of the array.
+        dtype: Type of an element.
+        device_index: Number of the device.
+        ready: When it is ready; ``None``: now.
+        failures: Inputs that could not be loaded, in their order.
+        indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        colorspace: Of YUV pictures, as :class:`CPUBuffer` has it.
+        color_range: Of YUV pictures, likewise.
+
+    Attributes:
+        failures: As given.
+        indices: As given.
+        colorspace: As given.
+        color_range: As given.
+        device_index: As given.
+
+    Thread safety: safe; the memory is writable and shared as the caller shares it.
+
+    See:
+        https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html and https://dmlc.github.io/dlpack/
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_dtype",
+        "_kept",
+        "_ready",
+        "_shape",
+        "color_range",
+        "colorspace",
+        "device_index",
+        "failures",
+        "indices",
+    )
+
+    def __init__(
+        self,
+        array: Any,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        device_index: int,
+        *,
+        ready: _Ready | None = None,
+        failures: tuple[Failure, ...] = (),
+        indices: tuple[int, ...] | None = None,
+        colorspace: str | None = None,
+        color_range: str | None = None,
+    ) -> None:
+        self._array = array
+        # Memory that outlives release(): arrays made through the array interface hold this object alone.
+        self._kept: Any = None
+        self._shape = tuple(shape)
+        self._dtype = np.dtype(dtype)
+        self._ready = ready
+        self.device_index = device_index
+        self.failures = failures
+        self.indices = indices
+        self.colorspace = colorspace
+        self.color_range = color_range
+
+    @property
+    def array(self) -> Any:
+        """What owns the memory, an array of PyTorch, CuPy or DALI, which may not be ready yet."""
+        array = self._array
+        if array is None:
+            raise ValueError(
+                "this buffer was released, and its memory may hold another batch. Release a buffer after its "
+                "last use"
+            )
+        return array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an element."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        """``"cuda:0"`` for the first device."""
+        return f"cuda:{self.device_index}"
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """One bool a row, in host memory: whether it was loaded; False where zeros were filled in."""
+        mask = np.ones(self.shape[0] if self.shape else 1, np.bool_)
+        if self.indices is not None:
+            failed = {failure.index for failure in self.failures}
+            mask[:] = [index not in failed for index in self.indices]
+        return mask
+
+    @property
+    def is_released(self) -> bool:
+        """Whether :meth:`release` was called."""
+        return self._array is None
+
+    def synchronize(self) -> None:
+        """Wait until the array is ready. Most takers need not: see the class.
+
+        Raises:
+            TransferError: This process was forked from one that had used CUDA.
+        """
+        HISTORY.check(_PURPOSE)
+        if (ready := self._ready) is not None:
+            ready.synchronize()
+
+    def wait_on(self, stream: int) -> None:
+        """Let later work on a stream find the array ready, and keep its memory for that work.
+
+        Args:
+            stream: Address of a ``cudaStream_t`` of the same device; 0 is the default stream.
+
+        Raises:
+            TransferError: This process was forked from one that had used CUDA.
+        """
+        HISTORY.check(_PURPOSE)
+        if (ready := self._ready) is not None:
+            ready.hand_to(stream)
+
+    def release(self) -> None:
+        """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
+
+        Arrays made of the buffer stay right: while one lives, its memory is not used again. A second call
+        does nothing.
+        """
+        # What tells when the array is ready may keep it, too.
+        self._array = self._ready = None
+
+    def __enter__(self) -> Self:
+        self.array  # noqa: B018  # a released buffer cannot be entered
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        HISTORY.check(_PURPOSE)
+        ready, stream = self._ready, None
+        self._kept = array = self.array
+        if ready is not None:
+            stream = ready.stream
+            # Nobody says who asks. Most work on the default stream, for which other streams wait in turn.
+            ready.keep_for(_LEGACY_DEFAULT)
+        address = int(array.__cuda_array_interface__["data"][0]) if self.nbytes else 0
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (address, False),
+            "strides": None,
+            "stream": stream,
+            "version": 3,
+        }
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Hand the array over in DLPack's form.
+
+        Args:
+            stream: The stream that is going to read it, as DLPack numbers them: ``None`` or 1 is the default
+                one, 2 that of the thread, -1 says not to wait.
+            max_version: The newest form that the taker knows. What is given may be older.
+            dl_device: Where it is wanted, which must be where it is.
+            copy: True is refused; nothing is ever copied here.
+
+        Raises:
+            BufferError: A copy or another device is asked for.
+            ValueError: The buffer was released, or ``stream`` is 0, which DLPack does not allow.
+            TransferError: This process was forked from one that had used CUDA.
+        """
+        HISTORY.check(_PURPOSE)
+        if copy:
+            raise BufferError(
+                "a CUDABuffer hands its own memory over, so copy=True is not possible"
+            )
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(
+                f"the array lies on {self.device}, and DLPack device {tuple(dl_device)} was asked for. "
+                "transfer_buffer_cpu copies it to host memory"
+            )
+        if stream == 0:
+            raise ValueError(
+                "DLPack has no stream 0: 1 is the default stream, 2 that of the thread"
+            )
+        ready, array = self._ready, self.array
+        if ready is None:
+            return array.__dlpack__(stream=stream)
+        if stream != _NO_SYNC:
+            ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
+        # The taker's stream waits already, and what the owner takes for its own stream may be another one.
+        return array.__dlpack__(stream=_NO_SYNC)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA_DEVICE, self.device_index
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a buffer without dimensions")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        if self._array is None:
+            return "<CUDABuffer: released>"
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"<CUDABuffer: {self.shape} {self.dtype} on {self.device}{failed}>"
+
+
+Buffer: TypeAlias = CPUBuffer | CUDABuffer
+"""What ``load_*`` give: a buffer in host memory, or with ``cuda=`` on a device."""

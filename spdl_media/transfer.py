@@ -1,0 +1,334 @@
+"""Copies between host memory and CUDA devices, in the background where the memory is pinned.
+
+A copy is put on a stream and the call returns. The source is kept until the copy has read it, and with it the
+lease of its :class:`~spdl_media.StoragePool`; the result carries the event behind the copy, for which whoever
+takes it waits on its own stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._devices.choose import cuda_library, open_device
+from spdl_media._devices.device import Device
+from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.handover import Handover
+from spdl_media._devices.keeper import KEEPER
+from spdl_media._devices.torch_device import TorchDevice
+from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
+from spdl_media.cuda_buffer import CUDABuffer
+from spdl_media.errors import TransferError
+from spdl_media.storage import Storage, lease_memory
+
+__all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+
+def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsIndex) -> CUDABuffer:
+    """Copy a buffer to a CUDA device.
+
+    From pinned memory the copy runs in the background, behind what the stream has to do already. The source
+    is kept until it is done: its storage or pool gives the block to nobody else, even if the buffer is
+    dropped or released at once. Do not write to it until :meth:`CUDABuffer.synchronize`. From pageable memory
+    the driver copies through memory of its own, and the call takes as long as that.
+
+    Args:
+        buffer: From :func:`~spdl_media.convert_frames` or another function, best in pinned memory:
+            ``storage=cpu_storage(size)``.
+        cuda_config: From :func:`~spdl_media.cuda_config`, or the number of the device.
+
+    Returns:
+        A buffer on the device of the same shape and type, with the same ``failures`` and ``indices``.
+
+    Raises:
+        TransferError: There is no CUDA device, or none in this process because it was forked; PyTorch and
+            CuPy are missing; the device's memory is full; the stream belongs to another device; a copy fails.
+        ValueError: There is no device of this number, or the buffer was released.
+        TypeError: ``buffer`` is no :class:`CPUBuffer`, or ``cuda_config`` no config.
+
+    Thread safety: safe. Threads that share a stream copy one after the other.
+    """
+    if not isinstance(buffer, CPUBuffer):
+        raise TypeError(f"transfer_buffer takes a CPUBuffer, not {type(buffer).__name__}")
+    config = as_cuda_config(cuda_config)
+    device = open_device(config, "transfer_buffer")
+    return _sent(buffer, device, config)
+
+
+def _sent(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
+    return to_device(
+        buffer.array,
+        device,
+        config,
+        failures=buffer.failures,
+        indices=buffer.indices,
+        colorspace=buffer.colorspace,
+        color_range=buffer.color_range,
+    )
+
+
+def to_device(
+    array: Array,
+    device: Device,
+    config: CUDAConfig,
+    *,
+    failures: tuple[Failure, ...] = (),
+    indices: tuple[int, ...] | None = None,
+    colorspace: str | None = None,
+    color_range: str | None = None,
+) -> CUDABuffer:
+    """Begin to copy an array in host memory to the stream of a device.
+
+    Raises:
+        TransferError: The device's memory is full, or the copy fails.
+    """
+    # Only C-contiguous memory goes in one piece, and PyTorch warns of memory that must not be written to.
+    source = np.require(array, requirements=("C", "W"))
+    with _said(f"{source.nbytes} bytes to CUDA device {device.index}"):
+        block = device.empty(source.shape, source.dtype, config.allocator)
+        device.copy_in(block.array, source)
+        event = device.record()
+    if not device.is_done(event):
+        KEEPER.keep((device.index, device.stream), partial(device.wait, event), source)
+    return CUDABuffer(
+        block.array,
+        source.shape,
+        source.dtype,
+        device.index,
+        ready=Handover(device, event, block.used_on),
+        failures=failures,
+        indices=indices,
+        colorspace=colorspace,
+        color_range=color_range,
+    )
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Say what was being copied when a library fails."""
+    try:
+        yield
+    except TransferError:  # says more
+        raise
+    except RuntimeError as error:
+        raise TransferError(f"copying {what} failed: {type(error).__name__}: {error}") from error
+
+
+def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -> CPUBuffer:
+    """Copy a buffer on a CUDA device to host memory, and wait for it.
+
+    Args:
+        buffer: Of :func:`transfer_buffer` or a function with ``cuda=``.
+        storage: Memory to fill; fresh pageable memory without one.
+
+    Returns:
+        A buffer in host memory, a copy, of the same shape and type, with the same ``failures`` and
+        ``indices``.
+
+    Raises:
+        TransferError: The copy fails, or CUDA cannot be used in this process.
+        StorageTooSmallError: It does not fit into the storage.
+        ValueError: The buffer was released.
+        TypeError: ``buffer`` is no :class:`CUDABuffer`.
+
+    Thread safety: safe.
+    """
+    if not isinstance(buffer, CUDABuffer):
+        raise TypeError(f"transfer_buffer_cpu takes a CUDABuffer, not {type(buffer).__name__}")
+    device = open_device(cuda_config(buffer.device_index), "transfer_buffer_cpu")
+    memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
+    target = memory.view(buffer.dtype).reshape(buffer.shape)
+    with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
+        device.copy_out(target, device.view(buffer))
+        device.wait(device.record())
+    return CPUBuffer(
+        target,
+        failures=buffer.failures,
+        indices=buffer.indices,
+        colorspace=buffer.colorspace,
+        color_range=buffer.color_range,
+    )
+
+
+def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None) -> T:
+    """Copy the tensors of a batch to a CUDA device, on a stream beside that of the computation.
+
+    It is meant for one stage of a pipeline. Tensors are pinned first, if they are not, copied on a stream of
+    the calling thread's own, and ready when this returns.
+
+    Args:
+        batch: A tensor of PyTorch on the CPU, a :class:`CPUBuffer`, or a list, tuple, named tuple, mapping or
+            dataclass of such, nested in any way. All else in it, tensors on a device included, is passed on.
+        cuda_config: The device, its number or a config, whose allocator counts for buffers alone. ``None``:
+            the one that the environment variable ``LOCAL_RANK`` names, as ``torchrun`` sets it, or 0.
+
+    Returns:
+        The same containers, with tensors on the device and :class:`CUDABuffer` for buffers. Tensors may be
+        used on the default stream and on the one that the caller has made current; tell PyTorch of others
+        (``tensor.record_stream``). Without CUDA ``batch`` itself, with one warning.
+
+    Raises:
+        TransferError: CUDA is there but cannot be used: the process was forked, the memory is full, the
+            stream is of another device, or PyTorch has no CUDA and only CuPy does.
+        ValueError: There is no device of this number, or ``LOCAL_RANK`` is no number.
+        TypeError: ``cuda_config`` is no config.
+
+    Thread safety: safe.
+    """
+    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
+    device = _device_or_warn(config, "transfer_tensor")
+    if device is None:
+        return batch
+
+    def move(value: Any) -> Any:
+        if isinstance(value, CPUBuffer):
+            return _sent(value, device, config)
+        if _device_type(value) == "cpu":
+            return _with_torch(device).tensor_in(value)
+        return value
+
+    return _moved(batch, move, device, "to")
+
+
+def transfer_tensor_d2h(
+    batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None, event: Any = None
+) -> T:
+    """Copy the tensors of a batch from a CUDA device to pinned host memory, and wait for them.
+
+    The copies are made on a stream of the calling thread's own, or the config's, which first waits for the
+    caller's current stream, or for ``event``.
+
+    Args:
+        batch: A tensor on the device, a :class:`CUDABuffer`, or containers of such, as for
+            :func:`transfer_tensor`. All else in it is passed on.
+        cuda_config: As in :func:`transfer_tensor`.
+        event: A ``torch.cuda.Event`` behind the work that made the tensors, if that was done on another
+            stream than the current one.
+
+    Returns:
+        The same containers, with tensors in pinned memory and :class:`CPUBuffer` for buffers. Without CUDA
+        ``batch`` itself, with one warning.
+
+    Raises:
+        TransferError: As in :func:`transfer_tensor`, or a tensor lies on another device.
+        ValueError: As in :func:`transfer_tensor`.
+        TypeError: As in :func:`transfer_tensor`.
+
+    Thread safety: safe.
+    """
+    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
+    device = _device_or_warn(config, "transfer_tensor_d2h")
+    if device is None:
+        return batch
+
+    def move(value: Any) -> Any:
+        if isinstance(value, CUDABuffer):
+            return transfer_buffer_cpu(value)
+        if _device_type(value) == "cuda":
+            return _with_torch(device).tensor_out(value, event)
+        return value
+
+    return _moved(batch, move, device, "from")
+
+
+def _moved(batch: T, move: Callable[[Any], Any], device: Device, way: str) -> T:
+    """The batch with its leaves moved, when all of them are there."""
+    with _said(f"a batch {way} CUDA device {device.index}"):
+        result = _map_nested(batch, move)
+        device.wait(device.record())
+    return result  # type: ignore[no-any-return]  # containers of the same kinds
+
+
+def _device_or_warn(config: CUDAConfig, function: str) -> Device | None:
+    HISTORY.check(function)
+    package, reason = cuda_library()
+    if package is not None:
+        return open_device(config, function)
+    _warn_once(f"{function} copies nothing, because no CUDA device can be used here: {reason}")
+    return None
+
+
+def _device_type(value: Any) -> str | None:
+    """``"cpu"`` or ``"cuda"`` for tensors."""
+    # Without PyTorch there are no tensors, so nothing has to import it.
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    return str(value.device.type) if is_tensor else None
+
+
+def _with_torch(device: Device) -> TorchDevice:
+    if isinstance(device, TorchDevice):
+        return device
+    raise TransferError(
+        "this PyTorch finds no CUDA device, although CuPy does, so it can hold no tensors there. Install "
+        "PyTorch with CUDA, or transfer buffers: transfer_buffer"
+    )
+
+
+_warned = False
+
+
+def _warn_once(message: str) -> None:
+    global _warned  # noqa: PLW0603  # one warning a process, as for memory that cannot be pinned
+    if not _warned:
+        _warned = True
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _local_rank() -> int:
+    """The number of the device for this process, as ``torchrun`` and others set it.
+
+    Raises:
+        ValueError: It is no number.
+    """
+    text = os.environ.get("LOCAL_RANK", "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"the environment variable LOCAL_RANK must be the number of a device, not {text!r}"
+        ) from None
+
+
+def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
+    """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
+
+    Returns:
+        Containers of the same kinds. A dataclass is a copy whose fields are set, without its ``__init__``.
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_nested(one, move) for one in value))
+    if isinstance(value, list | tuple):
+        return type(value)([_map_nested(one, move) for one in value])
+    if isinstance(value, MutableMapping):
+        # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
+        like = copy.copy(value)
+        like.update(_mapped(value, move))
+        return like
+    if isinstance(value, Mapping):
+        return type(value)(_mapped(value, move))  # type: ignore[call-arg]  # those of Python take a dict
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        result = copy.copy(value)
+        for field in dataclasses.fields(value):
+            # Frozen ones too.
+            object.__setattr__(result, field.name, _map_nested(getattr(value, field.name), move))
+        return result
+    return move(value)
+
+
+def _mapped(value: Mapping[Any, Any], move: Callable[[Any], Any]) -> dict[Any, Any]:
+    return {key: _map_nested(one, move) for key, one in value.items()}

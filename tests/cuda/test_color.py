@@ -1,0 +1,389 @@
+"""What the conversion takes and refuses, and what it asks of a device."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from color_kernel import DLPackArray, FakeArray, FakeCupy
+
+import spdl_media as sm
+from spdl_media.config import cuda_config as cuda_config_of
+from spdl_media.cuda._color_formats import planes_of, yuv_format
+from spdl_media.cuda._color_launch import OPTIONS
+from spdl_media.cuda._color_taps import line_taps
+from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+
+Y, UV = np.full((6, 8), 81, np.uint8), np.full((3, 4, 2), 128, np.uint8)
+NV12 = np.concatenate([Y, UV.reshape(3, 8)])
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy(devices=2)
+    monkeypatch.setattr("spdl_media._backends.require", lambda *_: fake)
+    return fake
+
+
+def on_device(*arrays: np.ndarray, device: int = 0) -> list[FakeArray]:
+    return [FakeArray(array, device) for array in arrays]
+
+
+def test_grey_is_grey_in_host_memory() -> None:
+    result = yuv_to_rgb([Y, UV], "nv12")
+    assert isinstance(result, sm.CPUBuffer)
+    assert result.shape == (6, 8, 3)
+    assert (np.asarray(result) == round((81 - 16) * 255 / 219)).all()
+
+
+def test_every_form_of_planes_gives_the_same() -> None:
+    rng = np.random.default_rng(0)
+    luma, chroma = (
+        rng.integers(0, 256, (2, 6, 8), np.uint8),
+        rng.integers(0, 256, (2, 3, 8), np.uint8),
+    )
+    expected = np.asarray(yuv_to_rgb([luma, chroma], "nv12"))
+    assert expected.shape == (2, 6, 8, 3)
+    block = np.concatenate([luma, chroma], 1)
+    pairs = chroma.reshape(2, 3, 4, 2)
+    swapped = np.ascontiguousarray(pairs[..., ::-1])
+    tiles = np.concatenate(
+        [luma.reshape(2, -1), pairs[..., 0].reshape(2, -1), pairs[..., 1].reshape(2, -1)], 1
+    )
+    for planes, pix_fmt in (
+        ((luma, pairs), "nv12"),
+        (block[:, None], "nv12"),
+        ([luma, swapped], "nv21"),
+        ([luma, pairs[..., 0], pairs[..., 1]], "yuv420p"),
+        (tiles.reshape(2, 1, 9, 8), "yuv420p"),
+        (sm.CPUBuffer(tiles.reshape(2, 1, 9, 8)), "yuv420p"),
+        ([(part * np.uint16(256)).astype(">u2") for part in (luma, pairs)], "p010be"),
+    ):
+        np.testing.assert_array_equal(np.asarray(yuv_to_rgb(planes, pix_fmt)), expected)
+    for index in range(2):
+        one = yuv_to_rgb([luma[index], pairs[index]], "nv12")
+        np.testing.assert_array_equal(np.asarray(one), expected[index])
+
+
+def test_what_convert_frames_makes_can_be_converted() -> None:
+    picture = sm.testing.index_frames(1, 38, 30)[0]
+    for pix_fmt in ("yuvj420p", "yuvj422p", "yuvj444p"):
+        jpeg = sm.testing.make_image(picture, codec="mjpeg", pix_fmt=pix_fmt)
+        frames = sm.decode_packets(sm.demux_image(jpeg), None)
+        expected = np.asarray(yuv_to_rgb(frames.planes, pix_fmt))
+        result = yuv_to_rgb(sm.convert_frames(frames), pix_fmt)
+        np.testing.assert_array_equal(np.asarray(result), expected)
+        planes = sm.convert_frames(frames, layout="planes")
+        np.testing.assert_array_equal(np.asarray(yuv_to_rgb(planes, pix_fmt)), expected)
+
+
+@pytest.mark.parametrize("layout", [None, "planes"])
+def test_buffers_say_what_their_values_mean(layout: Any) -> None:
+    picture = sm.testing.index_frames(1, 38, 30)[0]
+    desc = sm.get_video_filter_desc(pix_fmt="nv12", color_matrix="bt709", color_range="pc")
+    frames = sm.decode_packets(sm.demux_image(sm.testing.make_image(picture)), desc)
+    buffer = sm.convert_frames(frames, layout=layout)
+    stated: dict[str, Any] = {"matrix": "bt709", "color_range": "pc"}
+    expected = np.asarray(yuv_to_rgb(frames.planes, "nv12", **stated))
+    np.testing.assert_array_equal(np.asarray(yuv_to_rgb(buffer, "nv12")), expected)
+    other = np.asarray(yuv_to_rgb(frames.planes, "nv12", matrix="fcc", color_range="tv"))
+    told = yuv_to_rgb(buffer, "nv12", matrix="fcc", color_range="tv")
+    np.testing.assert_array_equal(np.asarray(told), other)
+
+
+def test_nv12_is_what_its_buffers_say_else_as_in_spdl() -> None:
+    values = np.arange(54, dtype=np.uint8).reshape(9, 6) * 4
+    for colors in (("bt601", "tv"), ("bt2020nc", "pc")):
+        buffer = sm.CPUBuffer(values, colorspace=colors[0], color_range=colors[1])
+        expected = np.asarray(nv12_to_rgb(values, matrix=colors[0], color_range=colors[1]))
+        np.testing.assert_array_equal(np.asarray(nv12_to_rgb(buffer)), expected)
+        told = nv12_to_rgb(buffer, coeff=4, color_range="tv")
+        np.testing.assert_array_equal(np.asarray(told), np.asarray(nv12_to_rgb(values, coeff=4)))
+    np.testing.assert_array_equal(
+        np.asarray(nv12_to_rgb(values)), np.asarray(nv12_to_rgb(values, coeff=1))
+    )
+
+
+def test_buffers_that_contradict_each_other() -> None:
+    values = np.zeros((9, 6), np.uint8)
+    both = [sm.CPUBuffer(values, colorspace=name, color_range="tv") for name in ("fcc", "bt709")]
+    with pytest.raises(ValueError, match=r"state different colours.*'bt709', 'tv'.*'fcc', 'tv'"):
+        nv12_to_rgb(both)
+    assert nv12_to_rgb(both, matrix="fcc", color_range="tv").shape == (2, 3, 6, 6)
+
+
+def test_tensors_in_host_memory_are_viewed() -> None:
+    torch = pytest.importorskip("torch")
+    expected = np.asarray(yuv_to_rgb([Y, UV], "nv12"))
+    out = torch.empty((6, 8, 3), dtype=torch.uint8)
+    result = yuv_to_rgb([torch.from_numpy(Y), torch.from_numpy(UV)], "nv12", out=out)
+    np.testing.assert_array_equal(out.numpy(), expected)
+    assert np.shares_memory(np.asarray(result), out.numpy())
+
+
+def test_out_is_filled_in_place() -> None:
+    whole = np.zeros((3, 3, 6, 8), np.float32)
+    options: dict[str, Any] = {"normalize": ((0, 0, 0), (1, 1, 1)), "layout": "NCHW"}
+    result = np.asarray(yuv_to_rgb([Y, UV], "nv12", out=whole[1], **options))
+    assert np.shares_memory(result, whole)
+    np.testing.assert_array_equal(whole[1], np.asarray(yuv_to_rgb([Y, UV], "nv12", **options)))
+    assert not whole[[0, 2]].any()
+
+
+@pytest.mark.parametrize("rows", range(2, 40))
+def test_height_of_one_array_is_found(rows: int) -> None:
+    heights = [h for h in range(1, 40) if h + -(-h // 2) == rows]
+    block = np.zeros((rows, 8), np.uint8)
+    if not heights:
+        with pytest.raises(ValueError, match=f"no nv12 picture fills {rows} rows of 8"):
+            planes_of(block, yuv_format("nv12"))
+        return
+    planes, _ = planes_of(block, yuv_format("nv12"))
+    assert planes[0].shape[1] == heights[0]
+
+
+@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 31, 100])
+@pytest.mark.parametrize("length", [1, 2, 3, 16, 31, 640])
+def test_windows_lie_inside_and_weigh_one(length: int, size: int, algo: Any) -> None:
+    for sub, place in ((1, 0.0), (2, 0.5), (2, 0.0), (2, 1.0), (4, 0.5)):
+        taps = line_taps(length, size, sub, place, algo, stretch=True)
+        assert taps.first.min() >= 0
+        assert (taps.first + len(taps.weights)).max() <= -(-length // sub)
+        np.testing.assert_allclose(taps.weights.sum(0, dtype=float), 1, atol=1e-6)
+
+
+def test_launch_is_asked_for_as_the_kernel_needs_it(cupy: FakeCupy) -> None:
+    config = cuda_config_of(1, stream=0xBEEF)
+    luma, chroma = np.zeros((3, 20, 100), np.uint8)[:, :, :70], np.zeros((3, 10, 35, 2), np.uint8)
+    planes = on_device(luma, chroma, device=1)
+    result = yuv_to_rgb(planes, "nv12", layout="NCHW", cuda_config=config)
+    assert result.shape == (3, 3, 20, 70)
+    assert result.device == "cuda:1"
+    (launch,) = cupy.launches
+    assert (launch.name, launch.options) == ("yuv8_to_uint8", OPTIONS)
+    assert (launch.grid, launch.block) == ((3, 3, 3), (32, 8, 1))
+    assert (launch.device, launch.stream) == (1, 0xBEEF)
+    assert (cupy.device, cupy.stream) == (0, None), "the caller's device and stream are back"
+    places = launch.frames["planes"]
+    base = luma.ctypes.data
+    assert places["data"][:, 0].tolist() == [base, base + 2000, base + 4000]
+    assert places["row_step"].tolist() == [[100, 70, 70]] * 3
+    assert places["sample_step"].tolist() == [[1, 2, 2]] * 3
+    assert (places["data"][:, 2] - places["data"][:, 1]).tolist() == [1, 1, 1]
+    out = result.array.get().ctypes.data
+    assert launch.frames["out"].tolist() == [out, out + 4200, out + 8400]
+    steps = [int(launch.argument[f"out_{name}"][0]) for name in ("row", "pixel", "channel")]
+    assert steps == [70, 1, 1400]
+
+
+@pytest.mark.parametrize(
+    ("pix_fmt", "normalize", "name"),
+    [
+        ("nv12", None, "yuv8_to_uint8"),
+        ("nv12", ((0, 0, 0), (1, 1, 1)), "yuv8_to_float32"),
+        ("p010", None, "yuv16_to_uint8"),
+        ("p010", ((0, 0, 0), (1, 1, 1)), "yuv16_to_float32"),
+    ],
+)
+def test_kernel_is_that_of_the_types(
+    cupy: FakeCupy, pix_fmt: str, normalize: Any, name: str
+) -> None:
+    dtype = yuv_format(pix_fmt).dtype
+    yuv_to_rgb(on_device(Y.astype(dtype), UV.astype(dtype)), pix_fmt, normalize=normalize)
+    assert [launch.name for launch in cupy.launches] == [name]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_only_sync_waits(cupy: FakeCupy, sync: bool) -> None:
+    config = cuda_config_of(0, stream=5)
+    nv12_to_rgb(on_device(NV12), cuda_config=config, sync=sync)
+    nv12_to_bgr(on_device(NV12), cuda_config=config, sync=sync)
+    assert cupy.synchronized == ([5, 5] if sync else [])
+
+
+def test_device_may_be_named_by_its_number_or_left_out(cupy: FakeCupy) -> None:
+    for cuda_config in (1, np.int64(1), None):
+        yuv_to_rgb(on_device(Y, UV, device=1), "nv12", cuda_config=cuda_config)
+        yuv_to_rgb(
+            [DLPackArray(p) for p in on_device(Y, UV, device=1)], "nv12", cuda_config=cuda_config
+        )
+    assert [launch.device for launch in cupy.launches] == [1] * 6
+
+
+def test_threads_use_their_own_tables(cupy: FakeCupy) -> None:
+    def work(width: int) -> None:
+        for _ in range(20):
+            yuv_to_rgb(on_device(Y, UV), "nv12", width=width)
+
+    threads = [threading.Thread(target=work, args=(width,)) for width in (5, 9, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(launch.argument["luma_x"]["size"][0]) for launch in cupy.launches) == (
+        [5] * 20 + [9] * 20 + [13] * 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("planes", "pix_fmt", "message"),
+    [
+        ([Y, UV], "rgb24", "pix_fmt 'rgb24' is not known here. It may be nv12"),
+        ([Y, UV], "yuv420p11", "pix_fmt 'yuv420p11' is not known"),
+        ([Y], "nv12", "nv12 has 2 planes, not 1"),
+        ([Y, UV[..., 0], UV[..., 1]], "nv12", "nv12 has 2 planes, not 3"),
+        ([Y, UV[:2]], "nv12", re.escape("must be (3, 4, 2) or (3, 8) here, not (2, 4, 2)")),
+        ([Y, Y, Y], "yuv420p", re.escape("luma of shape (6, 8) must be (3, 4), not (6, 8)")),
+        (
+            [Y[0], UV],
+            "nv12",
+            re.escape("must be (height, width) or (frames, height, width), not (8,)"),
+        ),
+        ([Y[:0], UV], "nv12", re.escape("not (0, 8)")),
+        ([Y[None], UV], "nv12", re.escape("must be (1, 3, 4, 2) or (1, 3, 8) here, not (3, 4, 2)")),
+        (NV12[None, None][:, [0, 0]], "nv12", re.escape("must be (rows, W) or (..., 1, rows, W)")),
+        (NV12, "yuv444p", re.escape("must be (..., 3, H, W), not (9, 8)")),
+        (NV12[:, :7], "nv12", "no nv12 picture fills 9 rows of 7"),
+        (np.zeros((9, 16), np.uint8)[:, :8], "yuv420p", "must follow each other without gaps"),
+    ],
+)
+def test_wrong_planes(planes: Any, pix_fmt: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        yuv_to_rgb(planes, pix_fmt)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float32", "bool"])
+def test_wrong_type_of_planes(dtype: str) -> None:
+    with pytest.raises(TypeError, match=f"planes of nv12 must be uint8, not {dtype}"):
+        yuv_to_rgb([Y.astype(dtype), UV.astype(dtype)], "nv12")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"matrix": "gbr"}, ValueError, "matrix must be one of bt709, .* or None, not 'gbr'"),
+        ({"matrix": "bt2020c"}, ValueError, "or None, not 'bt2020c'"),
+        ({"color_range": "full"}, ValueError, r"color_range must be one of \('tv', 'pc'\) or None"),
+        ({"chroma_location": "middle"}, ValueError, "chroma_location must be one of .*'center'"),
+        ({"scale_algo": "lanczos"}, ValueError, "scale_algo must be one of .*'bicubic'"),
+        ({"layout": "HWC"}, ValueError, r"layout must be one of \('NHWC', 'NCHW'\), not 'HWC'"),
+        ({"width": 0}, ValueError, "width must be at least 1, not 0"),
+        ({"height": 2.0}, TypeError, "height must be an int or None, not 2.0"),
+        ({"width": True}, TypeError, "width must be an int or None, not True"),
+        ({"normalize": 0.5}, TypeError, r"normalize must be \(mean, std\), each with three values"),
+        ({"normalize": ((0, 0), (1, 1))}, ValueError, r"normalize must be \(mean, std\)"),
+        ({"normalize": ((0, 0, 0), (1, 0, 1))}, ValueError, "the second ones not 0"),
+        (
+            {"out": np.zeros((8, 6, 3), np.uint8)},
+            ValueError,
+            r"out must be \(6, 8, 3\) uint8, not \(8, 6, 3\)",
+        ),
+        ({"out": np.zeros((6, 8, 3))}, ValueError, r"out must be .*uint8, not \(6, 8, 3\) float64"),
+        ({"cuda_config": 0}, ValueError, "cuda_config is given, but the planes lie in host memory"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        yuv_to_rgb([Y, UV], "nv12", **options)
+
+
+def test_wrong_range_of_a_format_that_states_its_own() -> None:
+    with pytest.raises(ValueError, match="color_range='tv' contradicts yuvj444p"):
+        yuv_to_rgb(np.zeros((3, 4, 4), np.uint8), "yuvj444p", color_range="tv")
+
+
+def test_gray_needs_no_matrix_and_has_full_range() -> None:
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for options in ({}, {"matrix": "gbr", "color_range": "tv"}, {"matrix": "bt709"}):
+        result = np.asarray(yuv_to_rgb([levels], "gray", **options))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(result, np.repeat(levels[..., None], 3, -1))
+
+
+def test_read_only_out() -> None:
+    out = np.zeros((6, 8, 3), np.uint8)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writable"):
+        yuv_to_rgb([Y, UV], "nv12", out=out)
+
+
+def test_wrong_buffers() -> None:
+    with pytest.raises(ValueError, match="there are no buffers to convert"):
+        nv12_to_rgb([])
+    with pytest.raises(ValueError, match=r"one size \(width, height\), not \[\(8, 4\), \(8, 6\)\]"):
+        nv12_to_rgb([NV12, NV12[:6]])
+    with pytest.raises(ValueError, match=r"coeff must be one of 1 \(bt709\), .*, not 2"):
+        nv12_to_rgb(NV12, coeff=2)
+    with pytest.raises(ValueError, match="matrix must be one of"):
+        nv12_to_bgr(NV12, matrix="bt710")
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(
+    ("planes", "options", "error", "message"),
+    [
+        ([*on_device(Y), UV], {}, ValueError, "one device, not in device 0 and host memory"),
+        (
+            [*on_device(Y), *on_device(UV, device=1)],
+            {},
+            ValueError,
+            "one device, not in device 0 and device 1",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": 1},
+            ValueError,
+            "lies on CUDA device 0, and device 1 is",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": 2},
+            ValueError,
+            "CUDA device 2 was asked for, and there are 2",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": -1},
+            ValueError,
+            "device_index must be 0 or more, not -1",
+        ),
+        (
+            on_device(Y, UV),
+            {"cuda_config": True},
+            TypeError,
+            "cuda_config must be the number of a device",
+        ),
+        (on_device(Y, UV), {"cuda_config": "cuda:0"}, TypeError, "not 'cuda:0'"),
+        (on_device(Y, UV), {"out": np.zeros((6, 8, 3), np.uint8)}, ValueError, "on a CUDA device"),
+        ([Y, UV], {"out": FakeArray(np.zeros((6, 8, 3), np.uint8))}, ValueError, "in host memory"),
+        (
+            on_device(Y, UV),
+            {"out": FakeArray(np.zeros((6, 8), np.uint8))},
+            ValueError,
+            r"out must be \(6, 8, 3\) uint8, not \(6, 8\) uint8",
+        ),
+    ],
+)
+def test_wrong_devices(
+    planes: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        yuv_to_rgb(planes, "nv12", **options)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_samples_that_straddle_addresses() -> None:
+    raw = np.zeros((6, 17), np.uint8)
+    luma = np.ndarray((6, 8), np.uint16, raw, 0, (17, 2))
+    with pytest.raises(ValueError, match=r"must begin on whole samples, but the strides are"):
+        yuv_to_rgb(on_device(luma, UV.astype(np.uint16)), "p010")
+
+
+def test_planes_on_a_device_need_cupy() -> None:
+    if sm._backends.is_available("cupy"):
+        pytest.skip("CuPy is installed")
+    with pytest.raises(sm.MissingDependencyError, match=r"a CUDA device needs cupy, .*pip install"):
+        yuv_to_rgb([DLPackArray(array) for array in on_device(Y, UV)], "nv12")

@@ -1,0 +1,287 @@
+"""The reference is within one level of FFmpeg's scaler with accurate flags, and of the exact equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from plane_oracle import frame_of
+
+import spdl_media as sm
+from spdl_media.cuda._color_formats import yuv_format
+from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+
+MEDIA = Path(__file__).resolve().parents[2] / "samples" / "media"
+ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
+
+
+def swscale(
+    frame: av.VideoFrame, size: tuple[int, int], algo: str, *, setparams: str, location: str | None
+) -> np.ndarray:
+    """What FFmpeg makes of a frame."""
+    graph = av.filter.Graph()
+    last = graph.add_buffer(
+        width=frame.width, height=frame.height, format=frame.format, time_base="1/1"
+    )
+    scale = f"{size[0]}:{size[1]}:flags={algo}+{ACCURATE}"
+    for name, arguments in (
+        ("setparams", setparams),
+        ("scale", scale + (f":in_chroma_loc={location}" if location else "")),
+        ("format", "gbrp"),
+        ("format", "rgb24"),
+        ("buffersink", None),
+    ):
+        step = graph.add(name, arguments)
+        last.link_to(step)
+        last = step
+    graph.configure()
+    frame.pts = 0
+    graph.push(frame)
+    result = graph.pull()
+    assert isinstance(result, av.VideoFrame)
+    return result.to_ndarray()
+
+
+def planes(pix_fmt: str, width: int, height: int, contrast: float = 0.3) -> list[np.ndarray]:
+    """Noise around the middle: where RGB would reach twice white, FFmpeg's integers overflow."""
+    format = yuv_format(pix_fmt)
+    rng = np.random.default_rng(width + height)
+    low, high = (int((1 << format.bits) * (0.5 + side * contrast)) for side in (-1, 1))
+    shapes: list[tuple[int, ...]] = [(height, width)]
+    if format.sub_x:
+        shape = format.chroma_shape(height, width)
+        shapes += [(*shape, 2)] if format.pairs else [shape, shape]
+    deep = "u1" if format.bits == 8 else "<u2"
+    return [(rng.integers(low, high, shape) << format.shift).astype(deep) for shape in shapes]
+
+
+def assert_within_one(
+    pix_fmt: str,
+    source: tuple[int, int],
+    size: tuple[int, int],
+    algo: Any = "bicubic",
+    *,
+    matrix: str = "bt709",
+    color_range: str = "tv",
+    location: str | None = None,
+    contrast: float = 0.3,
+) -> None:
+    given = planes(pix_fmt, *source, contrast)
+    expected = swscale(
+        frame_of(given, pix_fmt),
+        size,
+        algo,
+        setparams=f"colorspace={matrix}:range={color_range}",
+        location=location,
+    )
+    result = yuv_to_rgb(
+        given,
+        pix_fmt,
+        matrix=matrix,
+        color_range=None if yuv_format(pix_fmt).full_range else color_range,
+        chroma_location=location,
+        width=size[0],
+        height=size[1],
+        scale_algo=algo,
+    )
+    difference = np.abs(np.asarray(result).astype(int) - expected)
+    assert difference.max() <= 1
+    # One level off is rare: only what lies near the middle between two.
+    assert difference.sum() <= max(1, 0.03 * difference.size)
+
+
+@pytest.mark.parametrize("color_range", ["tv", "pc"])
+@pytest.mark.parametrize(
+    "matrix", ["bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "bt2020nc"]
+)
+def test_matrices_and_ranges(matrix: str, color_range: str) -> None:
+    for pix_fmt in ("yuv420p", "yuv420p10le"):
+        assert_within_one(
+            pix_fmt, (64, 48), (64, 48), "bilinear", matrix=matrix, color_range=color_range
+        )
+
+
+@pytest.mark.parametrize(
+    "pix_fmt",
+    "yuv420p yuv422p yuv444p yuv440p yuv411p yuv410p yuvj420p yuvj422p nv12 nv21 nv16 nv24 p010le "
+    "p012le p016le p210le p410le yuv420p9le yuv420p12le yuv422p10le yuv444p16le yuv444p10msble gray "
+    "gray16le".split(),
+)
+@pytest.mark.parametrize("size", [(64, 48), (40, 30), (90, 100)])
+def test_formats(pix_fmt: str, size: tuple[int, int]) -> None:
+    color_range = "pc" if yuv_format(pix_fmt).full_range else "tv"
+    assert_within_one(pix_fmt, (64, 48), size, color_range=color_range)
+
+
+@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ((64, 48), (64, 48)),
+        ((64, 48), (63, 48)),
+        ((64, 48), (5, 3)),
+        ((63, 47), (32, 24)),
+        ((63, 47), (63, 24)),
+        ((63, 47), (100, 90)),
+        ((500, 375), (224, 224)),
+        ((640, 360), (1280, 720)),
+        ((640, 360), (1920, 1080)),
+        ((8, 6), (20, 20)),
+        ((4, 4), (4, 4)),
+        ((2, 2), (2, 2)),
+        ((16, 16), (1, 1)),
+    ],
+)
+def test_sizes(algo: str, source: tuple[int, int], size: tuple[int, int]) -> None:
+    assert_within_one("yuv420p", source, size, algo)
+
+
+@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
+def test_black_beside_white(algo: str) -> None:
+    """The filter overshoots at every edge, and FFmpeg cuts rows off above white."""
+    y = np.where(np.random.default_rng(0).random((47, 63)) < 0.5, 0, 255).astype(np.uint8)
+    chroma = np.full((24, 32), 128, np.uint8)
+    for size in ((32, 24), (100, 90), (63, 30)):
+        expected = swscale(
+            frame_of([y, chroma, chroma], "yuv420p"),
+            size,
+            algo,
+            setparams="colorspace=smpte170m:range=pc",
+            location=None,
+        )
+        result = yuv_to_rgb(
+            [y, chroma, chroma],
+            "yuv420p",
+            color_range="pc",
+            width=size[0],
+            height=size[1],
+            scale_algo=algo,  # type: ignore[arg-type]
+        )
+        assert np.abs(np.asarray(result).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(64, 48), (40, 30)])
+@pytest.mark.parametrize(
+    "location", ["left", "center", "topleft", "top", "bottomleft", "bottom", None]
+)
+def test_places_of_chroma(location: str | None, size: tuple[int, int]) -> None:
+    for pix_fmt in ("yuv420p", "yuv422p", "nv12"):
+        assert_within_one(pix_fmt, (64, 48), size, location=location)
+
+
+def test_full_range_of_deep_formats_is_that_of_ffmpeg() -> None:
+    """White is 255 times 2**(bits - 8); it would be 2**bits - 1 by H.273, up to 1.3 levels apart."""
+    levels = np.linspace(0, 1023, 64).astype("<u2")
+    y = np.repeat(levels[None], 8, 0)
+    chroma = np.full((8, 64), 512, "<u2")
+    expected = swscale(
+        frame_of([y, chroma, chroma], "yuv444p10le"),
+        (64, 8),
+        "bilinear",
+        setparams="colorspace=bt709:range=pc",
+        location=None,
+    )
+    exact = np.clip(levels / 4, 0, 255)
+    result = np.asarray(yuv_to_rgb([y, chroma, chroma], "yuv444p10le", color_range="pc"))
+    assert np.abs(result[0, :, 0] - exact).max() <= 0.51
+    assert np.abs(result.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [None, (224, 126), (100, 200)])
+@pytest.mark.parametrize("name", ["nasa_13013.mp4", "technician_turned.jpg"])
+def test_same_as_decoding_to_rgb(name: str, size: tuple[int, int] | None) -> None:
+    """Stored pictures and what the CPU path makes of them by default, and scaled."""
+    stored = sm.decode_config(orient=False)
+    if name.endswith("jpg"):
+        packets: Any = sm.demux_image(str(MEDIA / name))
+    else:
+        packets = sm.demux_video(str(MEDIA / name), timestamp=(1, 1.1))
+    width, height = size or (None, None)
+    desc = sm.get_video_filter_desc(scale_width=width, scale_height=height, scale_mode=None)
+    expected = np.asarray(sm.convert_frames(sm.decode_packets(packets, desc, stored)))
+    native = sm.decode_packets(packets, None, stored)
+    result = yuv_to_rgb(
+        sm.convert_frames(native),
+        native.pix_fmt,
+        matrix=native.colorspace,
+        color_range=native.color_range,
+        width=width,
+        height=height,
+    )
+    assert np.asarray(result).shape == expected.shape
+    assert np.abs(np.asarray(result).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(127, 64), (128, 63), (127, 63)])
+@pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p"])
+def test_odd_sides_keep_chroma_in_place_as_the_cpu_path_does(
+    pix_fmt: str, size: tuple[int, int]
+) -> None:
+    width, height = size
+    y, x = np.mgrid[:height, :width]
+    picture = np.stack([x * 2 % 256, 255 - x, y * 2 % 256], -1).astype(np.uint8)
+    jpeg = sm.testing.make_image(picture, codec="mjpeg", pix_fmt=pix_fmt)
+    packets = sm.demux_image(jpeg)
+    native = sm.decode_packets(packets, None)
+    result = yuv_to_rgb(native.planes, native.pix_fmt, matrix=native.colorspace)
+    expected = sm.decode_packets(packets).planes[0].astype(int)
+    assert np.abs(np.asarray(result).astype(int) - expected).max() <= 1
+
+
+def test_ycgco_turns_back_what_h273_makes() -> None:
+    """FFmpeg's scaler has no such matrix; these are equations 8 of H.273, in limited range."""
+    rgb = np.random.default_rng(0).random((3, 16, 16))
+    red, green, blue = rgb
+    y = green / 2 + (red + blue) / 4
+    cg, co = green / 2 - (red + blue) / 4, (red - blue) / 2
+    coded = [16 + 219 * y, 128 + 224 * cg, 128 + 224 * co]
+    given = [np.rint(plane).astype(np.uint8) for plane in coded]
+    result = np.asarray(yuv_to_rgb(given, "yuv444p", matrix="ycgco", layout="NCHW"))
+    assert np.abs(result - 255 * rgb).max() < 2  # half a level of each of three, rounded
+
+
+def test_nv12_functions_are_spdls() -> None:
+    """BT.709 in limited range if nothing is said, planar, and blue first on demand."""
+    y, uv = planes("nv12", 16, 12)
+    buffer = np.concatenate([y, uv.reshape(6, 16)])
+    rgb = np.asarray(nv12_to_rgb([buffer, buffer]))
+    assert rgb.shape == (2, 3, 12, 16)
+    plain = np.asarray(yuv_to_rgb([y, uv], "nv12", matrix="bt709"))
+    np.testing.assert_array_equal(rgb[1], plain.transpose(2, 0, 1))
+    np.testing.assert_array_equal(np.asarray(nv12_to_bgr(buffer))[0], rgb[0, ::-1])
+    np.testing.assert_array_equal(np.asarray(nv12_to_rgb(buffer, layout="NHWC"))[0], plain)
+    for coeff, matrix in {
+        4: "fcc",
+        5: "bt601",
+        6: "bt601",
+        7: "smpte240m",
+        8: "ycgco",
+        9: "bt2020nc",
+        10: "bt2020",
+    }.items():
+        np.testing.assert_array_equal(
+            np.asarray(nv12_to_rgb(buffer, coeff=coeff, layout="NHWC"))[0],
+            np.asarray(yuv_to_rgb([y, uv], "nv12", matrix=matrix)),
+        )
+    named = nv12_to_rgb(buffer, coeff=7, matrix="bt709", color_range="tv")
+    np.testing.assert_array_equal(np.asarray(named)[0], rgb[0])
+    assert (np.asarray(nv12_to_rgb(buffer, color_range="pc"))[0] != rgb[0]).any()
+
+
+@pytest.mark.parametrize("size", [(16, 12), (20, 9)])
+def test_float_results_are_normalised_and_not_rounded(size: tuple[int, int]) -> None:
+    given = planes("yuv420p", 16, 12)
+    sides: dict[str, Any] = {"width": size[0], "height": size[1]}
+    whole = np.asarray(yuv_to_rgb(given, "yuv420p", **sides)).astype(float)
+    unit = np.asarray(yuv_to_rgb(given, "yuv420p", normalize=((0, 0, 0), (1, 1, 1)), **sides))
+    assert unit.dtype == np.float32
+    assert unit.min() >= 0
+    assert unit.max() <= 1
+    assert np.abs(unit * 255.0 - whole).max() <= 0.501
+    assert len(np.unique(unit)) > 256
+    mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
+    result = np.asarray(yuv_to_rgb(given, "yuv420p", normalize=(mean, std), **sides))
+    np.testing.assert_allclose(result, (unit - mean) / std, rtol=0, atol=2e-6)

@@ -1,0 +1,254 @@
+"""Pictures through DALI's operators on the CPU: what the CPU path gives, within what is promised."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dali_oracle import (
+    CLOSE,
+    cpu,
+    differences,
+    host,
+    jpeg,
+    photo,
+    png_with_orientation,
+    with_orientation,
+)
+from nvdec_stand_in import load_video_nvdec
+
+import spdl_media as sm
+from spdl_media.testing import index_frames, make_image, make_video
+
+pytest.importorskip("nvidia.dali")
+
+from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda.nvjpeg import (
+    decode_image_batch,
+    decode_image_nvjpeg,
+    load_image_batch_nvjpeg,
+)
+
+SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
+PHOTOS = [jpeg(*size, seed) for seed, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
+def test_ragged_batch_is_as_on_the_cpu_path(mode: Any, algo: Any) -> None:
+    options: dict[str, Any] = {"width": 48, "height": 40, "scale_mode": mode, "scale_algo": algo}
+    batch = decode_image_batch(PHOTOS, cuda="cpu", **options)
+    assert host(batch.array).dtype == np.uint8
+    assert host(batch.array).shape == (4, 40, 48, 3)
+    assert differences(batch.array, cpu(PHOTOS, **options)).max() <= CLOSE
+    assert (batch.failures, batch.indices) == ((), (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+def test_real_photos_are_as_on_the_cpu_path(media_dir: Path, mode: Any) -> None:
+    paths = sorted((media_dir / "photos").iterdir())[:16]
+    options: dict[str, Any] = {"width": 224, "height": 224, "scale_mode": mode}
+    found = differences(
+        decode_image_batch(paths, cuda="cpu", **options).array, cpu(paths, **options)
+    )
+    assert found.max() <= CLOSE
+    assert found.mean() <= 0.7
+
+
+def test_border_is_black_to_the_pixel() -> None:
+    rows = host(decode_image_batch([PHOTOS[2]], cuda="cpu", width=60, height=60).array)
+    inside = np.zeros((60, 60), bool)
+    inside[24:36] = True
+    assert not rows[0][~inside].any()
+    assert rows[0][inside].any(-1).all()
+
+
+@pytest.mark.parametrize("pix_fmt", ["rgb24", "bgr24", "gray"])
+@pytest.mark.parametrize("layout", [None, "NHWC", "NCHW"])
+def test_pixel_formats_and_layouts(pix_fmt: str, layout: Any) -> None:
+    options: dict[str, Any] = {"width": 48, "height": 40, "pix_fmt": pix_fmt, "layout": layout}
+    # TIFF is decoded by FFmpeg and goes through DALI as pixels.
+    srcs = [*PHOTOS, make_image(photo(60, 50), codec="tiff")]
+    found = differences(decode_image_batch(srcs, cuda="cpu", **options).array, cpu(srcs, **options))
+    assert found[:-1].max() <= CLOSE
+    assert found[-1] == 0
+
+
+@pytest.mark.parametrize("codec", ["png", "bmp", "jpeg2000", "libwebp"])
+def test_lossless_formats_are_exact_at_their_own_size(codec: str) -> None:
+    pictures = index_frames(3, 40, 30)
+    srcs = [make_image(picture, codec=codec) for picture in pictures]
+    np.testing.assert_array_equal(host(decode_image_batch(srcs, cuda="cpu").array), pictures)
+
+
+@pytest.mark.parametrize("codec", ["gif", "libsvtav1", "tiff", "ppm", "qoi"])
+def test_formats_left_to_ffmpeg_are_exactly_those_of_the_cpu_path(codec: str) -> None:
+    picture = index_frames(2, 64, 64)[1]
+    srcs = [make_image(picture, codec=codec), make_image(picture)]
+    options: dict[str, Any] = {"width": 24, "height": 32, "scale_mode": "pad"}
+    found = differences(decode_image_batch(srcs, cuda="cpu", **options).array, cpu(srcs, **options))
+    assert found[0] == 0
+    assert 0 < found[1] <= CLOSE
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cmyk.jpg", "gray.jpg", "gray16.png", "palette.png", "rgba.png", "photo.jp2", "lossy.webp"],
+)
+def test_colour_types_are_as_on_the_cpu_path(media_dir: Path, name: str) -> None:
+    path = media_dir / "images_odd" / name
+    assert differences(decode_image_batch([path], cuda="cpu").array, cpu([path])).max() <= 1
+
+
+def test_dali_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The promise that the formats above are not simply decoded by FFmpeg."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("decoded without DALI")
+
+    monkeypatch.setattr("spdl_media.cuda._nvjpeg_inputs.decode_packets", refuse)
+    pictures = [make_image(photo(20, 20), codec=codec) for codec in ("png", "bmp", "libwebp")]
+    decode_image_batch([*PHOTOS, *pictures], cuda="cpu", width=16, height=16)
+    with pytest.raises(AssertionError, match="without DALI"):
+        decode_image_batch([make_image(photo(20, 20), codec="tiff")], cuda="cpu")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_stand_upright(orientation: int) -> None:
+    data = with_orientation(jpeg(96, 64), orientation)
+    upright = decode_image_batch([data], cuda="cpu").array
+    assert host(upright).shape[1:3] == ((64, 96) if orientation < 5 else (96, 64))
+    assert differences(upright, cpu([data])).max() <= 1
+    config = sm.decode_config(orient=False)
+    as_stored = decode_image_batch([data], cuda="cpu", decode_config=config).array
+    assert host(as_stored).shape[1:3] == (64, 96)
+    assert differences(as_stored, cpu([data], decode_config=config)).max() <= 1
+
+
+def test_other_formats_that_are_turned_are_left_to_ffmpeg() -> None:
+    data = png_with_orientation(photo(50, 40), 6)
+    options: dict[str, Any] = {"width": 24, "height": 32}
+    rows = decode_image_batch([data], cuda="cpu", **options).array
+    np.testing.assert_array_equal(host(rows), cpu([data], **options))
+
+
+def test_animations_are_left_to_ffmpeg(media_dir: Path) -> None:
+    path = media_dir / "images_odd" / "animated.webp"
+    try:
+        oracle = cpu([path])
+    except sm.DecodeError:  # before PyAV 19
+        with pytest.raises(sm.DecodeError, match="animated WebP is decoded from PyAV 19 on"):
+            decode_image_batch([path], cuda="cpu")
+    else:
+        np.testing.assert_array_equal(host(decode_image_batch([path], cuda="cpu").array), oracle)
+
+
+def test_decoding_equals_pillow_bit_for_bit() -> None:
+    image = pytest.importorskip("PIL.Image")
+    for data in (*PHOTOS, jpeg(33, 21, pix_fmt="yuvj444p"), jpeg(33, 21, pix_fmt="yuvj422p")):
+        oracle = np.asarray(image.open(io.BytesIO(data)))
+        np.testing.assert_array_equal(host(decode_image_batch([data], cuda="cpu").array)[0], oracle)
+
+
+def test_size_of_its_own_and_one_side() -> None:
+    batch = decode_image_batch([PHOTOS[0]] * 2, cuda="cpu", height=75)
+    assert host(batch.array).shape == (2, 75, 100, 3)
+    assert host(decode_image_batch([PHOTOS[0]], cuda="cpu").array).shape == (1, 150, 200, 3)
+
+
+def test_sources_of_every_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(PHOTOS[0])
+    kinds: list[Any] = [
+        tmp_path / "a.jpg",
+        str(tmp_path / "a.jpg"),
+        bytearray(PHOTOS[0]),
+        memoryview(PHOTOS[0]),
+        np.frombuffer(PHOTOS[0], np.uint8),
+        io.BytesIO(PHOTOS[0]),
+    ]
+    rows = host(decode_image_batch((kind for kind in kinds), cuda="cpu", width=20, height=20).array)
+    assert (rows == rows[0]).all()
+    assert rows[0].any()
+
+
+def test_spdl_functions_stretch_and_give_nchw() -> None:
+    rows = load_image_batch_nvjpeg(PHOTOS, cuda="cpu", width=40, height=32)
+    oracle = cpu(PHOTOS, width=40, height=32, scale_mode=None, layout="NCHW")
+    assert differences(rows.array, oracle).max() <= CLOSE
+    blue_first = load_image_batch_nvjpeg(
+        PHOTOS, cuda_config="cpu", width=40, height=32, pix_fmt="bgr", layout="NHWC"
+    )
+    np.testing.assert_array_equal(
+        host(blue_first.array), host(rows.array)[:, ::-1].transpose(0, 2, 3, 1)
+    )
+
+
+def test_one_picture_and_a_list_of_pictures() -> None:
+    one = host(decode_image_nvjpeg(PHOTOS[0], cuda="cpu"))
+    assert one.shape == (3, 150, 200)
+    assert host(decode_image_nvjpeg([PHOTOS[0]], cuda="cpu")).shape == (1, 3, 150, 200)
+    batch = decode_image_nvjpeg(PHOTOS, cuda="cpu", scale_width=20, scale_height=10, layout="NHWC")
+    assert host(batch).shape == (4, 10, 20, 3)
+    np.testing.assert_array_equal(
+        host(decode_image_batch(PHOTOS[:1], cuda="cpu", layout="NCHW").array)[0], one
+    )
+    assert host(decode_image_nvjpeg(PHOTOS[0], cuda="cpu", scale_width=100)).shape == (3, 75, 100)
+
+
+def test_options_of_ffmpeg_let_ffmpeg_decode() -> None:
+    options: dict[str, Any] = {"width": 30, "height": 30}
+    config = sm.decode_config(decoder_options={"lowres": 1})
+    batch = decode_image_batch(PHOTOS, cuda="cpu", decode_config=config, **options)
+    np.testing.assert_array_equal(host(batch.array), cpu(PHOTOS, decode_config=config, **options))
+
+
+def test_larger_batches_after_smaller_ones() -> None:
+    srcs = [jpeg(40, 30, seed) for seed in range(40)]
+    options: dict[str, Any] = {"cuda": "cpu", "width": 20, "height": 15}
+    rows = host(decode_image_batch(srcs, **options).array)
+    for count in (1, 17, 40, 3):
+        np.testing.assert_array_equal(
+            host(decode_image_batch(srcs[:count], **options).array), rows[:count]
+        )
+
+
+def test_array_outlives_the_batches_after_it() -> None:
+    first = decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30)
+    before = host(first.array).copy()
+    for _ in range(5):
+        decode_image_batch(PHOTOS[::-1], cuda="cpu", width=30, height=30)
+    np.testing.assert_array_equal(host(first.array), before)
+
+
+def test_arrays_of_other_libraries_share_the_memory() -> None:
+    batch = decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30)
+    shared = np.from_dlpack(batch.array)
+    assert shared.flags.c_contiguous
+    np.testing.assert_array_equal(shared, host(batch.array))
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_dlpack(batch.array)
+    assert tensor.is_contiguous()
+    assert tensor.data_ptr() == shared.ctypes.data
+
+
+def test_share_of_the_jpeg_engine_is_accepted() -> None:
+    rows = decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30, hw_decoder_load=0.9)
+    np.testing.assert_array_equal(
+        host(rows.array), host(decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30).array)
+    )
+
+
+def test_operators_serve_videos_and_pictures_in_turn() -> None:
+    """DALI's own refuse another kind of input than they had first."""
+    options: dict[str, Any] = {"width": 32, "height": 24}
+    rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)
+    film = make_video(index_frames(4, 64, 48), codec="libvpx-vp9", format="webm", gop_size=2)
+    device = VideoDevice(np)
+    frames = load_video_nvdec(film, cuda=device, decoder="dali", **options)
+    assert np.asarray(frames).shape == (4, 24, 32, 3)
+    np.testing.assert_array_equal(
+        host(decode_image_batch(PHOTOS, cuda="cpu", **options).array), rows
+    )

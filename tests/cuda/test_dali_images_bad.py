@@ -1,0 +1,212 @@
+"""Bad pictures among good ones: found, named, and handled as asked; the rest of the batch is kept."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from dali_oracle import host, jpeg, photo, png_header, png_with_wrong_data
+
+import spdl_media as sm
+from spdl_media.testing import make_image
+
+pytest.importorskip("nvidia.dali")
+
+from spdl_media.cuda import slots
+from spdl_media.cuda.nvjpeg import decode_image_batch, decode_image_nvjpeg
+
+COUNT = 8
+GOOD = [jpeg(60 + index, 50, index) for index in range(COUNT)]
+OPTIONS: dict[str, Any] = {"cuda": "cpu", "width": 24, "height": 20}
+ROWS = host(decode_image_batch(GOOD, **OPTIONS).array)
+
+
+BAD: dict[str, tuple[bytes, type[sm.MediaError], str]] = {
+    "nothing": (b"", sm.DemuxError, "empty"),
+    "text": (b"no picture at all", sm.DemuxError, "FFmpeg"),
+    "cut short": (GOOD[0][: len(GOOD[0]) // 2], sm.DecodeError, "cut short"),
+    "header only": (GOOD[0][:200] + bytes(400) + b"\xff\xd9", sm.DecodeError, "damaged mjpeg data"),
+    "pixels": (png_with_wrong_data(photo(40, 30)), sm.DecodeError, "damaged png data"),
+    "too large": (
+        png_header(make_image(photo(20, 20)), 100_000),
+        sm.DecodeError,
+        "damaged png data",
+    ),
+}
+
+
+@pytest.mark.parametrize("position", range(COUNT))
+@pytest.mark.parametrize("kind", BAD)
+def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
+    data, error, message = BAD[kind]
+    srcs = [*GOOD]
+    srcs[position] = data
+    named = rf"bytes of length {len(data)}: input {position} of the batch of {COUNT}: .*{message}"
+    with pytest.raises(error, match=named):
+        decode_image_batch(srcs, **OPTIONS)
+
+    rest = [index for index in range(COUNT) if index != position]
+    skipped = decode_image_batch(srcs, on_error="skip", **OPTIONS)
+    assert skipped.indices == tuple(rest)
+    np.testing.assert_array_equal(host(skipped.array), ROWS[rest])
+
+    filled = decode_image_batch(srcs, on_error="fill", **OPTIONS)
+    assert filled.indices == tuple(range(COUNT))
+    assert not host(filled.array)[position].any()
+    np.testing.assert_array_equal(host(filled.array)[rest], ROWS[rest])
+    for batch in (skipped, filled):
+        ((index, source, why),) = [(f.index, f.source, f.error) for f in batch.failures]
+        assert (index, source) == (position, f"bytes of length {len(data)}")
+        assert isinstance(why, error)
+        assert why.__traceback__ is None
+        assert str(pickle.loads(pickle.dumps(why))) == str(why)
+
+
+@pytest.mark.parametrize("kind", set(BAD) - {"pixels"})
+def test_most_bad_pictures_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    run = slots.Slot.run
+
+    def spy(self: Any, operator: str, data: Any, *arguments: Any) -> Any:
+        if operator == "decoders.Image":
+            batches.append(len(data))
+        return run(self, operator, data, *arguments)
+
+    monkeypatch.setattr(slots.Slot, "run", spy)
+    decode_image_batch([*GOOD, BAD[kind][0]], on_error="skip", **OPTIONS)
+    assert batches == [COUNT]
+
+
+def test_all_kinds_at_once_in_the_order_of_the_inputs() -> None:
+    srcs = [
+        source
+        for pair in zip(GOOD, [*BAD.values()], strict=False)
+        for source in (pair[0], pair[1][0])
+    ]
+    batch = decode_image_batch(srcs, on_error="fill", **OPTIONS)
+    assert [failure.index for failure in batch.failures] == [1, 3, 5, 7, 9, 11]
+    np.testing.assert_array_equal(host(batch.array)[::2], ROWS[:6])
+    assert not host(batch.array)[1::2].any()
+
+
+def test_large_batches_with_headers_that_cannot_be_read() -> None:
+    """DALI's decoder crashes the process if it meets one of these among some 30 good ones."""
+    srcs = (GOOD * 5)[:32]
+    for position in range(0, 32, 5):
+        srcs[position] = BAD["header only"][0]
+    for _ in range(10):
+        batch = decode_image_batch(srcs, on_error="skip", **OPTIONS)
+        assert len(batch.failures) == 7
+
+
+def test_none_can_be_loaded() -> None:
+    bad = [BAD["text"][0], BAD["pixels"][0]]
+    with pytest.raises(
+        sm.ConvertError, match=r"none of the 2 inputs could be loaded.*input 1: .*damaged png"
+    ):
+        decode_image_batch(bad, on_error="skip", **OPTIONS)
+    with pytest.raises(sm.ConvertError, match=r"none of the 2 inputs .*zeros of them where width="):
+        decode_image_batch(bad, on_error="fill", cuda="cpu")
+    zeros = decode_image_batch(bad, on_error="fill", **OPTIONS)
+    assert host(zeros.array).shape == (2, 20, 24, 3)
+    assert not host(zeros.array).any()
+    assert [failure.index for failure in zeros.failures] == [0, 1]
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_rows_of_zeros_take_the_size_of_the_others(layout: Any) -> None:
+    srcs = [BAD["text"][0], GOOD[0], BAD["pixels"][0], GOOD[0]]
+    rows = host(decode_image_batch(srcs, cuda="cpu", on_error="fill", layout=layout).array)
+    assert rows.shape == ((4, 50, 60, 3) if layout == "NHWC" else (4, 3, 50, 60))
+    assert [bool(row.any()) for row in rows] == [False, True, False, True]
+
+
+def test_sizes_that_differ_are_named() -> None:
+    with pytest.raises(
+        sm.ConvertError,
+        match=r"differ: 60x50 \(input 0, bytes.*\), 61x50 \(input 1, .*67.* and 3 more\. .*give width=",
+    ):
+        decode_image_batch([GOOD[0], GOOD[1], GOOD[7], *GOOD], cuda="cpu")
+
+
+def test_error_of_one_picture() -> None:
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        decode_image_nvjpeg(BAD["cut short"][0], cuda="cpu")
+
+
+def test_damaged_pictures_can_be_kept() -> None:
+    config = sm.decode_config(on_corrupt="keep")
+    data = BAD["cut short"][0]
+    rows = decode_image_batch([GOOD[1], data], decode_config=config, **OPTIONS)
+    oracle = sm.load_image(data, width=24, height=20, decode_config=config)
+    np.testing.assert_array_equal(host(rows.array)[1], np.asarray(oracle))
+
+
+def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails in DALI, and joins the batch by way of FFmpeg."""
+    run = slots.Slot.run
+    broken = GOOD[3]
+
+    def fails(self: Any, operator: str, data: Any, *arguments: Any) -> Any:
+        if operator == "decoders.Image" and any(
+            bytes(one)[: len(broken)] == broken for one in data
+        ):
+            raise RuntimeError("Failed to decode sample #3")
+        return run(self, operator, data, *arguments)
+
+    monkeypatch.setattr(slots.Slot, "run", fails)
+    batch = decode_image_batch(GOOD, **OPTIONS)
+    assert batch.failures == ()
+    oracle = sm.load_image(broken, width=24, height=20)
+    np.testing.assert_array_equal(host(batch.array)[3], np.asarray(oracle))
+    rest = [0, 1, 2, 4, 5, 6, 7]
+    np.testing.assert_array_equal(host(batch.array)[rest], ROWS[rest])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (MemoryError("std::bad_alloc"), sm.TransferError, "do not fit into the memory of the CPU"),
+        (
+            RuntimeError("CUDA out of memory"),
+            sm.TransferError,
+            "do not fit into the memory of the CPU",
+        ),
+        (RuntimeError("a stage failed"), RuntimeError, "cannot be decoded together on the CPU"),
+    ],
+)
+def test_batch_that_fails_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    run = slots.Slot.run
+
+    def fails(self: Any, operator: str, *arguments: Any) -> Any:
+        if operator == "Resize":
+            raise error
+        return run(self, operator, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots.Slot, "run", fails)
+        told = (
+            rf"the 8 pictures of this batch, 0\.1 MB when decoded, {message}: DALI says '{error}'"
+        )
+        with pytest.raises(kind, match=told) as caught:
+            decode_image_batch(GOOD, **OPTIONS)
+        assert caught.value.__cause__ is error
+    np.testing.assert_array_equal(host(decode_image_batch(GOOD, **OPTIONS).array), ROWS)
+
+
+def test_nobody_waits_any_longer() -> None:
+    from spdl_media._loading.batch import Stopped
+
+    asked = []
+
+    def stopped() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    with pytest.raises(Stopped):
+        decode_image_batch(GOOD, stopped=stopped, **OPTIONS)
+    assert len(asked) == 4

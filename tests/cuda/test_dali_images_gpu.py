@@ -1,0 +1,176 @@
+"""The way to a GPU, with DALI's CPU operators in the GPU's place and every call that names it recorded."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from dali_oracle import host, jpeg
+
+pytest.importorskip("nvidia.dali")
+
+from spdl_media._devices.forks import HISTORY
+from spdl_media.cuda import slots
+from spdl_media.cuda.nvjpeg import decode_image_batch
+from spdl_media.cuda.slots import SlotDevice
+
+SRCS = [jpeg(50 + 7 * index, 40, index) for index in range(5)]
+OPTIONS: dict[str, Any] = {"width": 24, "height": 20, "layout": "NCHW"}
+
+
+class Stream:
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+class Context:
+    """DALI's evaluation context on the CPU, with the stream that one of a GPU would have."""
+
+    def __init__(self, context: Any, stream: Any) -> None:
+        self._context, self.cuda_stream = context, stream
+
+    def __enter__(self) -> None:
+        self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(*error)
+
+
+class Dynamic:
+    """DALI's dynamic API as a machine with two GPUs would have it."""
+
+    def __init__(self) -> None:
+        self._real: Any = slots._dynamic()
+        self.log: list[Any] = []
+        self.count = 2
+        self._ops = types.SimpleNamespace(
+            decoders=types.SimpleNamespace(Image=self._operator("decoders.Image")),
+            **{name: self._operator(name) for name in ("Resize", "Slice", "Transpose")},
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def GetCUDADeviceCount(self) -> int:  # noqa: N802  # DALI's name
+        return self.count
+
+    @contextmanager
+    def Device(self, name: str) -> Iterator[None]:  # noqa: N802  # DALI's name
+        self.log.append(("enter", name))
+        yield
+
+    def stream(self, *, device_id: int) -> Stream:
+        self.log.append(("stream", device_id))
+        return Stream(self.log)
+
+    def EvalContext(self, *, num_threads: int, device_id: int, cuda_stream: Any) -> Any:  # noqa: N802
+        self.log.append(("context", device_id, num_threads))
+        return Context(self._real.EvalContext(num_threads=num_threads), cuda_stream)
+
+    def _operator(self, path: str) -> Any:
+        def make(*, device: str, **settings: Any) -> Any:
+            self.log.append((path, device))
+            found = self._real._ops
+            for name in path.split("."):
+                found = getattr(found, name)
+            return found(device="cpu", **settings)
+
+        return make
+
+
+@pytest.fixture
+def dynamic(monkeypatch: pytest.MonkeyPatch) -> Dynamic:
+    fake = Dynamic()
+    real = slots._module
+    monkeypatch.setattr(slots, "_dynamic", lambda: fake)
+    monkeypatch.setattr(slots, "_module", lambda name: fake if name == "backend" else real(name))
+    monkeypatch.setattr(slots, "_POOLS", slots._Pools())
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(HISTORY, "lost", False)
+    return fake
+
+
+class Config:
+    device_index = 1
+
+
+def test_all_work_is_done_on_the_device_that_was_asked_for(dynamic: Dynamic) -> None:
+    rows = host(decode_image_batch(SRCS, cuda_config=Config(), **OPTIONS).array)
+    assert dynamic.log == [
+        ("enter", "gpu:1"),
+        ("stream", 1),
+        ("context", 1, slots.THREADS_A_SLOT),
+        ("enter", "gpu:1"),
+        ("decoders.Image", "gpu:1"),
+        ("Resize", "gpu:1"),
+        ("Slice", "gpu:1"),
+        ("Transpose", "gpu:1"),
+        "synchronize",
+    ]
+    assert HISTORY.used
+    np.testing.assert_array_equal(rows, host(decode_image_batch(SRCS, cuda=1, **OPTIONS).array))
+
+
+def test_second_batch_uses_what_the_first_made(dynamic: Dynamic) -> None:
+    decode_image_batch(SRCS, cuda=0, **OPTIONS)
+    del dynamic.log[:]
+    decode_image_batch(SRCS, cuda=0, **OPTIONS)
+    assert dynamic.log == [("enter", "gpu:0"), "synchronize"]
+
+
+def test_each_device_has_slots_and_streams_of_its_own(dynamic: Dynamic) -> None:
+    decode_image_batch(SRCS, cuda=0, **OPTIONS)
+    decode_image_batch(SRCS, cuda=1, **OPTIONS)
+    assert [entry for entry in dynamic.log if entry[0] == "stream"] == [
+        ("stream", 0),
+        ("stream", 1),
+    ]
+    first, second = (slots.slot_pool(SlotDevice("gpu", index)) for index in (0, 1))
+    assert first is not second
+
+
+def test_device_is_done_with_the_inputs_even_after_an_error(dynamic: Dynamic) -> None:
+    with (
+        pytest.raises(KeyError, match="in the block"),
+        slots.slot_pool(SlotDevice("gpu", 0)).borrow(),
+    ):
+        raise KeyError("in the block")
+    assert dynamic.log[-1] == "synchronize"
+
+
+def test_settings_of_the_gpu_reach_the_decoder(
+    dynamic: Dynamic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    run = slots.Slot.run
+
+    def spy(self: Any, operator: str, data: Any, settings: Any, *arguments: Any) -> Any:
+        seen.append(dict(settings))
+        return run(self, operator, data, settings, *arguments)
+
+    monkeypatch.setattr(slots.Slot, "run", spy)
+    decode_image_batch(SRCS, cuda=0, hw_decoder_load=0.25, **OPTIONS)
+    decode_image_batch(SRCS, cuda=0, **OPTIONS)
+    first, second = (one for one in seen if "output_type" in one)
+    assert first["hw_decoder_load"] == 0.25
+    assert "hw_decoder_load" not in second
+    assert (first["affine"], first["jpeg_fancy_upsampling"]) == (False, True)
+
+
+def test_device_that_is_not_there(dynamic: Dynamic) -> None:
+    with pytest.raises(ValueError, match=r"CUDA device 2 was asked for, and there are 2: .*0 to 1"):
+        decode_image_batch(SRCS, cuda=2, **OPTIONS)
+
+
+def test_forked_child_is_refused(dynamic: Dynamic) -> None:
+    decode_image_batch(SRCS, cuda=0, **OPTIONS)
+    HISTORY.after_fork()
+    with pytest.raises(RuntimeError, match=r"it was forked from one that had used CUDA.*'spawn'"):
+        decode_image_batch(SRCS, cuda=0, **OPTIONS)

@@ -1,0 +1,158 @@
+"""Without DALI, without a GPU, in a forked child: errors that say what to do. Needs no DALI."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+
+import pytest
+
+import spdl_media as sm
+from spdl_media._devices.forks import HISTORY, CUDAHistory
+from spdl_media.cuda import slots
+from spdl_media.cuda.nvjpeg import decode_image_batch, decode_image_nvjpeg, why_not_dali
+from spdl_media.cuda.slots import SlotDevice, check_device
+from spdl_media.testing import index_frames, make_image
+
+PICTURE = make_image(index_frames(1, 16, 12)[0])
+
+
+def test_missing_dali_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(
+        sm.MissingDependencyError,
+        match=r"decoding with DALI needs dali, .*pip install nvidia-dali-cuda120",
+    ) as caught:
+        decode_image_batch([PICTURE], cuda="cpu")
+    assert caught.value.name == "dali"
+    assert pickle.loads(pickle.dumps(caught.value)).name == "dali"
+
+
+def test_missing_header_reader_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_dynamic", lambda: types.ModuleType("dynamic"))
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    with pytest.raises(
+        sm.MissingDependencyError, match=r"needs nvimgcodec, .*pip install nvidia-nvimgcodec-cu12"
+    ):
+        decode_image_nvjpeg(PICTURE, cuda="cpu")
+
+
+def test_old_dali_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.ModuleType("nvidia.dali")
+    old.__version__ = "1.50.0"
+    monkeypatch.setitem(sys.modules, "nvidia.dali", old)
+    monkeypatch.setitem(sys.modules, "nvidia.dali.experimental", None)
+    monkeypatch.setitem(sys.modules, "nvidia.dali.experimental.dynamic", None)
+    with pytest.raises(
+        sm.MissingDependencyError, match=r"2\.4 or later, and version 1\.50\.0 .*--upgrade"
+    ):
+        check_device(SlotDevice("cpu"))
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """DALI's count of devices, which a test may set; and no history of CUDA."""
+    backend = types.SimpleNamespace(count=2)
+    backend.GetCUDADeviceCount = lambda: backend.count
+    monkeypatch.setattr(slots, "_module", lambda name: {"backend": backend}[name])
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(HISTORY, "lost", False)
+    return backend
+
+
+def test_no_device_at_all(devices: types.SimpleNamespace) -> None:
+    devices.count = 0
+    with pytest.raises(
+        RuntimeError, match=r"CUDA device 0: DALI finds no CUDA device\. nvidia-smi"
+    ):
+        check_device(SlotDevice("gpu", 0))
+
+
+@pytest.mark.parametrize(
+    ("count", "allowed"), [(1, "there is one: .*must be 0$"), (2, "there are 2: .*0 to 1$")]
+)
+def test_device_that_is_not_there(devices: types.SimpleNamespace, count: int, allowed: str) -> None:
+    devices.count = count
+    for index in (2, -1):
+        with pytest.raises(ValueError, match=rf"CUDA device {index} was asked for, and {allowed}"):
+            check_device(SlotDevice("gpu", index))
+
+
+def test_child_forked_after_cuda_is_refused(
+    devices: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_device(SlotDevice("gpu", 0))
+    assert HISTORY.used
+    HISTORY.after_fork()
+    with pytest.raises(
+        RuntimeError, match=r"cannot use CUDA in this process: it was forked .*'spawn'"
+    ):
+        check_device(SlotDevice("gpu", 0))
+    # The child of such a child has no better chance, though nobody has used CUDA in between.
+    HISTORY.after_fork()
+    with pytest.raises(RuntimeError, match="it was forked"):
+        check_device(SlotDevice("gpu", 0))
+
+
+def test_child_forked_before_cuda_may_use_it() -> None:
+    history = CUDAHistory()
+    history.after_fork()
+    history.use("a test")
+    assert (history.used, history.lost) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, r"give one of cuda= and cuda_config=, .*not neither"),
+        ({"cuda": 0, "cuda_config": 0}, ValueError, r"not cuda=0 and cuda_config=0"),
+        (
+            {"cuda": "gpu"},
+            TypeError,
+            r"number of a device, such as 0, a CUDAConfig or 'cpu', not 'gpu'",
+        ),
+        ({"cuda": True}, TypeError, r"not True"),
+        ({"cuda": 1.0}, TypeError, r"not 1\.0"),
+        ({"cuda": "cpu", "pix_fmt": "yuv420p"}, ValueError, r"pix_fmt 'rgb24' or .*decoder='cpu'"),
+        ({"cuda": "cpu", "scale_algo": "area"}, ValueError, r"'bicubic' or 'bilinear' .*'area'"),
+        ({"cuda": "cpu", "scale_algo": "best"}, ValueError, r"scale_algo must be one of"),
+        (
+            {"cuda": "cpu", "scale_mode": "fit"},
+            ValueError,
+            r"scale_mode must be 'pad', 'crop' or None",
+        ),
+        ({"cuda": "cpu", "width": 0}, ValueError, r"scale_width must be positive"),
+        ({"cuda": "cpu", "layout": "HWC"}, ValueError, r"layout must be 'NCHW', 'NHWC'"),
+        ({"cuda": "cpu", "on_error": "warn"}, ValueError, r"on_error must be 'raise', 'skip'"),
+        ({"cuda": "cpu", "hw_decoder_load": 65}, ValueError, r"share from 0 to 1, .*not 65"),
+        ({"cuda": "cpu", "decode_config": 1}, TypeError, r"decode_config"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_read(
+    given: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        decode_image_batch(["no such file"], **given)  # type: ignore[arg-type]  # that is the test
+
+
+@pytest.mark.parametrize("srcs", ["picture.jpg", b"bytes"])
+def test_one_source_is_no_batch(srcs: object) -> None:
+    with pytest.raises(TypeError, match=r"a batch is a sequence of sources, not one of"):
+        decode_image_batch(srcs, cuda="cpu")  # type: ignore[arg-type]
+
+
+def test_empty_batch() -> None:
+    with pytest.raises(sm.ConvertError, match="there are no inputs to load: the sequence is empty"):
+        decode_image_batch([], cuda="cpu")
+
+
+def test_colours_of_spdl_only() -> None:
+    with pytest.raises(ValueError, match=r"pix_fmt must be 'rgb' or 'bgr', not 'rgb24'"):
+        decode_image_nvjpeg(PICTURE, cuda="cpu", pix_fmt="rgb24")
+
+
+def test_what_dali_makes_is_told_in_advance() -> None:
+    assert why_not_dali("rgb24", "bicubic") is None
+    assert "not None" in (why_not_dali(None, "bicubic") or "")
+    assert "lanczos" in (why_not_dali("bgr24", "lanczos") or "")

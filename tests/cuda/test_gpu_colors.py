@@ -1,0 +1,86 @@
+"""The colour kernel on a GPU and its reference; the same tests run with its source compiled for the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import color_kernel
+import numpy as np
+import pytest
+from color_kernel import FakeArray, FakeCupy
+from dali_oracle import jpeg
+
+import spdl_media as sm
+from spdl_media.cuda._color_formats import yuv_format
+from spdl_media.cuda.color import yuv_to_rgb
+
+on_gpu = pytest.mark.cuda("cupy")
+NORMAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.fixture(params=["compiled for the CPU", pytest.param("gpu", marks=on_gpu)])
+def upload(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """What puts an array on the device."""
+    if request.param == "gpu":
+        import cupy
+
+        return cupy.asarray
+    if color_kernel.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    fake = FakeCupy(color_kernel.compiled(tmp_path_factory.mktemp("kernel")))
+    monkeypatch.setattr("spdl_media._backends.require", lambda *_: fake)
+    return FakeArray
+
+
+def values_of(buffer: sm.CUDABuffer) -> np.ndarray:
+    buffer.synchronize()
+    return np.asarray(buffer.array.get())
+
+
+def noise(pix_fmt: str, width: int, height: int, frames: int = 2) -> list[np.ndarray]:
+    format, rng = yuv_format(pix_fmt), np.random.default_rng(width)
+
+    def plane(*shape: int) -> np.ndarray:
+        values = rng.integers(0, 1 << format.bits, (frames, *shape)) << format.shift
+        return values.astype(format.dtype)
+
+    down, across = format.chroma_shape(height, width)
+    chroma = [(down, across)] * 2 if not format.pairs else [(down, 2 * across)]
+    return [plane(height, width), *(plane(*shape) for shape in chroma)]
+
+
+@pytest.mark.parametrize("color_range", ["tv", "pc"])
+@pytest.mark.parametrize("pix_fmt", ["nv12", "yuv420p", "yuv422p", "p010le", "yuv444p12le"])
+def test_the_kernel_gives_what_the_reference_gives(
+    upload: Any, pix_fmt: str, color_range: str
+) -> None:
+    planes = noise(pix_fmt, 37, 29)
+    there = [upload(plane) for plane in planes]
+    for options in (
+        {},
+        {"width": 64, "height": 50, "layout": "NCHW"},
+        {"width": 9, "height": 11, "scale_algo": "bilinear", "matrix": "bt709"},
+        {"normalize": NORMAL, "layout": "NCHW", "matrix": "bt2020nc"},
+    ):
+        look: dict[str, Any] = {**options, "color_range": color_range}
+        want = np.asarray(yuv_to_rgb(planes, pix_fmt, **look))
+        found = values_of(yuv_to_rgb(there, pix_fmt, **look))
+        # A device may fuse a product and a sum, which rounds once less.
+        if want.dtype == np.uint8:
+            assert np.abs(found.astype(int) - want).max() <= 1
+        else:
+            np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+@on_gpu
+def test_batches_by_planes_are_as_on_the_cpu_path() -> None:
+    photos = [jpeg(200 - 17 * index, 90 + 23 * index, index) for index in range(6)]
+    options: dict[str, Any] = {"width": 48, "height": 40}
+    buffer = sm.load_image_batch(photos, cuda=0, decoder="cpu", **options)
+    want = sm.load_image_batch(photos, **options).array.astype(int)
+    found = np.asarray(sm.transfer_buffer_cpu(buffer))
+    assert np.abs(found - want).max() <= 1

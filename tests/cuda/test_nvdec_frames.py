@@ -1,0 +1,392 @@
+"""Frames of a hardware decoder against the CPU path: the same in number, time and pixels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, load_video_nvdec
+from oriented import FRAMES, oriented_clip, upright
+
+import spdl_media as sm
+from spdl_media.codec import make_decoder
+from spdl_media.config import DEFAULT_DECODE_CONFIG
+from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
+from spdl_media.cuda._nvdec_pictures import DevicePictures
+from spdl_media.cuda._nvdec_writer import FrameWriter, Output
+from spdl_media.cuda.fallback import CPUFallbackWarning
+from spdl_media.cuda.nvdec import decode_packets_nvdec
+from spdl_media.packets import av_packets, facts_of
+from spdl_media.testing import index_frames, index_planes, make_video
+
+SIDES = (64, 48)
+
+
+def clip(codec: str = "libx264", format: str = "mp4", **options: Any) -> bytes:
+    planes = index_planes(20, *SIDES, options.get("pix_fmt", "yuv420p"))
+    return make_video(planes, codec=codec, format=format, gop_size=8, **options)
+
+
+def decode(packets: sm.VideoPackets, **options: Any) -> DeviceClip:
+    output = options.pop("output", Output("nv12"))
+    request = Request(output, options.pop("config", DEFAULT_DECODE_CONFIG), **options)
+    return decode_clip(packets, StandIn(), request)
+
+
+def check_close(got: Any, want: Any, most: int = 1) -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype == np.uint8
+    assert np.abs(got.astype(int) - want).max() <= most
+
+
+def tiled(luma: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    chroma = np.stack([u, v], 2)
+    return np.concatenate([luma, chroma.reshape(len(u), -1)])
+
+
+@pytest.mark.parametrize(
+    ("codec", "format", "b_frames"),
+    [
+        ("libx264", "mp4", 2),
+        ("libx264", "mpegts", 2),
+        ("libx265", "matroska", 2),
+        ("libvpx-vp9", "webm", 0),
+        ("libsvtav1", "mp4", 0),
+        ("mpeg4", "avi", 0),
+        ("mpeg2video", "mpegts", 1),
+    ],
+)
+@pytest.mark.parametrize("window", [None, (0.55, 1.35)])
+def test_planes_and_times_are_those_of_the_cpu(
+    codec: str, format: str, b_frames: int, window: tuple[float, float] | None
+) -> None:
+    data = clip(codec, format, max_b_frames=b_frames)
+    packets = sm.demux_video(data, timestamp=window)
+    want = sm.decode_packets(packets, "format=nv12")
+    got = decode(packets, decoder="pyav")
+    assert np.array_equal(got.array, sm.convert_frames(want).array[:, 0])
+    assert (got.pts, got.time_base) == (want.pts, want.time_base)
+    assert got.timestamps == want.timestamps
+    assert got.way == "pyav"
+
+
+@pytest.mark.parametrize(("pix_fmt", "shift"), [("yuv420p10le", 6), ("yuv420p12le", 4)])
+def test_deep_planes_have_their_values_in_the_high_bits(pix_fmt: str, shift: int) -> None:
+    planes = index_planes(6, *SIDES, pix_fmt)
+    data = make_video(planes, codec="libx265", format="mp4", pix_fmt=pix_fmt)
+    got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
+    assert got.dtype == np.uint16
+    assert np.array_equal(got, [tiled(*frame) << shift for frame in planes])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"width": 40, "height": 40},
+        {"width": 40, "height": 43},
+        {"width": 33, "height": 30, "scale_mode": "crop"},
+        {"width": 41, "height": 30, "scale_mode": "crop"},
+        {"width": 30, "height": 41, "scale_mode": "crop"},
+        {"width": 31, "height": 90, "scale_mode": None},
+        {"width": 33},
+        {"height": 17},
+        {"width": 40, "height": 40, "scale_algo": "bilinear"},
+        {"pix_fmt": "bgr24", "width": 40, "height": 40},
+        {"layout": "NCHW", "width": 40, "height": 40},
+        {"timestamp": (0.35, 1.2)},
+        {"num_frames": 3},
+        {"frame_rate": 7},
+        {"frame_rate": "30000/1001", "timestamp": (0.35, 1.2)},
+        {"frame_rate": 25, "num_frames": 4, "timestamp": (0.35, None)},
+    ],
+)
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le"])
+def test_rgb_is_within_one_level_of_the_cpu(options: dict[str, Any], pix_fmt: str) -> None:
+    data = clip("libx265", max_b_frames=2, pix_fmt=pix_fmt)
+    got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **options)
+    check_close(got, sm.load_video(data, **options))
+
+
+@pytest.mark.parametrize("rate", [3, 10, "24000/1001", 60])
+@pytest.mark.parametrize("window", [None, (0.35, 1.2)])
+def test_times_at_another_rate(rate: Any, window: tuple[float, float] | None) -> None:
+    packets = sm.demux_video(clip(), timestamp=window)
+    want = sm.decode_packets(packets, sm.get_video_filter_desc(frame_rate=rate))
+    got = decode(packets, frame_rate=rate)
+    assert got.pts == want.pts
+    assert got.timestamps == want.timestamps
+
+
+@pytest.mark.parametrize("colour", [(1, 1), (2, 5), (1, 9), (2, 7), (0, 2)])
+def test_matrix_and_range_are_those_that_the_stream_states(colour: tuple[int, int]) -> None:
+    metadata = f"h264_metadata=video_full_range_flag={int(colour[0] == 2)}"
+    metadata += f":matrix_coefficients={colour[1]}"
+    packets = sm.apply_bsf(sm.demux_video(clip()), metadata)
+    want = sm.convert_frames(sm.decode_packets(packets))
+    check_close(decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC"), want)
+
+
+@pytest.mark.parametrize(("width", "height"), [(63, 47), (64, 47), (63, 48)])
+def test_odd_sides_lose_nothing(width: int, height: int) -> None:
+    planes = index_planes(3, width, height)
+    data = make_video(planes, codec="libvpx-vp9", format="webm", options={"lossless": "1"})
+    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data))
+    got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
+    assert got.shape == (3, height + -(-height // 2), width + width % 2)
+    stored = [frame.planes for frame in sm.decode_packets(sm.demux_video(data), None)]
+    for array, (luma, u, v) in zip(got, stored, strict=True):
+        assert np.array_equal(array[:height, :width], luma)
+        assert not array[:height, width:].any()
+        assert np.array_equal(array[height:, ::2], u)
+        assert np.array_equal(array[height:, 1::2], v)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_all_eight_orientations(orientation: int) -> None:
+    data = oriented_clip(orientation)
+    got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
+    turned = [tiled(*(upright(plane, orientation) for plane in frame)) for frame in FRAMES]
+    assert np.array_equal(got, turned)
+    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data))
+    size = {"width": 30, "height": 50}
+    for mode in ("pad", "crop", None):
+        want = sm.load_video(data, scale_mode=mode, **size)
+        # FFmpeg turns before it scales, and its scaler looks at some more rows than columns at the edges.
+        check_close(load_video_nvdec(data, cuda=StandIn(), scale_mode=mode, **size), want, 4)
+
+
+def test_orientation_can_be_left_alone() -> None:
+    data, config = oriented_clip(6), sm.decode_config(orient=False)
+    got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12", decode_config=config)
+    assert np.array_equal(got, [tiled(*frame) for frame in FRAMES])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_crop_is_of_the_upright_picture(orientation: int) -> None:
+    packets = sm.demux_video(oriented_clip(orientation))
+    sides = {"crop_left": 2, "crop_top": 4, "crop_right": 6, "crop_bottom": 8}
+    got = decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC", **sides)
+    whole = sm.convert_frames(sm.decode_packets(packets)).array
+    want = whole[:, 4:-8, 2:-6]
+    assert got.shape == want.shape
+    # Chroma at the cut edges has one neighbour less.
+    check_close(got[:, 2:-2, 2:-2], want[:, 2:-2, 2:-2])
+
+
+def test_packets_give_nchw_and_scale_without_borders() -> None:
+    packets = sm.demux_video(clip())
+    got = decode_packets_nvdec(
+        packets, cuda=StandIn(), pix_fmt="bgr", scale_width=40, scale_height=20
+    )
+    filter = sm.get_video_filter_desc(
+        scale_width=40, scale_height=20, scale_mode=None, pix_fmt="bgr24"
+    )
+    want = sm.convert_frames(sm.decode_packets(packets, filter), layout="NCHW")
+    check_close(got, want)
+    assert got.shape == (20, 3, 20, 40)
+
+
+def test_packets_are_not_consumed_and_can_be_cut() -> None:
+    packets = sm.demux_video(clip())
+    first = decode_packets_nvdec(packets, cuda=StandIn())
+    assert np.array_equal(first, decode_packets_nvdec(packets, cuda=StandIn()))
+    tail = packets[8:]  # from the second key frame on
+    assert np.array_equal(first[8:], decode_packets_nvdec(tail, cuda=StandIn()))
+    with pytest.raises(sm.DecodeError, match=r"do not start with a key frame.*streaming_load"):
+        decode_packets_nvdec(packets[3:], cuda=StandIn())
+
+
+def test_num_frames_decodes_no_more_than_it_needs() -> None:
+    device = StandIn()
+    assert len(decode_packets_nvdec(sm.demux_video(clip()), cuda=device, num_frames=2)) == 2
+    assert device.waits == 2
+
+
+def test_surfaces_are_let_go_one_by_one() -> None:
+    before, alive = HardwareFrame.alive, []
+
+    class Counting(StandIn):
+        def after_decoder(self) -> Any:
+            alive.append(HardwareFrame.alive - before)
+            return super().after_decoder()
+
+    load_video_nvdec(clip(), cuda=Counting())
+    assert len(alive) == 20
+    assert max(alive) <= 2
+    assert HardwareFrame.alive == before
+
+
+def test_a_window_without_frames_is_named() -> None:
+    with pytest.raises(sm.ConvertError, match=r"no frame in the window \[10, 11\)"):
+        load_video_nvdec(clip(), (10, 11), cuda=StandIn())
+
+
+@pytest.mark.parametrize("output", [Output(), Output("nv12"), Output(width=40, height=40)])
+def test_there_is_room_for_more_frames_than_packets(output: Output) -> None:
+    packets, device = sm.demux_video(clip()), StandIn()
+    want = decode(packets, output=output).array
+    writer = FrameWriter(device, output, 1, "x")
+    pictures = DevicePictures(device, packets.codec, facts_of(packets), DEFAULT_DECODE_CONFIG)
+    for packet in (*av_packets(packets), None):
+        for frame in pictures.decode(packet):
+            writer.add(frame, 1)
+    assert np.array_equal(writer.result(), want)
+    with pytest.raises(sm.ConvertError, match="x: there are no frames to convert"):
+        writer.result()
+
+
+def test_files_that_are_cut_short() -> None:
+    data = clip(faststart=True)
+    short = data[: len(data) * 2 // 3]
+    with pytest.raises(sm.DecodeError, match=r"cut short|damaged") as found:
+        sm.load_video(short)
+    with pytest.raises(sm.DecodeError, match=re.escape(str(found.value.args[0]))):
+        load_video_nvdec(short, cuda=StandIn())
+    got = load_video_nvdec(short, cuda=StandIn(), num_frames=3)
+    check_close(got, sm.load_video(short, num_frames=3))
+
+
+def two_sizes() -> bytes:
+    small = make_video(index_planes(4, 32, 16), codec="libx264", format="h264")
+    return make_video(index_planes(4, 64, 48), codec="libx264", format="h264") + small
+
+
+def test_frames_of_two_sizes_make_one_array_when_scaled_alone() -> None:
+    data = two_sizes()
+    with pytest.raises(
+        sm.ConvertError, match=r"frame 0 is 64x48 nv12, but frame 4 is 32x16 nv12.*width="
+    ):
+        load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+    size = {"width": 24, "height": 24}
+    got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **size)
+    check_close(got, sm.load_video(data, **size))
+
+
+def test_damage_is_raised_kept_or_dropped(media_dir: Any) -> None:
+    path = media_dir / "video" / "corrupt_middle.ts"
+    with pytest.raises(sm.DecodeError, match="damaged mpeg4 data"):
+        load_video_nvdec(path, cuda=StandIn())
+    for on_corrupt in ("keep", "drop"):
+        config = sm.decode_config(on_corrupt=on_corrupt)
+        got = load_video_nvdec(path, cuda=StandIn(), pix_fmt="nv12", decode_config=config)
+        want = sm.load_video(path, pix_fmt="nv12", decode_config=config)
+        assert np.array_equal(got, want.array[:, 0])
+
+
+def test_pictures_before_the_first_group_are_lead_in(media_dir: Any) -> None:
+    """A transport stream that is cut in mid-group."""
+    data = (media_dir / "video" / "mpeg4_320x240.ts").read_bytes()[188 * 40 :]
+    got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
+    assert np.array_equal(got, sm.load_video(data, pix_fmt="nv12").array[:, 0])
+
+
+def test_real_videos(media_dir: Any) -> None:
+    for name in ("nasa_13013.mp4", "rotated90_320x240.mp4", "vfr_320x240.mp4", "h264_10bits.mp4"):
+        path = media_dir / "video" / name
+        got = load_video_nvdec(path, cuda=StandIn(), decoder="pyav", num_frames=3)
+        check_close(got, sm.load_video(path, num_frames=3))
+
+
+@pytest.mark.parametrize("codec", ["libx264", "ffv1"])
+def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> None:
+    format = "mp4" if codec == "libx264" else "matroska"
+    data = clip(codec, format, pix_fmt="yuv444p")
+    options = {"width": 40, "height": 40, "layout": "NCHW", "timestamp": (0.5, 1.5)}
+    with pytest.warns(CPUFallbackWarning, match=r"does not decode this .*yuv444p.*The CPU"):
+        got = load_video_nvdec(data, cuda=StandIn(), **options)
+    assert np.array_equal(got, sm.load_video(data, **options))
+    with pytest.raises(sm.DecodeError, match=r"does not decode this .*decoder='auto' decodes it"):
+        load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
+def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
+    """FFmpeg's own AV1 decoder is nothing but hardware, and fails without; another one runs on the CPU."""
+
+    class Older(StandIn):
+        def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+            return make_decoder(replace(codec, decoder="av1"), config, source)
+
+    data, config = clip("libsvtav1"), sm.decode_config(on_corrupt=on_corrupt)
+    with pytest.warns(CPUFallbackWarning, match=r"FFmpeg gave no frames"):
+        got = load_video_nvdec(data, cuda=Older(), decode_config=config)
+    assert np.array_equal(got, sm.load_video(data))
+
+
+def test_the_cpu_gives_what_the_device_would() -> None:
+    data = clip("ffv1", "matroska", pix_fmt="yuv444p")
+    packets = sm.demux_video(data)
+    with pytest.warns(CPUFallbackWarning):
+        got = decode_packets_nvdec(
+            packets, cuda=StandIn(), crop_left=4, crop_bottom=8, scale_width=30, layout="NHWC"
+        )
+    assert got.shape == (20, 20, 30, 3)
+    with pytest.warns(CPUFallbackWarning):
+        planes = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
+    assert np.array_equal(planes, sm.load_video(data, pix_fmt="nv12").array[:, 0])
+
+
+def test_streams_that_cannot_be_on_the_device_are_not_tried_there() -> None:
+    device = StandIn(FakeCupy())
+    data = clip("ffv1", "matroska")
+    with pytest.warns(CPUFallbackWarning, match=r"NVDEC has no decoder for ffv1, but for av1"):
+        got = load_video_nvdec(data, cuda=device)
+    assert np.array_equal(got, sm.load_video(data))
+    assert device.opened == []
+
+
+def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
+    cupy = FakeCupy()
+    data = clip()
+    got = load_video_nvdec(data, cuda=StandIn(cupy), decoder="pyav", num_frames=3)
+    check_close(got, sm.load_video(data, num_frames=3))
+    assert cupy.log == 3 * [
+        "event on default",
+        "current waits for event on default",
+        "event on current",
+        "default waits for event on current",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pix_fmt": "gray"}, r"pix_fmt must be one of .*'nv12'.*not 'gray'"),
+        ({"layout": "HWC"}, r"layout must be one of .*not 'HWC'"),
+        ({"scale_algo": "lanczos"}, r"scale_algo must be one of .*not 'lanczos'"),
+        ({"scale_mode": "fit", "width": 8, "height": 8}, r"scale_mode must be .*not 'fit'"),
+        ({"width": 0}, "width must be positive.*not 0"),
+        ({"num_frames": 0}, "num_frames must be at least 1, not 0"),
+        ({"decoder": "nvdec"}, r"decoder must be one of .*not 'nvdec'"),
+        ({"frame_rate": -1}, "frame_rate must be positive, not -1"),
+        ({"width": 7, "height": 8, "pix_fmt": "nv12"}, "scale_width must be even.*not 7"),
+    ],
+)
+def test_misuse(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_video_nvdec(clip(), cuda=StandIn(), **options)
+
+
+def test_misuse_of_packets() -> None:
+    packets = sm.demux_video(clip())
+    with pytest.raises(ValueError, match=r"pix_fmt must be one of .*not 'rgb24'"):
+        decode_packets_nvdec(packets, cuda=StandIn(), pix_fmt="rgb24")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="decoder='dali' decodes whole files alone"):
+        decode_packets_nvdec(packets, cuda=StandIn(), decoder="dali")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"crop_left must be even.*not 3"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_left=3)
+    with pytest.raises(ValueError, match=r"crop_top must be 0 or more, not -2"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_top=-2)
+    with pytest.raises(TypeError, match=r"crop_top must be an int, not 2.0"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_top=2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"crop_left=0.*leave nothing of a picture of 64x48"):
+        decode_packets_nvdec(packets, cuda=StandIn(), crop_top=24, crop_bottom=24)
+    with pytest.raises(TypeError, match="takes VideoPackets, not ImagePackets"):
+        decode_packets_nvdec(
+            sm.demux_image(sm.testing.make_image(index_frames(1, 8, 8)[0])), cuda=StandIn()
+        )

@@ -1,0 +1,179 @@
+"""CuPy on the devices of ``fake_cuda``, with arrays to compute with and the package's kernel, run by the CPU.
+
+What writes to an array is put on the current stream. With ``is_eager`` the streams run at once, for work that
+NumPy's own functions do, which wait for nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fake_cuda import FREED, Card, CupyEvent, CupyStream, FakeCupy, HostBytes
+
+
+class LazyCard(Card):
+    """A card whose pools leave a block alone when they give it again: earlier work may still read it."""
+
+    def allocate(self, nbytes: int, device: int, stream: int) -> int:
+        key = device, stream or 1, nbytes
+        if free := self.pools.get(key):
+            block = free.pop()
+            self.blocks[block.ctypes.data] = block, key
+            return block.ctypes.data
+        return super().allocate(nbytes, device, stream)
+
+
+class Array(np.ndarray):
+    """An array on a device."""
+
+    cupy: CupyWithKernels
+    index: int
+
+    def __array_finalize__(self, other: Any) -> None:
+        if isinstance(other, Array):
+            self.cupy, self.index = other.cupy, other.index
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]  # CuPy's is another thing
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(id=self.index)
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.view(np.ndarray)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.values.__array_interface__, "stream": 99, "version": 3}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.index
+
+    def __dlpack__(self, *, stream: int | None = None) -> Array:  # type: ignore[override]
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        target, source = self.values[key], np.asarray(value).view(np.ndarray)
+
+        def write() -> None:
+            target[...] = source
+
+        self.cupy.put("write", write)
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+
+class Stream(CupyStream):
+    def record(self) -> CupyEvent:
+        event = CupyEvent(self._cupy, block=True)
+        event.record(self)
+        return event
+
+
+class CupyWithKernels(FakeCupy):
+    """As much of CuPy as ``load_*`` use.
+
+    Args:
+        card: The devices.
+        library: The kernel's source, compiled.
+        is_eager: Streams run at once.
+    """
+
+    def __init__(self, card: Card, library: ctypes.CDLL, *, is_eager: bool = False) -> None:
+        super().__init__(card)
+        self.library, self.is_eager = library, is_eager
+        self.launches: list[str] = []
+        null = Stream(self, card.stream(0, 1))
+        self.cuda.Stream.null = null
+        self.cuda.ExternalStream = lambda address, index: Stream(self, card.stream(index, address))
+        self.cuda.get_current_stream = lambda: self.current[-1] if self.current else null
+        self.cuda.runtime.CUDARuntimeError = RuntimeError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def put(self, what: str, do: Callable[[], None]) -> None:
+        """Put work on the current stream."""
+
+        def work() -> bool:
+            do()
+            return True
+
+        self.cuda.get_current_stream().stream.put(what, work)
+        if self.is_eager:
+            self.card.run()
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        super()._copy(target, source, nbytes, kind, stream)
+        if self.is_eager:
+            self.card.run()
+
+    def _over(self, interface: dict[str, Any], owner: object) -> Array:
+        memory = HostBytes(interface, owner)
+        array = np.asarray(memory).view(Array)
+        array.cupy, array.index = self, self.selected
+        return array
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:  # type: ignore[override]
+        dtype = np.dtype(dtype)
+        stream = self.cuda.get_current_stream().stream.address
+        address = self.card.allocate(math.prod(shape) * dtype.itemsize, self.selected, stream)
+        interface = {"shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3}
+        array = self._over(interface, None)
+        weakref.finalize(array.base.base, self.card.free, address)
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
+
+    def array(self, values: np.ndarray) -> Array:
+        """Host memory is read at once, as CuPy does with memory that is not pinned."""
+        array = self.empty(values.shape, values.dtype)
+        array[...] = values.copy()
+        return array
+
+    def asarray(self, value: Any, dtype: Any = None) -> Array:  # type: ignore[override]
+        if isinstance(value, Array):
+            return value
+        if hasattr(value, "__cuda_array_interface__"):
+            interface = value.__cuda_array_interface__
+            assert interface["stream"] is None, "CuPy would wait for it on the host"
+            return self._over(interface, value)
+        return self.array(np.asarray(value, dtype))
+
+    def from_dlpack(self, array: Any) -> Array:  # type: ignore[override]
+        kind, index = array.__dlpack_device__()
+        assert kind == 2
+        given = array.__dlpack__(stream=self.cuda.get_current_stream().stream.address)
+        assert given.index == index
+        return given.view()
+
+    def RawKernel(self, source: str, name: str, options: tuple[str, ...]) -> Any:  # noqa: N802  # CuPy's name
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            (argument,) = (one.copy() for one in args)
+            dims = (ctypes.c_uint * 6)(*grid, *block)
+            run = getattr(self.library, f"run_{name}")
+            self.launches.append(name)
+            self.put(name, lambda: run(dims, ctypes.c_void_p(argument.ctypes.data)))
+
+        return launch
+
+
+def host(buffer: Any) -> np.ndarray:
+    """A copy of what lies in a buffer on a device when all work is done."""
+    buffer.synchronize()
+    values: np.ndarray = np.array(buffer.array.values)
+    assert not (values == FREED).all(), "the memory was given to somebody else"
+    return values

@@ -1,0 +1,89 @@
+"""What the tests of DALI's pictures share: files, results as NumPy arrays, and how far apart they may be."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+import spdl_media as sm
+from spdl_media.testing import make_image
+
+# Mean levels of 255 between the two paths, which the GPU path is held to.
+CLOSE = 2.0
+
+
+def photo(width: int, height: int, seed: int = 0) -> np.ndarray:
+    """A picture with the statistics of a photograph: soft, with a few edges and a little noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    waves = [
+        np.sin(x / rng.uniform(8, 40) + rng.uniform(0, 6)) * np.cos(y / rng.uniform(8, 40))
+        for _ in range(3)
+    ]
+    picture = 128 + 60 * np.stack(waves, -1)
+    picture[height // 3 : height // 2, width // 4 : width // 2] += 50
+    picture += rng.normal(0, 2, picture.shape)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def jpeg(width: int, height: int, seed: int = 0, *, pix_fmt: str = "yuvj420p") -> bytes:
+    return make_image(
+        photo(width, height, seed),
+        codec="mjpeg",
+        pix_fmt=pix_fmt,
+        options={"qmin": "2", "qmax": "2"},
+    )
+
+
+def host(array: Any) -> np.ndarray:
+    """DALI's array of the CPU, as NumPy's."""
+    return np.asarray(array)
+
+
+def differences(array: Any, other: Any) -> np.ndarray:
+    """Mean absolute difference of each row, in levels."""
+    one, two = host(array).astype(int), np.asarray(other).astype(int)
+    assert one.shape == two.shape
+    return np.abs(one - two).reshape(len(one), -1).mean(1)
+
+
+def _exif(orientation: int) -> bytes:
+    entry = bytes.fromhex("0112 0003 00000001") + orientation.to_bytes(2, "big") + b"\0\0"
+    return b"MM\0*\0\0\0\x08\0\x01" + entry + bytes(4)
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    """The JPEG with an Exif tag that says how it stands."""
+    exif = b"Exif\0\0" + _exif(orientation)
+    return data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:]
+
+
+def _chunk(body: bytes) -> bytes:
+    return (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def png_with_orientation(picture: np.ndarray, orientation: int) -> bytes:
+    """A PNG with an Exif chunk that says how it stands."""
+    data, head = make_image(picture), 33
+    return data[:head] + _chunk(b"eXIf" + _exif(orientation)) + data[head:]
+
+
+def png_with_wrong_data(picture: np.ndarray) -> bytes:
+    """A PNG whole to the end, with a header that can be read, and pixels that cannot."""
+    data = make_image(picture)
+    start = data.index(b"IDAT") - 4
+    size = int.from_bytes(data[start : start + 4], "big")
+    return data[:start] + _chunk(b"IDAT" + bytes(size)) + data[start + size + 12 :]
+
+
+def png_header(data: bytes, side: int) -> bytes:
+    """The PNG with a header that says other sizes."""
+    header = data[12:16] + side.to_bytes(4, "big") * 2 + data[24:29]
+    return data[:8] + _chunk(header) + data[33:]
+
+
+def cpu(srcs: Any, **options: Any) -> np.ndarray:
+    """The CPU path's batch."""
+    return np.asarray(sm.load_image_batch(srcs, **options))

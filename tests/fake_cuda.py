@@ -1,0 +1,544 @@
+"""CUDA devices without one: streams that do nothing until they are told to, and two libraries that use them.
+
+Work that is put on a stream waits until somebody waits for it, or until the test runs the stream. Memory of a
+device is NumPy's, filled with junk when it is given and when it comes back, so whoever reads too early or too
+late reads junk. Pools give a freed block to the next who asks for one of its size on its stream, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.machinery
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+
+JUNK, FREED = 0x5A, 0xDD
+
+
+class FakeOutOfMemoryError(RuntimeError):
+    """What PyTorch raises, by its name."""
+
+
+FakeOutOfMemoryError.__name__ = "OutOfMemoryError"
+
+
+class Event:
+    """A point in a stream. ``block`` and ``blocking`` say that to wait takes no CPU time."""
+
+    def __init__(self, card: Card, *, blocking: bool) -> None:
+        assert blocking, "to wait for this event would keep a core busy"
+        self.card = card
+        self.fired = threading.Event()
+
+    def reach(self) -> bool:
+        self.fired.set()
+        return True
+
+    def synchronize(self) -> None:
+        if self.card.runs_by_itself:
+            self.card.run()
+        assert self.fired.wait(10), "this event is never reached"
+        if self.card.broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+class Stream:
+    """Work in order; a piece that returns False is not done, and the stream stands there."""
+
+    def __init__(self, card: Card, device: int, address: int) -> None:
+        self.card, self.device, self.address = card, device, address
+        self.work: deque[Callable[[], bool]] = deque()
+        self.is_destroyed = False
+
+    def put(self, what: str, do: Callable[[], bool]) -> None:
+        assert not self.is_destroyed, "cudaErrorInvalidResourceHandle: invalid resource handle"
+        self.card.log.append(f"{what} on {self}")
+        self.work.append(do)
+
+    def record(self, event: Event) -> None:
+        self.put("event", event.reach)
+
+    def wait(self, event: Event) -> None:
+        self.put("wait", event.fired.is_set)
+
+    def destroy(self) -> None:
+        self.is_destroyed = True
+
+    def run(self) -> bool:
+        """Do what can be done; whether anything was."""
+        moved = False
+        while self.work and self.work[0]():
+            self.work.popleft()
+            moved = True
+        return moved
+
+    def __str__(self) -> str:
+        return f"stream {self.address:#x} of device {self.device}"
+
+
+class Card:
+    """Devices, their streams and their memory.
+
+    Args:
+        devices: How many.
+        nbytes: Memory of each.
+    """
+
+    def __init__(self, devices: int = 1, nbytes: int = 1 << 20) -> None:
+        self.devices, self.total = devices, nbytes
+        self.used = [0] * devices
+        self.log: list[str] = []
+        self.streams: dict[tuple[int, int], Stream] = {}
+        self.pools: dict[tuple[int, int, int], list[np.ndarray]] = {}
+        self.blocks: dict[int, tuple[np.ndarray, tuple[int, int, int]]] = {}
+        self.read: list[tuple[int, list[Event]]] = []
+        self.runs_by_itself = True
+        self.broken = False
+        self._next = 0x1000
+        self._lock = threading.RLock()
+
+    def stream(self, device: int, address: int) -> Stream:
+        key = device, address or 1
+        if key not in self.streams:
+            self.streams[key] = Stream(self, *key)
+        return self.streams[key]
+
+    def new_stream(self, device: int) -> Stream:
+        self._next += 0x100
+        return self.stream(device, self._next)
+
+    def run(self) -> None:
+        """Let all streams do what they can."""
+        with self._lock:
+            while sum(stream.run() for stream in list(self.streams.values())):
+                pass
+
+    def allocate(self, nbytes: int, device: int, stream: int) -> int:
+        key = device, stream or 1, nbytes
+        for one in [one for one in self.read if all(event.fired.is_set() for event in one[1])]:
+            self.read.remove(one)
+            self.free(one[0])
+        free = self.pools.setdefault(key, [])
+        if not free:
+            if self.used[device] + nbytes > self.total:
+                raise FakeOutOfMemoryError("CUDA out of memory.")
+            self.used[device] += nbytes
+            free.append(np.full(max(1, nbytes), JUNK, np.uint8))
+        # One that was used holds its old values until the stream has spoiled it.
+        block = free.pop()
+        self.blocks[block.ctypes.data] = block, key
+        return block.ctypes.data
+
+    def pin(self, nbytes: int) -> np.ndarray:
+        """Page-locked host memory, of which there is as much as of a device's."""
+        if nbytes > self.total:
+            raise FakeOutOfMemoryError("cudaErrorMemoryAllocation: out of memory")
+        self.log.append(f"{nbytes} bytes pinned")
+        memory = np.full(nbytes + 64, JUNK, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + nbytes]
+
+    def free_after(self, address: int, readers: set[int]) -> None:
+        """Free it once streams that it was recorded for have come so far, as PyTorch does."""
+        device = self.blocks[address][1][0]
+        events = [Event(self, blocking=True) for _ in readers]
+        for event, stream in zip(events, readers, strict=True):
+            self.stream(device, stream).record(event)
+        self.read.append((address, events))
+
+    def free(self, address: int) -> None:
+        block, key = self.blocks.pop(address)
+
+        def spoil() -> bool:
+            block[:] = FREED
+            return True
+
+        # Whoever has it next writes to it on the same stream, behind what stands there now.
+        self.stream(key[0], key[1]).put("reuse", spoil)
+        self.pools[key].append(block)
+
+
+class HostBytes:
+    """Memory at an address, for NumPy."""
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__ = {
+            key: value for key, value in interface.items() if key != "stream"
+        }
+        self.owner = owner
+
+
+class DeviceArray:
+    """An array on a device, of either library."""
+
+    def __init__(self, card: Card, device: int, values: np.ndarray, owner: object) -> None:
+        self.card, self.index, self.values, self.owner = card, device, values, owner
+        self.shape, self.dtype, self.strides = values.shape, values.dtype, values.strides
+        self.readers: set[int] = set()
+        self.device = SimpleNamespace(type="cuda", index=device, id=device)
+        self.data = SimpleNamespace(ptr=values.ctypes.data)
+        self.exports: list[int | None] = []
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.values.__array_interface__, "stream": 99, "version": 3}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.index
+
+    def __dlpack__(self, *, stream: int | None = None) -> DeviceArray:
+        self.exports.append(stream)
+        return self
+
+    def record_stream(self, stream: TorchStream) -> None:
+        self.card.log.append(f"memory kept for {stream.stream}")
+        self.readers.add(stream.stream.address)
+
+    def copy_(self, source: Any, *, non_blocking: bool) -> None:
+        raise NotImplementedError
+
+
+def _over(card: Card, device: int, guard: Any) -> DeviceArray:
+    return DeviceArray(
+        card, device, np.asarray(HostBytes(guard.__cuda_array_interface__, guard)), guard
+    )
+
+
+class TorchStream:
+    def __init__(self, torch: FakeTorch, stream: Stream) -> None:
+        self._torch, self.stream = torch, stream
+        self.cuda_stream = 0 if stream.address == 1 else stream.address
+
+    def wait_event(self, event: TorchEvent) -> None:
+        self.stream.wait(event)
+
+    def record_event(self) -> TorchEvent:
+        event = TorchEvent(self.stream.card, blocking=True)
+        event.record(self)
+        return event
+
+
+class TorchEvent(Event):
+    def record(self, stream: TorchStream) -> None:
+        stream.stream.record(self)
+
+    def query(self) -> bool:
+        return self.fired.is_set()
+
+
+class HostTensor:
+    """PyTorch's tensors on the CPU.
+
+    PyTorch keeps memory of its own until copies are done; borrowed memory, NumPy's, is the caller's to keep.
+    """
+
+    is_borrowed = False
+
+    def __init__(self, torch: FakeTorch, values: np.ndarray, *, pinned: bool = False) -> None:
+        self._torch, self.values, self._pinned = torch, values, pinned
+        self.dtype, self.shape = values.dtype, values.shape
+        self.device = SimpleNamespace(type="cpu", index=None)
+
+    def is_pinned(self) -> bool:
+        return self._pinned
+
+    def pin_memory(self) -> HostTensor:
+        return HostTensor(self._torch, self.values.copy(), pinned=True)
+
+    def numel(self) -> int:
+        return self.values.size
+
+    def element_size(self) -> int:
+        return self.values.itemsize
+
+    def numpy(self) -> np.ndarray:
+        return self.values
+
+    def to(self, device: str, *, non_blocking: bool) -> DeviceArray:
+        assert non_blocking
+        assert self._pinned, "a copy from pageable memory is not in the background"
+        target = self._torch.empty(self.shape, dtype=self.dtype, device=device)
+        target.copy_(self, non_blocking=True)
+        return target
+
+    def copy_(self, source: TorchTensor, *, non_blocking: bool) -> None:
+        target = self.values
+        if self.is_borrowed:
+            target = HostBytes(target.__array_interface__, None)
+        self._torch.copy(target, source.values, "copy out")
+
+
+class TorchTensor(DeviceArray):
+    torch: FakeTorch
+
+    def detach(self) -> TorchTensor:
+        """Another tensor over the same memory."""
+        tensor = self.torch._tensor(self.index, self.values, self)
+        tensor.readers = self.readers
+        return tensor
+
+    def copy_(self, source: HostTensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        values: Any = source.values
+        if source.is_borrowed:
+            values = HostBytes(values.__array_interface__, None)
+        self.torch.copy(self.values, values, "copy in")
+
+
+class FakeTorch:
+    """As much of PyTorch as the package uses of a device."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+        self._current: dict[tuple[int, int], TorchStream] = {}
+        self.cuda = SimpleNamespace(
+            is_available=lambda: card.devices > 0,
+            device_count=lambda: card.devices,
+            mem_get_info=lambda index: (card.total - card.used[index], card.total),
+            Stream=lambda device: TorchStream(self, card.new_stream(device)),
+            ExternalStream=self._external,
+            default_stream=lambda index: TorchStream(self, card.stream(index, 1)),
+            current_stream=self._current_stream,
+            stream=self._use,
+            device=self._select,
+            Event=lambda blocking=False: TorchEvent(card, blocking=blocking),
+            caching_allocator_alloc=card.allocate,
+            caching_allocator_delete=card.free,
+        )
+        self.Tensor = (HostTensor, TorchTensor)
+        self.uint8 = np.uint8
+        self.__version__ = "0.fake"
+        self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
+
+    def _external(self, address: int, device: int) -> TorchStream:
+        assert address > 1, "PyTorch gives any stream of its pool for address 0"
+        return TorchStream(self, self.card.stream(device, address))
+
+    def _current_stream(self, index: int) -> TorchStream:
+        key = threading.get_ident(), index
+        return self._current.get(key) or self.cuda.default_stream(index)
+
+    @contextlib.contextmanager
+    def _use(self, stream: TorchStream) -> Iterator[None]:
+        key = threading.get_ident(), stream.stream.device
+        before = self._current.get(key)
+        self._current[key] = stream
+        try:
+            yield
+        finally:
+            self._current.pop(key)
+            if before:
+                self._current[key] = before
+
+    @contextlib.contextmanager
+    def _select(self, index: int) -> Iterator[None]:
+        assert 0 <= index < self.card.devices
+        yield
+
+    def copy(self, target: Any, source: Any, what: str) -> None:
+        index = next(iter(key[1] for key in self._current if key[0] == threading.get_ident()))
+
+        def do() -> bool:
+            np.asarray(target)[...] = np.asarray(source)
+            return True
+
+        self._current_stream(index).stream.put(what, do)
+
+    def from_numpy(self, array: np.ndarray) -> HostTensor:
+        if array.dtype == np.longdouble:
+            raise TypeError("can't convert np.ndarray of type numpy.longdouble")
+        tensor = HostTensor(self, array, pinned=True)
+        tensor.is_borrowed = True
+        return tensor
+
+    def empty(
+        self,
+        shape: tuple[int, ...] | int,
+        *,
+        dtype: Any,
+        device: str = "cpu",
+        pin_memory: bool = False,
+    ) -> Any:
+        if isinstance(shape, int):
+            assert (device, pin_memory) == ("cpu", True)
+            return HostTensor(self, self.card.pin(shape), pinned=True)
+        index = int(device.partition(":")[2])
+        stream = self._current_stream(index).stream
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        address = self.card.allocate(nbytes, index, stream.address)
+        memory = (ctypes.c_uint8 * nbytes).from_address(address)
+        tensor = self._tensor(index, np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape))
+        weakref.finalize(tensor, self._freed, address, tensor.readers)
+        return tensor
+
+    def _freed(self, address: int, readers: set[int]) -> None:
+        if readers:
+            self.card.free_after(address, readers)
+        else:
+            self.card.free(address)
+
+    def _tensor(self, index: int, values: np.ndarray, owner: object = None) -> TorchTensor:
+        tensor = TorchTensor(self.card, index, values, owner)
+        tensor.torch = self
+        return tensor
+
+    def empty_like(self, tensor: TorchTensor, *, device: str, pin_memory: bool) -> HostTensor:
+        assert (device, pin_memory) == ("cpu", True)
+        return HostTensor(self, np.full(tensor.shape, JUNK, tensor.dtype), pinned=True)
+
+    def as_tensor(self, guard: Any, *, device: str) -> TorchTensor:
+        index = int(device.partition(":")[2])
+        return self._tensor(index, _over(self.card, index, guard).values, guard)
+
+    def from_dlpack(self, array: Any) -> TorchTensor:
+        kind, index = array.__dlpack_device__()
+        assert kind == 2
+        address = self._current_stream(index).stream.address
+        given = array.__dlpack__(stream=address)
+        return self._tensor(index, given.values, given)
+
+
+class CupyStream:
+    def __init__(self, cupy: FakeCupy, stream: Stream) -> None:
+        self._cupy, self.stream = cupy, stream
+        self.ptr = 0 if stream.address == 1 else stream.address
+
+    def wait_event(self, event: CupyEvent) -> None:
+        self.stream.wait(event)
+
+    def synchronize(self) -> None:
+        event = CupyEvent(self._cupy, block=True)
+        event.record(self)
+        event.synchronize()
+
+    def __enter__(self) -> Self:
+        self._cupy.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._cupy.current.pop() is self
+
+
+class CupyDefaultStream(CupyStream):
+    """One of the default streams, of the device that is the current one when it is used."""
+
+    def __init__(self, cupy: FakeCupy, address: int) -> None:
+        self._cupy, self.address = cupy, address
+        self.ptr = address if address > 1 else 0
+
+    @property
+    def stream(self) -> Stream:  # type: ignore[override]  # of a device that is known later
+        return self._cupy.card.stream(self._cupy.selected, self.address)
+
+
+class CupyEvent(Event):
+    def __init__(self, cupy: FakeCupy, *, block: bool, disable_timing: bool = True) -> None:
+        super().__init__(cupy.card, blocking=block)
+        self._cupy = cupy
+
+    def record(self, stream: CupyStream | None = None) -> None:
+        (stream or self._cupy.cuda.get_current_stream()).stream.record(self)
+
+    @property
+    def done(self) -> bool:
+        return self.fired.is_set()
+
+
+class FakeCupy:
+    """As much of CuPy as transfers use."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+        self._local = threading.local()
+        null = CupyDefaultStream(self, 1)
+        self.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(
+                getDeviceCount=self._count,
+                memGetInfo=lambda: (card.total - card.used[self.selected], card.total),
+                memcpyAsync=self._copy,
+                memcpyHostToDevice=1,
+                memcpyDeviceToHost=2,
+            ),
+            Device=self._use,
+            ExternalStream=lambda address, index: CupyStream(self, card.stream(index, address)),
+            get_current_stream=lambda: self.current[-1] if self.current else null,
+            Event=lambda **options: CupyEvent(self, **options),
+            nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
+            alloc_pinned_memory=card.pin,
+        )
+        self.cuda.Stream = type(
+            "Stream",
+            (),
+            {
+                "null": null,
+                "ptds": CupyDefaultStream(self, 2),
+                "__new__": lambda _, non_blocking: self._new_stream(non_blocking),
+            },
+        )
+
+    @property
+    def current(self) -> list[CupyStream]:
+        """Streams that this thread has made current, the last one on top."""
+        return self._local.__dict__.setdefault("current", [])
+
+    @property
+    def selected(self) -> int:
+        """The device that this thread has made current."""
+        return self._local.__dict__.get("selected", 0)
+
+    def _count(self) -> int:
+        if not self.card.devices:
+            raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+        return self.card.devices
+
+    def _new_stream(self, non_blocking: bool) -> CupyStream:
+        assert non_blocking
+        stream = CupyStream(self, self.card.new_stream(self.selected))
+        weakref.finalize(stream, stream.stream.destroy)
+        return stream
+
+    @contextlib.contextmanager
+    def _use(self, index: int) -> Iterator[None]:
+        before, self._local.selected = self.selected, index
+        try:
+            yield
+        finally:
+            self._local.selected = before
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        def do() -> bool:
+            ctypes.memmove(target, source, nbytes)
+            return True
+
+        what = {1: "copy in", 2: "copy out"}[kind]
+        self.card.stream(self.selected, stream).put(what, do)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        stream = self.cuda.get_current_stream().stream.address
+        address = self.card.allocate(nbytes, self.selected, stream)
+        memory = (ctypes.c_uint8 * nbytes).from_address(address)
+        values = np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+        array = DeviceArray(self.card, self.selected, values, None)
+        weakref.finalize(array, self.card.free, address)
+        return array
+
+    def asarray(self, guard: Any) -> DeviceArray:
+        return _over(self.card, self.selected, guard)
+
+    def from_dlpack(self, array: Any) -> DeviceArray:
+        kind, index = array.__dlpack_device__()
+        assert kind == 2
+        given = array.__dlpack__(stream=self.cuda.get_current_stream().stream.address)
+        return DeviceArray(self.card, index, given.values, given)

@@ -1,0 +1,267 @@
+"""What can be used of a GPU, with each part there or missing by itself."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_cuda import Card, FakeCupy, FakeTorch
+
+import spdl_media as sm
+from spdl_media._devices.forks import HISTORY, driver_is_up
+from spdl_media.cuda import capabilities
+
+PARTS = ("driver", "torch", "cupy", "nvrtc", "nvcuvid", "dali", "nvimgcodec")
+NEEDS = {
+    "pinned_memory": {"driver"},
+    "transfer": {"driver"},
+    "kernels": {"driver", "cupy", "nvrtc"},
+    "dali": {"driver", "dali"},
+    "nvjpeg": {"driver", "dali", "nvimgcodec"},
+    "nvdec": {"driver", "nvcuvid", "cupy", "nvrtc"},
+}
+SAYS = {
+    "driver": r"NVIDIA's driver is missing \(libcuda\.so\.1: .*docker run --gpus all",
+    "torch": r"torch is not installed: pip install \"spdl_media\[torch\]\"",
+    "cupy": r"cupy is not installed: pip install cupy-cuda12x",
+    "nvrtc": r"NVRTC cannot be used \(libnvrtc\.so.*pip install nvidia-cuda-nvrtc-cu12",
+    "nvcuvid": r"\(libnvcuvid\.so\.1: .*NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+    "dali": r"dali is not installed: pip install nvidia-dali-cuda120",
+    "nvimgcodec": r"nvimgcodec is not installed: pip install nvidia-nvimgcodec-cu12",
+}
+
+
+class Driver:
+    """libcuda with so many devices."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def cuInit(self, _: int) -> int:  # noqa: N802  # the driver's name
+        return 0 if self._card.devices else 100
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802  # the driver's name
+        count._obj.value = self._card.devices
+        return 0
+
+
+class Machine:
+    """One on which everything is there, until it is taken away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.card = Card(devices=2)
+        self.missing: set[str] = set()
+        self.torch, self.cupy = FakeTorch(self.card), FakeCupy(self.card)
+        self._patch = monkeypatch
+        monkeypatch.setattr(capabilities.ctypes, "CDLL", self.load)
+        monkeypatch.setattr(capabilities, "check_device", self.check_device)
+        monkeypatch.setattr(capabilities, "is_available", lambda name: name not in self.missing)
+        monkeypatch.setattr(capabilities, "require", self.require)
+        monkeypatch.setattr(capabilities, "_has_nvrtc", lambda: "nvrtc" not in self.missing)
+        for name in ("torch", "cupy"):
+            monkeypatch.setitem(sys.modules, name, getattr(self, name))
+
+    def take_away(self, part: str) -> None:
+        self.missing.add(part)
+        if part in ("torch", "cupy"):
+            self._patch.setitem(sys.modules, part, None)
+        if part == "driver":
+            self.card.devices = 0
+        if part == "nvrtc":
+            self.cupy.cuda.nvrtc = SimpleNamespace(getVersion=self._no_nvrtc)
+
+    def _no_nvrtc(self) -> None:
+        raise RuntimeError("libnvrtc.so.12: cannot open shared object file")
+
+    def load(self, name: str) -> Any:
+        part = {"libcuda.so.1": "driver", "libnvcuvid.so.1": "nvcuvid"}[name]
+        if part in self.missing:
+            raise OSError(f"{name}: cannot open shared object file")
+        return Driver(self.card)
+
+    def require(self, name: str, purpose: str) -> Any:
+        return getattr(self, name, None)
+
+    def check_device(self, device: Any) -> None:
+        if device.kind == "gpu" and not device.index < self.card.devices:
+            raise ValueError(f"{device} was asked for, and there are 2")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(HISTORY, "lost", False)
+    return Machine(monkeypatch)
+
+
+def test_all_is_there(machine: Machine) -> None:
+    found = sm.cuda_capabilities()
+    assert tuple(found.parts) == PARTS
+    for one in (*(getattr(found, name) for name in NEEDS), *found.parts.values()):
+        assert (bool(one), one.reason, one.missing) == (True, "", ())
+    assert HISTORY.used, "a child that is forked now has no driver"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_part_is_named_and_takes_nothing_else_with_it(
+    machine: Machine, part: str
+) -> None:
+    machine.take_away(part)
+    found = sm.cuda_capabilities()
+    assert {name for name, one in found.parts.items() if not one} == {part}
+    assert not found.parts[part].available
+    assert re.search(SAYS[part], found.parts[part].reason)
+    for name, needs in NEEDS.items():
+        one = getattr(found, name)
+        assert bool(one) == (part not in needs), name
+        if part in needs:
+            assert one.missing == (part,)
+            assert re.search(SAYS[part], one.reason)
+
+
+def test_memory_and_copies_need_one_of_two_libraries(machine: Machine) -> None:
+    for part in ("torch", "cupy"):
+        machine.take_away(part)
+    found = sm.cuda_capabilities()
+    for one in (found.pinned_memory, found.transfer):
+        assert one.missing == ("torch or cupy",)
+        assert "torch is not installed" in one.reason
+        assert "cupy is not installed" in one.reason
+    assert found.dali
+    assert found.nvjpeg
+
+
+def test_everything_that_is_missing_is_said_at_once(machine: Machine) -> None:
+    for part in PARTS:
+        machine.take_away(part)
+    found = sm.cuda_capabilities()
+    assert found.nvdec.missing == ("driver", "nvcuvid", "cupy", "nvrtc")
+    for part in found.nvdec.missing[:3]:  # NVRTC is looked for in another way without CuPy
+        assert re.search(SAYS[part], found.nvdec.reason)
+    lines = str(found).splitlines()
+    assert lines[0] == "pinned_memory: no: driver, torch or cupy missing"
+    assert lines[4] == "nvjpeg: no: driver, dali, nvimgcodec missing"
+    assert lines[6] == "parts:"
+    assert len(lines) == 7 + len(PARTS)
+    assert sum("cupy is not installed" in line for line in lines) == 1
+
+
+def test_print_says_what_is_there(machine: Machine) -> None:
+    machine.take_away("cupy")
+    lines = str(sm.cuda_capabilities()).splitlines()
+    assert lines[:3] == ["pinned_memory: yes", "transfer: yes", "kernels: no: cupy missing"]
+    assert "  driver: yes" in lines
+
+
+def test_a_driver_without_a_device(machine: Machine) -> None:
+    machine.card.devices = 0
+    reason = sm.cuda_capabilities().parts["driver"].reason
+    assert reason.startswith("NVIDIA's driver is there and finds no device (error 100)")
+    assert "CUDA_VISIBLE_DEVICES" in reason
+    assert not HISTORY.used
+
+
+def test_a_torch_without_cuda(machine: Machine) -> None:
+    machine.torch.backends.cuda.is_built = lambda: False
+    machine.torch.cuda.is_available = lambda: False
+    found = sm.cuda_capabilities()
+    assert "torch 0.fake is built without CUDA" in found.parts["torch"].reason
+    assert "pip install --force-reinstall torch" in found.parts["torch"].reason
+    assert found.transfer, "CuPy copies, too"
+
+
+def test_a_number_that_no_device_has_is_a_reason(machine: Machine) -> None:
+    found = sm.cuda_capabilities(2)
+    assert all(found.parts.values())
+    for name in NEEDS:
+        one = getattr(found, name)
+        assert "was asked for, and there are 2" in one.reason, name
+        assert one.missing == ()
+    assert sm.cuda_capabilities(1).transfer
+
+
+def test_a_forked_child_hears_so(machine: Machine) -> None:
+    sm.cuda_capabilities()
+    HISTORY.after_fork()
+    found = sm.cuda_capabilities()
+    assert "it was forked from one that had used CUDA" in found.parts["driver"].reason
+    assert found.parts["cupy"]
+    assert not found.transfer
+
+
+def test_misuse() -> None:
+    with pytest.raises(ValueError, match="device_index must be 0 or more, not -1"):
+        sm.cuda_capabilities(-1)
+    with pytest.raises(TypeError, match="cuda_config must be the number of a device"):
+        sm.cuda_capabilities("0")  # type: ignore[arg-type]  # what is refused
+
+
+def test_nvrtc_without_cupy_is_looked_for_among_wheels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(capabilities, "is_available", lambda _: False)
+    monkeypatch.setattr(capabilities.ctypes.util, "find_library", lambda _: None)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(capabilities.importlib.util, "find_spec", lambda _: spec)
+    with pytest.raises(RuntimeError, match="no libnvrtc is on the system, nor among the wheels"):
+        capabilities._nvrtc()
+    (tmp_path / "cuda_nvrtc" / "lib").mkdir(parents=True)
+    (tmp_path / "cuda_nvrtc" / "lib" / "libnvrtc.so.12").touch()
+    capabilities._nvrtc()
+
+
+def test_here_every_part_has_an_answer() -> None:
+    """Without stand-ins, whatever this machine has."""
+    found = sm.cuda_capabilities()
+    assert tuple(found.parts) == PARTS
+    for one in (*(getattr(found, name) for name in NEEDS), *found.parts.values()):
+        assert bool(one) == (one.reason == "")
+
+
+@pytest.mark.cuda("torch")
+def test_on_a_real_gpu_copies_are_possible() -> None:
+    found = sm.cuda_capabilities()
+    assert found.parts["driver"]
+    assert found.pinned_memory
+    assert found.transfer
+
+
+# --- who else has started the driver
+
+
+@pytest.mark.parametrize(("status", "is_up"), [(0, True), (3, False), (100, True)])
+def test_a_driver_that_others_have_started_is_noticed(status: int, is_up: bool) -> None:
+    class Loaded:
+        def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802  # the driver's name
+            assert isinstance(count._obj, ctypes.c_int)
+            return status
+
+    assert driver_is_up(lambda name, mode: Loaded()) == is_up
+
+
+def test_a_driver_that_nobody_has_loaded_is_not_loaded_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(name: str, mode: int) -> Any:
+        raise OSError("libcuda.so.1: not loaded")
+
+    assert not driver_is_up(load)
+    with open("/proc/self/maps") as maps:
+        if "libcuda.so" not in maps.read():
+            assert not driver_is_up()
+
+
+def test_the_history_hears_of_it_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = type(HISTORY)()
+    history.before_fork()
+    before = history.used
+    monkeypatch.setattr("spdl_media._devices.forks.driver_is_up", lambda: True)
+    history.before_fork()
+    history.after_fork()
+    assert (before, history.used, history.lost) == (driver_is_up(), False, True)
+    history.after_fork()
+    assert history.lost, "a grandchild has no driver either"

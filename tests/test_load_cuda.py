@@ -1,0 +1,760 @@
+"""``load_*`` with ``cuda=``, on devices that are not there: which way is taken, what comes out.
+
+The kernel is the package's own source, compiled for the CPU; DALI's operators are those of the CPU; NVDEC
+is a software decoder whose frames look like NVDEC's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import importlib.util
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import color_kernel
+import numpy as np
+import pytest
+from cupy_stand_in import CupyWithKernels, LazyCard, host
+from dali_oracle import CLOSE, differences, jpeg, photo
+from fake_cuda import FakeTorch
+from nvdec_stand_in import HardwareDecoder
+
+import spdl_media as sm
+from spdl_media._decoding.defaults import DEFAULT_FILTER
+from spdl_media._devices import torch_device
+from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.own_streams import OwnStreams
+from spdl_media._loading import device_pictures
+from spdl_media._loading.batch import Stopped
+from spdl_media._loading.options import PictureOptions
+from spdl_media._loading.pictures import CropPlan
+from spdl_media.codec import make_decoder
+from spdl_media.cuda import _nvdec_device
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    index_planes,
+    index_samples,
+    make_image,
+    make_media,
+    make_video,
+)
+
+SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
+PHOTOS = [jpeg(*size, seed) for seed, size in enumerate(SIZES)]
+OPTIONS: dict[str, Any] = {"width": 48, "height": 40}
+BAD = PHOTOS[0][:200]
+has_dali = importlib.util.find_spec("nvidia") is not None and (
+    importlib.util.find_spec("nvidia.dali") is not None
+)
+if has_dali:  # before a stand-in for PyTorch is there, which it looks for
+    importlib.import_module("nvidia.dali.experimental.dynamic")
+needs_dali = pytest.mark.skipif(not has_dali, reason="DALI is not installed")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if color_kernel.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    return color_kernel.compiled(tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture
+def card() -> LazyCard:
+    return LazyCard(devices=2, nbytes=1 << 24)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No library finds a device, and DALI is not installed, unless a test says otherwise."""
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(HISTORY, "lost", False)
+    monkeypatch.setattr(torch_device, "_OWN", threading.local())
+    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
+    monkeypatch.setattr(device_pictures, "_has_dali", lambda: False)
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def torch(card: LazyCard, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    """PyTorch alone: finished arrays are copied."""
+    fake = FakeTorch(card)
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
+    return fake
+
+
+@pytest.fixture
+def cupy(
+    card: LazyCard, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CupyWithKernels]:
+    """CuPy alone: planes are copied, and the kernel makes RGB of them."""
+    fake = CupyWithKernels(card, library)
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
+    yield fake
+    card.run()
+
+
+@pytest.fixture
+def dali(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI's operators on the CPU in the device's place, with PyTorch for all else."""
+    pytest.importorskip("nvidia.dali")
+    from spdl_media.cuda import nvjpeg, slots
+
+    cpu = slots.SlotDevice("cpu")
+    monkeypatch.setattr(device_pictures, "_has_dali", lambda: True)
+    monkeypatch.setattr(slots, "check_device", lambda _: None)
+    monkeypatch.setattr(nvjpeg, "_slot_device", lambda *_: cpu)
+
+
+@pytest.fixture(params=["copied", "planes", pytest.param("dali", marks=needs_dali)])
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way that pictures go to a device."""
+    request.getfixturevalue({"copied": "torch", "planes": "cupy", "dali": "dali"}[request.param])
+    return str(request.param)
+
+
+def rows_of(buffer: Any) -> np.ndarray:
+    return host(buffer) if isinstance(buffer, sm.CUDABuffer) else np.asarray(buffer)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
+def test_batches_are_those_of_the_cpu(way: str, mode: Any, algo: Any) -> None:
+    """The issue's own measure: the same geometry, and at most two levels apart on average, by each way."""
+    options = {**OPTIONS, "scale_mode": mode, "scale_algo": algo}
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **options)
+    found = differences(rows_of(buffer), sm.load_image_batch(PHOTOS, **options))
+    assert found.max() <= {"copied": 0, "planes": 1, "dali": CLOSE}[way]
+    assert (buffer.shape, buffer.dtype) == ((4, 40, 48, 3), np.uint8)
+    assert (buffer.failures, buffer.indices) == ((), (0, 1, 2, 3))
+
+
+def test_no_value_of_planes_is_more_than_a_level_off(cupy: CupyWithKernels) -> None:
+    got = host(sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)).astype(int)
+    want = sm.load_image_batch(PHOTOS, **OPTIONS).array.astype(int)
+    assert np.abs(got - want).max() <= 1
+    assert cupy.launches == ["yuv8_to_uint8"] * 4
+
+
+@pytest.mark.parametrize("layout", [None, "NHWC", "NCHW"])
+@pytest.mark.parametrize("pix_fmt", ["rgb24", "bgr24", "gray"])
+def test_layout_and_order_of_colours(way: str, layout: Any, pix_fmt: str) -> None:
+    options = {**OPTIONS, "layout": layout, "pix_fmt": pix_fmt}
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **options)
+    want = sm.load_image_batch(PHOTOS, **options)
+    assert buffer.shape == want.shape
+    assert differences(rows_of(buffer), want).max() <= CLOSE
+
+
+def test_pictures_that_are_not_yuv_go_with_the_others(cupy: CupyWithKernels) -> None:
+    srcs = [make_image(photo(60, 50)), PHOTOS[0], make_image(photo(30, 50), codec="gif")]
+    got = host(sm.load_image_batch(srcs, cuda=0, **OPTIONS))
+    want = sm.load_image_batch(srcs, **OPTIONS).array
+    np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
+    assert differences(got, want).max() <= 1
+    assert len(cupy.launches) == 1
+
+
+def test_one_size_without_a_size(way: str) -> None:
+    buffer = sm.load_image_batch([PHOTOS[1]] * 2, cuda=0)
+    assert buffer.shape == (2, 130, 97, 3)
+    with pytest.raises(sm.ConvertError, match=r"the pictures differ: 200x150 .*97x130"):
+        sm.load_image_batch(PHOTOS[:2], cuda=0)
+
+
+def test_planes_are_half_the_bytes(cupy: CupyWithKernels, card: LazyCard) -> None:
+    size = {"width": 200, "height": 150}
+    sm.load_image_batch(PHOTOS[:1], cuda=0, **size).synchronize()
+    pinned = [int(line.split()[0]) for line in card.log if line.endswith("pinned")]
+    assert pinned[0] == pytest.approx(200 * 150 * 3 // 2, abs=48)
+    sm.load_image_batch(PHOTOS[:1], cuda=0, quality="fast", **size).synchronize()
+    pinned = [int(line.split()[0]) for line in card.log if line.endswith("pinned")]
+    assert pinned[1] == pytest.approx(200 * 150 * 3, abs=48)
+
+
+def test_work_waits_on_the_stream_that_was_asked_for(cupy: CupyWithKernels, card: LazyCard) -> None:
+    card.runs_by_itself = False
+    config = sm.cuda_config(1, stream=0x4400)
+    buffer = sm.load_image_batch(PHOTOS, cuda_config=config, **OPTIONS)
+    assert buffer.device == "cuda:1"
+    assert {line.partition(" on ")[2] for line in card.log if " on " in line} == {
+        "stream 0x4400 of device 1"
+    }
+    assert card.stream(1, 0x4400).work, "nothing is done before the stream runs"
+    other = card.new_stream(1)
+    buffer.wait_on(other.address)
+    card.run()
+    assert not other.work
+    want = sm.load_image_batch(PHOTOS, **OPTIONS)
+    assert differences(host(buffer), want).max() <= 1
+
+
+def test_many_threads(cupy: CupyWithKernels) -> None:
+    want = sm.load_image_batch(PHOTOS, **OPTIONS)
+    with ThreadPoolExecutor(4) as pool:
+        batches = pool.map(lambda _: sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS), range(12))
+        for batch in batches:
+            assert differences(host(batch), want).max() <= 1
+
+
+def test_memory_of_a_device_stays_as_it_is(cupy: CupyWithKernels, card: LazyCard) -> None:
+    used = []
+    for round in range(20):
+        buffer = sm.load_image_batch(PHOTOS[: 1 + round % 4], cuda=0, **OPTIONS)
+        buffer.synchronize()
+        del buffer
+        used.append(card.used[0])
+    assert used[3] == used[-1]
+
+
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("bad", [BAD, b"no picture", "no such file"], ids=["cut", "none", "path"])
+def test_a_bad_picture_at_each_position(way: str, position: int, bad: Any) -> None:
+    srcs: list[Any] = [*PHOTOS]
+    srcs[position] = bad
+    kind = sm.SourceError if bad == "no such file" else (sm.DecodeError, sm.DemuxError)
+    with pytest.raises(kind, match=f"input {position} of the batch of 4"):
+        sm.load_image_batch(srcs, cuda=0, **OPTIONS)
+    want = sm.load_image_batch(srcs, on_error="fill", **OPTIONS)
+    filled = sm.load_image_batch(srcs, cuda=0, on_error="fill", **OPTIONS)
+    assert differences(rows_of(filled), want).max() <= CLOSE
+    assert not rows_of(filled)[position].any()
+    assert filled.indices == (0, 1, 2, 3)
+    assert [f.index for f in filled.failures] == [position]
+    assert isinstance(filled.failures[0].error, kind)
+    assert filled.failures[0].source == want.failures[0].source
+    assert list(filled.valid) == [index != position for index in range(4)]
+    skipped = sm.load_image_batch(srcs, cuda=0, on_error="skip", **OPTIONS)
+    assert skipped.indices == tuple(index for index in range(4) if index != position)
+    rest = rows_of(filled)[list(skipped.indices)]
+    np.testing.assert_array_equal(rows_of(skipped), rest)
+
+
+def test_nothing_but_bad_pictures(way: str) -> None:
+    with pytest.raises(sm.ConvertError, match="none of the 2 inputs could be loaded"):
+        sm.load_image_batch([BAD, BAD], cuda=0, on_error="skip", **OPTIONS)
+    with pytest.raises(sm.ConvertError, match="can make zeros of them where width="):
+        sm.load_image_batch([BAD, BAD], cuda=0, on_error="fill")
+    buffer = sm.load_image_batch([BAD, BAD], cuda=0, on_error="fill", **OPTIONS)
+    assert buffer.shape == (2, 40, 48, 3)
+    assert not rows_of(buffer).any()
+    assert not buffer.valid.any()
+
+
+@pytest.mark.parametrize("library_name", ["torch", "cupy"])
+def test_crops_and_flips_are_finished_on_the_cpu(
+    library_name: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(library_name)
+    cuts: dict[str, Any] = {
+        "crops": [(3, 5, 50, 31), None, (0, 0, 64, 64), (1, 1, 9, 9)],
+        "flips": [True, False, False, True],
+    }
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **cuts, **OPTIONS)
+    np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **cuts, **OPTIONS))
+
+
+@needs_dali
+def test_crops_and_flips_with_dali_installed(dali: None) -> None:
+    flips = [True, False, False, True]
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, flips=flips, **OPTIONS)
+    np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, flips=flips, **OPTIONS))
+
+
+def test_yuv_and_its_colours_arrive(torch: FakeTorch) -> None:
+    options = {**OPTIONS, "pix_fmt": "yuv420p"}
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **options)
+    want = sm.load_image_batch(PHOTOS, **options)
+    np.testing.assert_array_equal(host(buffer), want)
+    assert (buffer.colorspace, buffer.color_range) == (want.colorspace, want.color_range)
+    assert buffer.color_range == "pc"
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_leases_come_back_when_the_copy_is_done(
+    name: str, request: pytest.FixtureRequest, card: LazyCard
+) -> None:
+    request.getfixturevalue(name)
+    card.runs_by_itself = False
+    pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
+    assert pool.num_free == 0
+    card.run()
+    # Waits until the thread that watches the copy has let go.
+    again = sm.load_image_batch(PHOTOS, storage=pool, **OPTIONS)
+    assert differences(host(buffer), again).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_a_storage_for_the_result_will_do(name: str, request: pytest.FixtureRequest) -> None:
+    """Planes have the size of the files, and need more."""
+    request.getfixturevalue(name)
+    pool = sm.StoragePool(4 * 40 * 48 * 3, 1, pin_memory=False, on_exhausted="raise")
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
+    assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_leases_come_back_after_an_error(name: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(name)
+    pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="raise")
+    with pytest.raises(sm.DecodeError, match="input 3 of the batch of 4") as kept:
+        sm.load_image_batch([*PHOTOS[:3], BAD], cuda=0, storage=pool, **OPTIONS)
+    assert pool.num_free == 1, f"{kept} holds it"
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_a_full_device_is_an_error_with_sizes(
+    name: str, request: pytest.FixtureRequest, card: LazyCard
+) -> None:
+    request.getfixturevalue(name)
+    card.total = 20_000
+    pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
+    with pytest.raises(
+        sm.TransferError, match=r"\d+ bytes do not fit .*20000 bytes and \d+"
+    ) as kept:
+        sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
+    card.total = 1 << 24
+    del kept
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
+    assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
+
+
+def test_one_picture(way: str) -> None:
+    buffer = sm.load_image(PHOTOS[0], cuda=0, **OPTIONS)
+    assert buffer.shape == (40, 48, 3)
+    want = sm.load_image(PHOTOS[0], **OPTIONS)
+    assert differences(rows_of(buffer), want).max() <= CLOSE
+    for src in (BAD, b"no picture"):
+        with pytest.raises(sm.MediaError, match=r"^mine: (?!input)"):
+            sm.load_image(src, cuda=0, name="mine", **OPTIONS)
+
+
+def test_batches_as_awaitables(way: str) -> None:
+    async def load() -> tuple[Any, Any]:
+        return await asyncio.gather(
+            sm.async_load_image_batch(PHOTOS, cuda=0, **OPTIONS),
+            sm.async_load_image(PHOTOS[0], cuda=0, **OPTIONS),
+        )
+
+    batch, one = asyncio.run(load())
+    assert differences(rows_of(batch), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= CLOSE
+    assert one.shape == (40, 48, 3)
+
+
+def test_decoders_that_are_forced(
+    dali: None, card: LazyCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of the argument decide, and nothing else does."""
+    taken: list[str] = []
+    for name in ("_by_dali", "copied"):
+        real = getattr(device_pictures, name)
+        monkeypatch.setattr(
+            device_pictures,
+            name,
+            lambda *args, real=real, name=name: (taken.append(name), real(*args))[1],
+        )
+    for decoder in ("auto", "dali", "cpu"):
+        sm.load_image_batch(PHOTOS, cuda=0, decoder=decoder, **OPTIONS)  # type: ignore[arg-type]
+    assert taken == ["_by_dali", "_by_dali", "copied"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crops": [None] * 4}, r"decoder='dali': DALI's operators take no crops="),
+        ({"flips": [True] * 4}, r"decoder='dali': DALI's operators take no crops=, flips="),
+        ({"filter_desc": "scale=8:8"}, r"filter_desc=. decoder='auto' takes the CPU"),
+        ({"pix_fmt": "yuv420p"}, r"decoder='dali': DALI makes pix_fmt .*not 'yuv420p'"),
+        ({"scale_algo": "lanczos"}, r"decoder='dali': DALI scales with .*not with 'lanczos'"),
+    ],
+)
+def test_dali_is_forced_to_what_it_cannot(options: dict[str, Any], message: str) -> None:
+    """Before a device is looked for."""
+    with pytest.raises(ValueError, match=message):
+        sm.load_image_batch(PHOTOS, cuda=0, decoder="dali", **options)
+
+
+def test_dali_is_forced_and_not_there(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for call in (sm.load_image_batch, lambda srcs, **o: sm.load_image(srcs[0], **o)):
+        with pytest.raises(sm.MissingDependencyError, match="pip install nvidia-dali-cuda120"):
+            call(PHOTOS, cuda=0, decoder="dali", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "error", [sm.TransferError("DALI finds no CUDA device"), sm.MissingDependencyError("too old")]
+)
+def test_dali_that_cannot_be_used_is_told(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(device_pictures, "_has_dali", lambda: True)
+    monkeypatch.setattr("spdl_media.cuda.slots.check_device", fails)
+    with pytest.warns(
+        sm.CPUFallbackWarning, match=rf"{error}. The CPU decodes the pictures"
+    ) as told:
+        buffer = sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)
+    assert told[0].filename == __file__
+    np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS))
+    with pytest.raises(type(error), match=str(error)):
+        sm.load_image_batch(PHOTOS, cuda=0, decoder="dali", **OPTIONS)
+
+
+def test_cupy_that_cannot_compile_leaves_the_rest(
+    cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.12")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", missing)
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)
+    np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS))
+    assert not cupy.launches
+
+
+def test_zeros_have_the_size_of_the_others(way: str) -> None:
+    srcs = [BAD, PHOTOS[1], PHOTOS[1]]
+    buffer = sm.load_image_batch(srcs, cuda=0, on_error="fill")
+    assert buffer.shape == (3, 130, 97, 3)
+    assert not rows_of(buffer)[0].any()
+    want = sm.load_image_batch(srcs, on_error="fill")
+    assert differences(rows_of(buffer), want).max() <= 1
+
+
+def test_memory_of_the_callers_own_allocator(cupy: CupyWithKernels, card: LazyCard) -> None:
+    given, taken = [], []
+
+    def allocate(nbytes: int, device: int, stream: int) -> int:
+        given.append(card.allocate(nbytes, device, stream))
+        return given[-1]
+
+    def free(address: int) -> None:
+        taken.append(address)
+        card.free(address)
+
+    config = sm.cuda_config(0, allocator=(allocate, free))
+    buffer = sm.load_image_batch(PHOTOS, cuda=config, **OPTIONS)
+    assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
+    assert len(given) == 2, "one block for the planes, one for the result"
+    assert taken == given[:1]
+    del buffer
+    gc.collect()
+    assert taken == given
+
+
+def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
+    asked: list[int] = []
+    steps = device_pictures.batch_steps(
+        PHOTOS,
+        PictureOptions(48, 40),
+        DEFAULT_FILTER,
+        CropPlan(None, None),
+        *(None, None, None, None, "raise", 0, None, "auto"),
+    )
+    with pytest.raises(Stopped):
+        steps(lambda: bool(asked.append(1)) or len(asked) > 2)
+    assert len(asked) == 3
+
+
+# Videos
+
+PLANES = index_planes(20, 64, 48)
+CLIP = make_video(PLANES, codec="libx264", format="mp4", max_b_frames=2, gop_size=8)
+
+
+@pytest.fixture
+def nvdec(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> CupyWithKernels:
+    """A driver with its video library, whose frames are a software decoder's."""
+    cupy.is_eager = True
+    monkeypatch.setattr("spdl_media.cuda.nvdec.missing_library", lambda: None)
+    monkeypatch.setattr("spdl_media.cuda._nvdec_clip.is_available", lambda _: False)
+    monkeypatch.setattr(
+        _nvdec_device,
+        "open_on_device",
+        lambda codec, config, source, _: HardwareDecoder(make_decoder(codec, config, source)),
+    )
+    return cupy
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+@pytest.mark.parametrize(
+    "options", [{}, {"width": 30, "height": 40}, {"frame_rate": 5}, {"num_frames": 3}]
+)
+def test_videos_are_those_of_the_cpu(
+    nvdec: CupyWithKernels, codec: str, options: dict[str, Any]
+) -> None:
+    data = make_video(PLANES, codec=codec, format="mp4", max_b_frames=2, gop_size=8)
+    for layout in (None, "NCHW"):
+        buffer = sm.load_video(data, (0.3, 1.5), cuda=0, layout=layout, **options)  # type: ignore[arg-type]
+        want = sm.load_video(data, (0.3, 1.5), layout=layout, **options)  # type: ignore[arg-type]
+        assert buffer.shape == want.shape
+        assert np.abs(host(buffer).astype(int) - want.array).max() <= 2
+        assert buffer.device == "cuda:0"
+    assert nvdec.launches, "nothing was made on the device"
+
+
+def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> None:
+    want = sm.load_video(CLIP, pix_fmt="nv12").array[:, 0]
+    batches = [host(batch) for batch in sm.streaming_load_video_nvdec(CLIP, 0, num_frames=8)]
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    np.testing.assert_array_equal(np.concatenate(batches), want)
+
+
+@pytest.mark.parametrize(
+    ("stated", "colors"),
+    [
+        ({}, ("bt601", "tv")),
+        ({"colorspace": "bt709"}, ("bt709", "tv")),
+        ({"colorspace": "bt2020nc", "color_range": "pc"}, ("bt2020nc", "pc")),
+    ],
+)
+def test_planes_of_a_video_say_their_colours_and_are_converted_by_them(
+    nvdec: CupyWithKernels, stated: dict[str, str], colors: tuple[str, str]
+) -> None:
+    data = make_video(PLANES[:4], codec="libx264", options=stated)
+    (nv12,) = sm.streaming_load_video_nvdec(data, 0, num_frames=4)
+    assert (nv12.colorspace, nv12.color_range) == colors
+    want = sm.load_video(data, layout="NCHW").array.astype(int)
+    assert np.abs(host(sm.nv12_to_rgb(nv12)).astype(int) - want).max() <= 2
+    assert np.abs(host(sm.nv12_to_bgr([nv12]))[:, ::-1].astype(int) - want).max() <= 2
+
+
+def test_layouts_of_the_functions_that_spdl_has(nvdec: CupyWithKernels) -> None:
+    packets = sm.demux_video(CLIP)
+    assert sm.decode_packets_nvdec(packets, cuda=0).shape == (20, 3, 48, 64)
+    assert sm.decode_packets_nvdec(packets, cuda_config=0, layout="NHWC").shape == (20, 48, 64, 3)
+    (nv12,) = sm.streaming_load_video_nvdec(CLIP, cuda_config=0, num_frames=20)
+    rgb = sm.nv12_to_rgb(nv12, coeff=5)
+    assert rgb.shape == (20, 3, 48, 64)
+    want = sm.load_video(CLIP, layout="NCHW").array.astype(int)
+    assert np.abs(host(rgb).astype(int) - want).max() <= 2
+    bgr = sm.nv12_to_bgr([nv12], coeff=5, layout="NHWC")
+    np.testing.assert_array_equal(host(bgr)[..., ::-1], host(rgb).transpose(0, 2, 3, 1))
+    for wrong in ({}, {"cuda": 0, "cuda_config": 0}):
+        with pytest.raises(ValueError, match="give one of cuda= and cuda_config="):
+            sm.decode_packets_nvdec(packets, **wrong)
+        with pytest.raises(ValueError, match="give one of cuda= and cuda_config="):
+            sm.streaming_load_video_nvdec(CLIP, num_frames=1, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"codec": "libx264", "pix_fmt": "yuv444p"}, "yuv444p"),
+        ({"codec": "ffv1", "format": "matroska"}, "NVDEC has no decoder for ffv1"),
+    ],
+)
+def test_what_nvdec_cannot_decode(
+    nvdec: CupyWithKernels, options: dict[str, Any], words: str
+) -> None:
+    planes = index_planes(4, 64, 48, options.get("pix_fmt", "yuv420p"))
+    data = make_video(planes, **{"format": "mp4", **options})
+    with pytest.warns(
+        sm.CPUFallbackWarning, match=rf"{words}.* The CPU decodes this video"
+    ) as told:
+        buffer = sm.load_video(data, cuda=0)
+    assert told[0].filename == __file__
+    np.testing.assert_array_equal(host(buffer), sm.load_video(data))
+    for decoder in ("pyav", "dali"):
+        with pytest.raises(sm.DecodeError, match=rf"decoder='{decoder}'.*decoder='auto'"):
+            sm.load_video(data, cuda=0, decoder=decoder)  # type: ignore[arg-type]
+    with warnings.catch_warnings(action="error"):
+        sm.load_video(data, cuda=0, decoder="cpu")
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_without_nvdec_a_warning_says_what_is_missing(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue(name)
+    pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
+    missing = "libnvcuvid.so.1" if name == "cupy" else "pip install cupy"
+    monkeypatch.setattr(
+        "spdl_media.cuda.nvdec.missing_library",
+        lambda: sm.MissingDependencyError("needs libnvcuvid.so.1") if name == "cupy" else None,
+    )
+    want = sm.load_video(CLIP)
+    with pytest.warns(sm.CPUFallbackWarning, match=missing):
+        buffer = sm.load_video(CLIP, cuda=0, storage=pool)
+    np.testing.assert_array_equal(host(buffer), want)
+    with warnings.catch_warnings(action="error"):
+        buffer = sm.load_video(CLIP, cuda=0, decoder="cpu", storage=pool)
+    np.testing.assert_array_equal(host(buffer), want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filter_desc": "scale=16:16,format=rgb24"},
+        {"quality": "fast"},
+        {"pix_fmt": "gray"},
+        {"scale_algo": "lanczos", "width": 16, "height": 16},
+        {"decode_config": sm.decode_config(decoder="h264")},
+    ],
+)
+def test_options_that_are_for_the_cpu(nvdec: CupyWithKernels, options: dict[str, Any]) -> None:
+    buffer = sm.load_video(CLIP, cuda=0, **options)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP, **options))
+    assert not nvdec.launches
+    for decoder in ("pyav", "dali"):
+        with pytest.raises(ValueError, match=rf"decoder='{decoder}': .* takes the CPU for it"):
+            sm.load_video(CLIP, cuda=0, decoder=decoder, **options)
+
+
+def test_without_a_compiler_for_kernels_videos_are_decoded_on_the_cpu(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.12")
+
+    monkeypatch.setattr(nvdec.cuda.nvrtc, "getVersion", missing)
+    with pytest.warns(sm.CPUFallbackWarning, match="NVRTC .*pip install nvidia-cuda-nvrtc-cu12"):
+        buffer = sm.load_video(CLIP, cuda=0)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+
+
+def test_a_full_device_while_decoding(nvdec: CupyWithKernels, card: LazyCard) -> None:
+    card.total = 10_000
+    with pytest.raises(sm.TransferError, match=r"184320 bytes do not fit .* 10000 bytes and"):
+        sm.load_video(CLIP, cuda=0)
+    card.total = 1 << 24
+    assert sm.load_video(CLIP, cuda=0).shape == (20, 48, 64, 3)
+
+
+def test_videos_and_clips_as_awaitables(nvdec: CupyWithKernels) -> None:
+    video = VideoTrack(frames=PLANES, codec="libx264")
+    sound = AudioTrack(samples=index_samples(16000, 2), sample_rate=8000, codec="flac")
+    data = make_media([video, sound])
+
+    async def load() -> Any:
+        # One after the other: these streams run at once, as real ones do not.
+        return (
+            await sm.async_load_video(data, cuda=0),
+            await sm.async_load_audio(data, cuda=0),
+            await sm.async_load_clip(data, 0, 1, cuda=0),
+        )
+
+    frames, audio, clip = asyncio.run(load())
+    want = sm.load_clip(data, 0, 1)
+    assert np.abs(host(frames).astype(int) - sm.load_video(data).array).max() <= 2
+    np.testing.assert_array_equal(host(audio), sm.load_audio(data))
+    assert np.abs(host(clip.video).astype(int) - want.video.array).max() <= 2
+    np.testing.assert_array_equal(host(clip.audio), want.audio)
+    assert (clip.timestamps, clip.audio_timestamp, clip.sample_rate) == (
+        want.timestamps,
+        want.audio_timestamp,
+        want.sample_rate,
+    )
+
+
+# Misuse, the same for all
+
+CALLS: dict[str, Any] = {
+    "load_image": lambda **o: sm.load_image(PHOTOS[0], **o),
+    "load_image_batch": lambda **o: sm.load_image_batch(PHOTOS, width=8, height=8, **o),
+    "load_video": lambda **o: sm.load_video(CLIP, **o),
+    "load_audio": lambda **o: sm.load_audio(CLIP, **o),
+    "load_clip": lambda **o: sm.load_clip(CLIP, 0, 1, **o),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_devices_that_cannot_be(
+    call: Any, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="cuda= and cuda_config= are one argument with two names"):
+        call(cuda=0, cuda_config=sm.cuda_config(0))
+    with pytest.raises(TypeError, match="'0'"):
+        call(cuda="0")
+    with pytest.raises(ValueError, match=r"-1"):
+        call(cuda=-1)
+    with pytest.raises(ValueError, match=r"CUDA device 2 was asked for, and there are 2"):
+        call(cuda=2)
+    monkeypatch.setattr("spdl_media._devices.choose.device_of_stream", lambda _: 1)
+    with pytest.raises(sm.TransferError, match="the stream 0x4400 belongs to CUDA device 1"):
+        call(cuda=sm.cuda_config(0, stream=0x4400))
+    HISTORY.lost = True
+    with pytest.raises(sm.TransferError, match=r"forked from one that had used CUDA.*'spawn'"):
+        call(cuda=0)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_without_any_device(call: Any) -> None:
+    with pytest.raises(
+        sm.TransferError, match="needs a CUDA device, and there is none: neither torch"
+    ):
+        call(cuda=0)
+
+
+@pytest.mark.parametrize("name", ["load_image", "load_image_batch", "load_video", "load_clip"])
+def test_decoders_that_cannot_be(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"decoder must be one of \('auto', 'cpu', 'dali'.*'nvjpeg'"
+    ):
+        CALLS[name](cuda=0, decoder="nvjpeg")
+    with pytest.raises(
+        ValueError, match=r"decoder='dali' decodes on a CUDA device, so it needs one"
+    ):
+        CALLS[name](decoder="dali")
+    if "image" in name:
+        with pytest.raises(ValueError, match="decoder must be one of"):
+            CALLS[name](cuda=0, decoder="pyav")
+
+
+@needs_dali
+def test_dali_needs_neither_pytorch_nor_cupy(dali: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    config = sm.cuda_config(0, stream=0x4400)
+    rows = rows_of(sm.load_image_batch(PHOTOS, cuda=config, **OPTIONS))
+    assert differences(rows, sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= CLOSE
+
+
+@needs_dali
+def test_a_stream_of_another_device_is_noticed_where_dali_decodes(
+    dali: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spdl_media._devices.choose.device_of_stream", lambda _: 1)
+    with pytest.raises(sm.TransferError, match="belongs to CUDA device 1"):
+        sm.load_image_batch(PHOTOS, cuda=sm.cuda_config(0, stream=0x4400), **OPTIONS)
+
+
+def test_a_stream_of_another_device_is_noticed_by_decoders_and_kernels(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spdl_media._devices.choose.device_of_stream", lambda _: 1)
+    config = sm.cuda_config(0, stream=0x4400)
+    nv12 = nvdec.zeros((6, 4), "uint8")
+    for call in (
+        lambda: sm.decode_packets_nvdec(sm.demux_video(CLIP), cuda=config),
+        lambda: sm.streaming_load_video_nvdec(CLIP, config, num_frames=2),
+        lambda: sm.nv12_to_rgb(nv12, cuda_config=config),
+        lambda: sm.decode_image_nvjpeg(PHOTOS[0], cuda=config),
+    ):
+        with pytest.raises(sm.TransferError, match="belongs to CUDA device 1"):
+            call()
+
+
+def test_srcs_that_are_no_sequence(torch: FakeTorch) -> None:
+    for wrong in ("photo.jpg", b"bytes", 3, None):
+        with pytest.raises(TypeError, match="load_image_batch takes a sequence of sources"):
+            sm.load_image_batch(wrong, cuda=0)  # type: ignore[arg-type]
+    buffer = sm.load_image_batch((photo for photo in PHOTOS), cuda=0, **OPTIONS)
+    assert buffer.shape == (4, 40, 48, 3)
+    with pytest.raises(sm.ConvertError, match="the sequence is empty"):
+        sm.load_image_batch([], cuda=0)
