@@ -63,7 +63,14 @@ def open_on_device(
             f"{name!r}. Leave it out, or decode with cuda=None"
         )
     check_codec_options(name, config.decoder_options)
-    accel = HWAccel("cuda", str(device_index), allow_software_fallback=True, is_hw_owned=True)
+    accel = HWAccel(
+        "cuda",
+        str(device_index),
+        allow_software_fallback=True,
+        # Kernels of CuPy run in the device's primary context, and cannot read memory of another.
+        options={"primary_ctx": "1"},
+        is_hw_owned=True,
+    )
     with ffmpeg_log() as lines:
         try:
             context = CodecContext.create(name, "r", hwaccel=accel)

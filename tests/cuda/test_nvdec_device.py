@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from av.codec.hwaccel import HWAccel
 from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, Surface
 
 import spdl_media as sm
@@ -101,13 +102,22 @@ def test_ffmpegs_error_without_a_driver_says_what_is_missing() -> None:
 
 
 def test_the_decoder_is_set_up_as_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvdec_hwaccel, "HWAccel", lambda *_, **__: None)  # then it is the CPU's
+    asked: list[Any] = []
+
+    def accel(*arguments: Any, **options: Any) -> None:  # then the decoder is the CPU's
+        asked.append((arguments, options))
+        HWAccel(*arguments, **options)  # which has such options
+
+    monkeypatch.setattr(_nvdec_hwaccel, "HWAccel", accel)
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
     context = open_on_device(PACKETS.codec, config, "a.mp4", 0)
     assert (context.is_open, context.thread_count) == (True, 1)
     assert context.extradata == PACKETS.codec.extradata
     frames = [f for p in (*av_packets(PACKETS), None) for f in context.decode(p)]
     assert len(frames) == 3
+    ((arguments, options),) = asked
+    assert arguments == ("cuda", "0")
+    assert (options["options"], options["is_hw_owned"]) == ({"primary_ctx": "1"}, True)
 
 
 def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
