@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from http_server import HTTPFiles, serve
 
+import spdl_media as sm
+from spdl_media._inputs import remote
 from spdl_media._inputs.remote import ReadAhead
 from spdl_media.config import demux_config
 from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
@@ -149,6 +151,34 @@ def test_server_without_ranges_is_a_stream(large_mp4: bytes) -> None:
             assert source.head(8) == large_mp4[:8]
             # aiohttp gives what has arrived; all of it is asked for in pieces.
             assert len(source.read_all()) == len(large_mp4)
+
+
+def test_of_a_server_that_ignores_ranges_the_file_is_held_whole(large_mp4: bytes) -> None:
+    """Python's own ``http.server`` is one: it tells the size, and answers with everything."""
+    with serve({"large.mp4": large_mp4}, ranges=False, sizes=True) as files:
+        url = f"{files.url}/large.mp4"
+        frames = sm.decode_packets(sm.demux_video(url, timestamp=(1.0, 1.2)), None)
+        local = sm.decode_packets(sm.demux_video(large_mp4, timestamp=(1.0, 1.2)), None)
+        assert len(frames) == len(local) == 5
+        for one, other in zip(frames, local, strict=True):
+            assert one.pts == other.pts
+            np.testing.assert_array_equal(one.planes[0], other.planes[0])
+        assert files.requests["large.mp4"] <= 3
+
+
+def test_a_file_too_large_to_be_held_says_what_to_do(
+    large_mp4: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_MAX_WHOLE", MIB)
+    with serve({"large.mp4": large_mp4}, ranges=False, sizes=True) as files:
+        with open_input(f"{files.url}/large.mp4") as source:
+            assert source.head(8) == large_mp4[:8]
+            with pytest.raises(
+                SourceError,
+                match=r"no ranges, and no more than 1048576 of .* Download the file first",
+            ) as e:
+                source.open(demux_config())
+        assert e.value.source == f"{files.url}/large.mp4"
 
 
 def test_missing_file_is_an_error_with_its_cause(server: HTTPFiles) -> None:

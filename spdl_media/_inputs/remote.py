@@ -18,6 +18,8 @@ _MIN_FETCH = 64 * 1024
 _MAX_FETCH = 512 * 1024
 # The head, the index, and the last two spans of two streams that lie apart in the file.
 _NUM_SPANS = 6
+# A file of a server that gives no ranges is held whole, up to this many bytes.
+_MAX_WHOLE = 1024 * 1024 * 1024
 
 
 def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Readable:
@@ -76,17 +78,34 @@ class ReadAhead:
     that going to and fro between them fetches nothing twice. The first fetch of a span is 64 KiB,
     each next one twice the last, up to 512 KiB.
 
+    Some web servers give no ranges and do not say so beforehand. Of these the file is fetched whole, in one
+    more request, and held in memory.
+
     Args:
         file: A seekable file that fetches exactly what it is asked for, without a cache of its own.
     """
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self._whole: memoryview | None = None
         self._position = 0
         self._spans: list[_Span] = []
 
     def read(self, size: int = -1) -> bytes:
-        """Give up to ``size`` bytes, and none only at the end."""
+        """Give up to ``size`` bytes, and none only at the end.
+
+        Raises:
+            ValueError: The server gives no ranges, and the file is too large to be held.
+        """
+        try:
+            return self.read_by_ranges(size)
+        except ValueError:  # what fsspec raises where there are no ranges
+            if not self._fetch_whole():
+                raise
+            return self.read_by_ranges(size)
+
+    def read_by_ranges(self, size: int = -1) -> bytes:
+        """The same, but a server without ranges is a ``ValueError`` whatever the size of the file."""
         if size < 0:
             self._file.seek(self._position)
             data = bytes(self._file.read())
@@ -113,6 +132,7 @@ class ReadAhead:
     def close(self) -> None:
         """Close the remote file, and forget what was fetched."""
         self._spans.clear()
+        self._whole = None
         self._file.close()
 
     def as_stream(self) -> Readable | None:
@@ -135,12 +155,31 @@ class ReadAhead:
         before = next((span for span in self._spans if span.stop == position), None)
         ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH
         fetched = max(size, ahead)
-        self._file.seek(position)
-        span = _Span(position, bytes(self._file.read(fetched)), fetched)
+        span = _Span(position, self._fetch_bytes(position, fetched), fetched)
         if len(self._spans) >= _NUM_SPANS:
             del self._spans[0]
         self._spans.append(span)
         return span
+
+    def _fetch_bytes(self, position: int, size: int) -> bytes:
+        if self._whole is not None:
+            return bytes(self._whole[position : position + size])
+        self._file.seek(position)
+        return bytes(self._file.read(size))
+
+    def _fetch_whole(self) -> bool:
+        size = int(self._file.size)
+        if size > _MAX_WHOLE:
+            raise ValueError(
+                f"the server gives no ranges, and no more than {_MAX_WHOLE} of the file's {size} bytes "
+                "can be held in memory. Download the file first"
+            )
+        stream = self.as_stream() if self._whole is None else None
+        if stream is None:
+            return False
+        self._whole = memoryview(b"".join(iter(lambda: stream.read(_MAX_FETCH), b"")))
+        stream.close()  # type: ignore[attr-defined]  # all of fsspec's files can
+        return True
 
 
 class FromStartToEnd:
@@ -160,13 +199,17 @@ class FromStartToEnd:
     def read(self, size: int) -> bytes:
         """Give up to ``size`` bytes, and none only at the end."""
         try:
-            data: bytes = self._file.read(size)
+            data = self._read(size)
         except ValueError:  # what fsspec raises where there are no ranges
             if not self._begin_again():
                 raise
-            data = self._file.read(size)
+            data = self._read(size)
         self._position += len(data)
         return data
+
+    def _read(self, size: int) -> bytes:
+        file = self._file
+        return file.read_by_ranges(size) if isinstance(file, ReadAhead) else file.read(size)
 
     def close(self) -> None:
         """Close the remote file."""
