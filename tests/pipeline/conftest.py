@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -28,6 +29,15 @@ class _BlockedLoops(logging.Handler):
             assert isinstance(seconds, float)
             if seconds > BLOCKED_SECONDS:
                 self.found.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_other_tests_left_is_not_collected() -> Iterator[None]:
+    """In a process that has imported much, one collection of garbage stops all threads for half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
