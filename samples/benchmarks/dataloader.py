@@ -157,8 +157,9 @@ def measure(
             if not for_memory:
                 found[cell].rates.append(common["num_images"] / result["seconds"])
                 found[cell].first.append(result["first"] * 1000)
-            elif result["peak_mib"] is not None:
-                found[cell].peaks.append(result["peak_mib"])
+            elif result["imported_mib"] is not None:
+                # A short run may end before anybody has looked; what it had at its start is a look, too.
+                found[cell].peaks.append(max(result["peak_mib"] or 0.0, result["imported_mib"]))
                 found[cell].imported.append(result["imported_mib"])
     return found
 
