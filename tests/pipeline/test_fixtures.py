@@ -13,10 +13,11 @@ HERE = Path(__file__).parent
 
 BLOCKING = """
 import time
+from conftest import BLOCKED_SECONDS
 from spdl_media.pipeline import PipelineBuilder
 
 async def block(item):
-    time.sleep(0.6)
+    time.sleep(1.2 * BLOCKED_SECONDS)
     return item
 
 def test_blocks():
