@@ -152,7 +152,8 @@ def load_image_batch(
     Args:
         srcs: A sequence of pictures, each as for :func:`load_image`.
         width: As in :func:`load_image`, as are the arguments that are not listed here.
-        height: See ``width``. Without both, all pictures must have one size.
+        height: See ``width``. Without both, all pictures must have one size: the first that differs ends the
+            batch, whatever ``on_error`` says.
         pix_fmt: As in :func:`load_image`. With ``None``, all must come in one format and, if that is YUV,
             with one matrix and range; the same holds for what a ``filter_desc`` gives.
         scale_mode: As in :func:`load_image`.
