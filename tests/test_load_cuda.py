@@ -752,7 +752,7 @@ def test_a_stream_of_another_device_is_noticed_by_decoders_and_kernels(
 
 def test_srcs_that_are_no_sequence(torch: FakeTorch) -> None:
     for wrong in ("photo.jpg", b"bytes", 3, None):
-        with pytest.raises(TypeError, match="load_image_batch takes a sequence of sources"):
+        with pytest.raises(TypeError, match="a batch is a sequence of sources"):
             sm.load_image_batch(wrong, cuda=0)  # type: ignore[arg-type]
     buffer = sm.load_image_batch((photo for photo in PHOTOS), cuda=0, **OPTIONS)
     assert buffer.shape == (4, 40, 48, 3)

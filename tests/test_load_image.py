@@ -78,7 +78,9 @@ def test_storage_is_filled() -> None:
     ("options", "error", "match"),
     [
         ({"widht": 8}, TypeError, "widht"),
-        ({"width": 0}, ValueError, "scale_width must be positive"),
+        ({"width": 0}, ValueError, "^width must be positive, or None to leave it as it is, not 0"),
+        ({"height": -1}, ValueError, "^height must be positive.*not -1"),
+        ({"height": 1.5}, TypeError, r"^height must be an int, not 1\.5"),
         ({"layout": "planes"}, ValueError, r"convert_frames\(layout='planes'\)"),
         ({"quality": "best"}, ValueError, "quality must be one of"),
         ({"scale_mode": "fit"}, ValueError, "scale_mode must be"),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_a
 import numpy as np
 
 from spdl_media._converting.checks import colors_differ, colors_of
-from spdl_media._converting.pictures import PictureRows
+from spdl_media._converting.pictures import PictureRows, why_no_array
 from spdl_media._decoding.defaults import Default
 from spdl_media._loading.options import PICTURE_COLORS, PictureOptions
 from spdl_media._loading.pictures import CropPlan, decode_picture
@@ -129,13 +129,10 @@ class _Batch:
         if not self._fill or known is None:
             raise none_loaded(self.failures, self._count, fill=self._fill)
         own = pixel_layout(known.pix_fmt)
-        if own is None or (own.kind == "tiled" and layout) or not own.tiles(known.width):
-            raise none_loaded(
-                self.failures,
-                self._count,
-                f" on_error='fill' has no zeros for them: {known.width}x{known.height} {known.pix_fmt} with "
-                f"layout={layout!r} makes no array. An even width=, or pix_fmt='rgb24', makes one.",
-            )
+        reason = why_no_array(known.width, known.height, known.pix_fmt, layout)
+        if own is None or reason is not None:
+            remedy = f" on_error='fill' has no zeros for them: {reason}."
+            raise none_loaded(self.failures, self._count, remedy)
         shape = own.shape(known.width, known.height)
         if layout == "NCHW" and own.kind == "packed":
             shape = shape[2], *shape[:2]
@@ -258,14 +255,27 @@ def image_batch_steps(
     return run
 
 
-def as_list(srcs: Iterable[Source]) -> list[Source]:
-    # These are iterable, and one source each all the same.
-    if isinstance(srcs, Iterable) and not isinstance(srcs, str | bytes | bytearray | memoryview):
+def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
+    """The sources of a batch; ``one`` is the function that takes a single one, for the error."""
+    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
         return list(srcs)
     raise TypeError(
-        f"load_image_batch takes a sequence of sources, such as a list of paths, not one of "
-        f"{type(srcs).__name__}; load_image takes one"
+        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
+        f"{one} takes one"
     )
+
+
+def _is_one_source(srcs: Any) -> bool:
+    """Whether something iterable is a single source all the same."""
+    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
+        return srcs.ndim == 1 and str(srcs.dtype).removeprefix("torch.") == "uint8"
+    if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
+        return True
+    try:
+        memoryview(srcs)
+    except TypeError:
+        return False
+    return True
 
 
 def _known(options: PictureOptions) -> Known | None:
@@ -299,7 +309,7 @@ def decode_each(
         except _OF_ONE_INPUT as error:
             if on_error == "raise":
                 raise _placed(error, position, len(srcs)) from error
-            name = error.source or type(src).__name__
+            name = type(src).__name__ if error.source is None else error.source
             batch.failures.append(Failure(position, name, _without_tracebacks(error)))
         except (MediaError, TypeError, ValueError) as error:
             raise _placed(error, position, len(srcs)) from error
