@@ -268,7 +268,8 @@ def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
 def _is_one_source(srcs: Any) -> bool:
     """Whether something iterable is a single source all the same."""
     if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
-        return srcs.ndim == 1 and str(srcs.dtype).removeprefix("torch.") == "uint8"
+        dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
+        return dtype == "uint8" and srcs.ndim == 1
     if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
         return True
     try:
