@@ -66,8 +66,9 @@ def load_image(
             ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: ``"fast"`` is less exact; see :func:`~spdl_media.get_video_filter_desc`.
-        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none, and then
-            the picture is not turned either. Matrix and range of YUV are then what the graph gives.
+        filter_desc: A whole filter graph of your own instead of the options above, which have no effect
+            then: also ``pix_fmt="rgb24"``, the default, which is not told from none. ``None`` for no graph,
+            and then the picture is not turned either. Matrix and range of YUV are what the graph gives.
         demux_config: How to open the source.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
         storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that the picture passes
@@ -164,7 +165,9 @@ def load_image_batch(
             makes such boxes.
         flips: For each picture whether to exchange left and right, after it is cut: bools, or a 1-D array or
             tensor of them.
-        filter_desc: As in :func:`load_image`; crops and flips come before it.
+        filter_desc: As in :func:`load_image`; crops and flips come before it. They are those of upright
+            pictures, so with either of them ``None`` leaves no picture unturned, not even where the box is
+            ``None`` and the flip ``False``.
         demux_config: As in :func:`load_image`.
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`. Its memory is taken with the first picture that is decoded, and
@@ -327,7 +330,9 @@ def load_audio(
         sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
         num_frames: At most so many samples of each channel.
         stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none.
+        filter_desc: A whole filter graph of your own instead of ``sample_rate``, ``num_channels`` and
+            ``sample_fmt``, which have no effect then: also ``sample_fmt="fltp"``, the default, which is not
+            told from none. ``None`` for no graph.
         demux_config: As in :func:`load_image`.
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`.

@@ -54,6 +54,8 @@ def test_a_filter_beside_what_it_replaces_is_refused() -> None:
         ValueError, match="filter_desc= is the whole filter graph, so width=8 would"
     ):
         sm.load_image(PNG, width=8, filter_desc="hflip")
+    # A default that is written out is none that was asked for.
+    assert sm.load_image(PNG, pix_fmt="rgb24", filter_desc="format=gray").shape == (40, 60, 1)
 
 
 def test_without_conversion_pictures_are_still_turned(media_dir) -> None:
