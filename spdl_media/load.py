@@ -21,6 +21,7 @@ from spdl_media._loading.on_device import (
 from spdl_media._loading.options import PictureOptions, SoundOptions
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
+from spdl_media.codec import configs_by_kind
 from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
@@ -285,15 +286,15 @@ def load_video(
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     asked = FramesAsked(
-        options,
-        filter_desc,
-        num_frames,
-        decode_config,
-        storage,
-        layout,
-        config,
-        decoder,
-        "load_video(cuda=)",
+        options=options,
+        filter_desc=filter_desc,
+        num_frames=num_frames,
+        decode_config=decode_config,
+        storage=storage,
+        layout=layout,
+        config=config,
+        decoder=decoder,
+        purpose="load_video(cuda=)",
     )
     decode = frame_steps(asked)
     packets = demux_video(
@@ -424,7 +425,8 @@ def load_clip(
         num_channels: As in :func:`load_audio`.
         sample_fmt: As in :func:`load_audio`.
         demux_config: How to open the source.
-        decode_config: How to decode both streams.
+        decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
+            beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
         video_storage: Memory for the frames; fresh memory without one.
         audio_storage: Memory for the sound, another one; fresh memory without one.
         layout: As in :func:`load_video`.
@@ -453,14 +455,25 @@ def load_clip(
     window = clip_window(start, duration)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     purpose = "load_clip(cuda=)"
-    about = DEFAULT_FILTER, None, decode_config, video_storage, layout, config, decoder, purpose
-    decode = frame_steps(FramesAsked(options, *about))
+    for_video, for_audio = configs_by_kind(decode_config)
+    asked = FramesAsked(
+        options=options,
+        filter_desc=DEFAULT_FILTER,
+        num_frames=None,
+        decode_config=for_video,
+        storage=video_storage,
+        layout=layout,
+        config=config,
+        decoder=decoder,
+        purpose=purpose,
+    )
+    decode = frame_steps(asked)
     convert_sound = into_array(config, audio_storage, None, purpose)
     with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
         pictures, sound = demuxer.demux_clip(window)
     video, timestamps = decode(pictures)
     try:
-        samples = decode_packets(sound, sound_desc, decode_config)
+        samples = decode_packets(sound, sound_desc, for_audio)
         audio = convert_sound(samples)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
