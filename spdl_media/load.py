@@ -111,14 +111,14 @@ def load_image(
     if config is None:
         return load(storage)
     asked = Asked(
-        config,
-        decoder,
-        options,
-        isinstance(filter_desc, Default),
-        demux_config,
-        decode_config,
-        staging(storage),
-        layout,
+        config=config,
+        decoder=decoder,
+        options=options,
+        is_plain=isinstance(filter_desc, Default),
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=staging(storage),
+        layout=layout,
         purpose="load_image(cuda=)",
         is_single=True,
         name=name,
@@ -203,17 +203,17 @@ def load_image_batch(
     """
     decode_and_convert = batch_steps(
         srcs,
-        PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
-        filter_desc,
-        CropPlan(crops, flips),
-        demux_config,
-        decode_config,
-        storage,
-        layout,
-        on_error,
-        cuda,
-        cuda_config,
-        decoder,
+        options=PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        filter_desc=filter_desc,
+        cuts=CropPlan(crops, flips),
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=storage,
+        layout=layout,
+        on_error=on_error,
+        cuda=cuda,
+        cuda_config=cuda_config,
+        decoder=decoder,
     )
     return decode_and_convert(lambda: False)
 

@@ -462,10 +462,17 @@ def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
     asked: list[int] = []
     steps = device_pictures.batch_steps(
         PHOTOS,
-        PictureOptions(48, 40),
-        DEFAULT_FILTER,
-        CropPlan(None, None),
-        *(None, None, None, None, "raise", 0, None, "auto"),
+        options=PictureOptions(48, 40),
+        filter_desc=DEFAULT_FILTER,
+        cuts=CropPlan(None, None),
+        demux_config=None,
+        decode_config=None,
+        storage=None,
+        layout=None,
+        on_error="raise",
+        cuda=0,
+        cuda_config=None,
+        decoder="auto",
     )
     with pytest.raises(Stopped):
         steps(lambda: bool(asked.append(1)) or len(asked) > 2)

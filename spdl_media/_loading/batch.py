@@ -219,7 +219,8 @@ def check_array_layout(layout: str | None) -> None:
 
 
 def image_batch_steps(
-    srcs: Iterable[Source],
+    inputs: Sequence[Source],
+    *,
     options: PictureOptions,
     filter_desc: str | Default | None,
     cuts: CropPlan,
@@ -233,7 +234,6 @@ def image_batch_steps(
     check_on_error(on_error)
     check_array_layout(layout)
     desc = options.desc(filter_desc, still=True)
-    inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
