@@ -132,17 +132,17 @@ async def async_load_image_batch(
     """
     load = batch_steps(
         srcs,
-        PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
-        filter_desc,
-        CropPlan(crops, flips),
-        demux_config,
-        decode_config,
-        storage,
-        layout,
-        on_error,
-        cuda,
-        cuda_config,
-        decoder,
+        options=PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        filter_desc=filter_desc,
+        cuts=CropPlan(crops, flips),
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=storage,
+        layout=layout,
+        on_error=on_error,
+        cuda=cuda,
+        cuda_config=cuda_config,
+        decoder=decoder,
     )
     stopped = threading.Event()
     try:

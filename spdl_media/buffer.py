@@ -118,7 +118,10 @@ class CPUBuffer:
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """One bool a row: whether it was loaded; False where ``on_error="fill"`` put zeros."""
+        """Whether each entry of the first axis was loaded: False where ``on_error="fill"`` put zeros.
+
+        Only a batch of inputs has any False.
+        """
         mask = np.ones(self.shape[0] if self.shape else 1, np.bool_)
         if self.indices is not None:
             failed = {failure.index for failure in self.failures}

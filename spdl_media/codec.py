@@ -10,7 +10,7 @@ import io
 import platform
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._backends._pyav import as_fraction, check_codec_options, ffmpeg_errors
 from spdl_media._stills.stills import ERR_DETECT
-from spdl_media.config import DecodeConfig
+from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 
 __all__ = ("AudioCodec", "Codec", "VideoCodec")
@@ -254,6 +254,25 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
             ) from error.__cause__
         raise
     return context
+
+
+def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
+    """How to decode the pictures and the sound of one source.
+
+    A decoder that is named, and the options beside it, are for the stream of its own kind alone.
+    """
+    given = as_decode_config(config)
+    if given.decoder is None:
+        return given, given
+    other = replace(given, decoder=None, decoder_options={})
+    return (other, given) if _decodes_sound(given.decoder) else (given, other)
+
+
+def _decodes_sound(decoder: str) -> bool:
+    try:
+        return av.Codec(decoder, "r").type == "audio"
+    except ValueError:  # none of that name, as the decoder of the pictures will say
+        return False
 
 
 def close_decoder(context: CodecContext, config: DecodeConfig) -> None:

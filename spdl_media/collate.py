@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spdl_media.buffer import CPUBuffer
-from spdl_media.convert import convert_array, convert_frames, stack_arrays
+from spdl_media.convert import (
+    NUMBER_KINDS,
+    as_numpy,
+    convert_array,
+    convert_frames,
+    stack_arrays,
+)
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
@@ -21,6 +27,7 @@ __all__ = ("collate",)
 
 Key: TypeAlias = str | int
 StorageByField: TypeAlias = Mapping[Any, Any]
+_Converter: TypeAlias = Callable[[list[Any], Storage | None, str], CPUBuffer]
 
 
 def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = None) -> Any:
@@ -37,13 +44,15 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
     Returns:
         The structure of an item (a dataclass without running its ``__init__``), with a
         :class:`~spdl_media.CPUBuffer` in place of each field: frames as
-        :func:`~spdl_media.convert_frames` makes them, numbers ``(B,)`` int64, float64 or bool, arrays with B
-        in front and their own type. Strings, ``None`` and all others become lists of the values as they are.
+        :func:`~spdl_media.convert_frames` makes them, numbers ``(B,)`` with the type that
+        :func:`~spdl_media.convert_array` gives them, arrays with B in front and their own type. Strings,
+        NumPy's too, dates, ``None`` and all others become lists of the values as they are.
 
     Raises:
-        ConvertError: There are no items, their structure differs, or frames or arrays of a field differ.
+        ConvertError: There are no items, their structure differs, a field has values of two kinds (numbers
+            and ``None``, say), or frames or arrays of a field differ.
         TypeError: ``items`` are no sequence, numbers that no array type holds, arrays of other things than
-            numbers, or a storage that is none.
+            numbers, tensors that NumPy cannot take, or a storage that is none.
         ValueError: ``storage`` names a field that does not exist.
 
     Thread safety: safe.
@@ -92,11 +101,15 @@ def _same_fields(
 ) -> dict[Key, Any]:
     own = _fields(value) if type(value) is type(first) else None
     if own is None or own.keys() != fields.keys():
-        raise ConvertError(
-            f"the items differ in structure: {where} of item 0 is {_in_words(first)}, of item {position} "
-            f"{_in_words(value)}"
-        )
+        raise _structures_differ(first, value, position, where)
     return own
+
+
+def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:
+    return ConvertError(
+        f"the items differ in structure: {where} of item 0 is {_in_words(first)}, of item {position} "
+        f"{_in_words(value)}"
+    )
 
 
 def _in_words(value: Any) -> str:
@@ -139,10 +152,18 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
     if storage is not None and not isinstance(storage, CPUStorage | StoragePool):
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
-    for accepts, convert in _CONVERTERS:
-        if accepts(first):
-            _check_all(accepts, values, where)
-            return convert(values, storage, where)
+    convert = _converter(first)
+    for position in _first_of_each_type(values):
+        value = values[position]
+        if _fields(value) is not None:
+            raise _structures_differ(first, value, position, where)
+        if _converter(value) is not convert:
+            raise ConvertError(
+                f"{where} of item 0 is {type(first).__name__}, of item {position} "
+                f"{type(value).__name__}; one field holds one kind"
+            )
+    if convert is not None:
+        return convert(values, storage, where)
     if storage is not None:
         raise ValueError(
             f"{where} is {type(first).__name__}, which stays a list and needs no storage"
@@ -150,13 +171,17 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
     return values
 
 
-def _check_all(accepts: Callable[[Any], bool], values: list[Any], where: str) -> None:
+def _first_of_each_type(values: list[Any]) -> Iterable[int]:
+    """Positions; what holds for one value holds for all of its type, and most fields have one."""
+    firsts: dict[type, int] = {}
     for position, value in enumerate(values):
-        if not accepts(value):
-            raise ConvertError(
-                f"{where} of item 0 is {type(values[0]).__name__}, of item {position} "
-                f"{type(value).__name__}; one buffer holds one kind"
-            )
+        firsts.setdefault(type(value), position)
+    return firsts.values()
+
+
+def _converter(value: Any) -> _Converter | None:
+    """What makes buffers of such values; ``None``: they become a list."""
+    return next((convert for accepts, convert in _CONVERTERS if accepts(value)), None)
 
 
 def _is_frames(value: Any) -> bool:
@@ -164,10 +189,15 @@ def _is_frames(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Number | np.bool_)
+    if isinstance(value, np.generic):
+        # Strings are such scalars, too, and so are spans of time, which are integers to the module numbers.
+        return value.dtype.kind in NUMBER_KINDS
+    return isinstance(value, numbers.Number)
 
 
 def _is_array(value: Any) -> bool:
+    if isinstance(value, np.generic):
+        return False
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
@@ -190,7 +220,8 @@ def _named(where: str) -> Iterator[None]:
 
 
 def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
-    arrays = [np.asarray(value) for value in values]
+    with _named(where):
+        arrays = [as_numpy(value) for value in values]
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise ConvertError(
@@ -201,7 +232,7 @@ def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> C
         return stack_arrays(arrays, storage)
 
 
-_CONVERTERS: tuple[tuple[Callable[[Any], bool], Callable[..., CPUBuffer]], ...] = (
+_CONVERTERS: tuple[tuple[Callable[[Any], bool], _Converter], ...] = (
     (_is_frames, _collate_frames),
     (_is_number, _collate_numbers),
     (_is_array, _collate_arrays),

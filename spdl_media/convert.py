@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal, TypeAlias, cast, overload
+from numbers import Integral
+from typing import Any, Final, Literal, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 __all__ = ("convert_array", "convert_frames")
 
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
+
+NUMBER_KINDS: Final = "biufc"
+"""NumPy's letters for the kinds of types that buffers hold."""
 
 # As a tuple, because isinstance with A | B makes the union anew at each call.
 _KINDS = (AudioFrames, VideoFrames, ImageFrames)
@@ -99,7 +103,7 @@ def convert_frames(
 
 
 def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
-    """The frames as a list of one kind, and whether they were given without one."""
+    """The frames, all of one kind, in a list, and whether it is one item, not a sequence, that was given."""
     if isinstance(frames, _KINDS):
         return [frames], True
     try:
@@ -206,23 +210,27 @@ def convert_array(
     Args:
         values: Numbers, nested sequences of them, or an array.
         storage: Memory to fill; fresh memory without one.
-        dtype: Type of the result; ``None``: the values' own, which for Python's numbers is int64, float64 or
-            bool. Values are never cut: not floats to integers, nor numbers to a range that lacks them.
-            Floats of fewer bits hold the nearest that they have.
+        dtype: Type of the result; ``None``: the values' own, which for Python's numbers is int64 (uint64,
+            where they need it), float64, complex128 or bool. Values are never cut: not floats to integers,
+            nor numbers to a range that lacks them. Integers become floats only beside floats, or by
+            ``dtype``; floats of fewer bits hold the nearest that they have.
 
     Returns:
         A buffer, a copy, of the values' shape and type.
 
     Raises:
-        TypeError: The values are no numbers, or are of different lengths, or ``dtype`` would cut them.
+        TypeError: The values are no numbers, or are of different lengths, or ``dtype`` would cut them, or
+            they are a tensor that NumPy cannot take, or integers that neither int64 nor uint64 holds.
         StorageTooSmallError: The storage has too few bytes.
 
     Thread safety: safe.
     """
     try:
-        source = np.asarray(values)
+        source = as_numpy(values)
     except ValueError as error:  # ragged
         raise TypeError(f"the values do not make one array: {error}") from error
+    if source.dtype == np.float64 and _starts_with_integer(values):
+        source = _integers(values, source, dtype)
     wanted = source.dtype if dtype is None else np.dtype(dtype)
     for found in (source.dtype, wanted):
         _check_number(found, type(values))
@@ -232,8 +240,50 @@ def convert_array(
     return CPUBuffer(array)
 
 
+def as_numpy(values: Any) -> Array:
+    """What NumPy makes of values, or of an array or tensor without a copy.
+
+    Raises:
+        TypeError: It does not take such a tensor, for which PyTorch's word may be RuntimeError.
+        ValueError: Their lengths differ.
+    """
+    try:
+        return np.asarray(values)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"NumPy takes no such {type(values).__name__}: {error}. A tensor such as "
+            "tensor.detach().cpu().float() is one that it takes"
+        ) from error
+
+
+def _starts_with_integer(values: Any) -> bool:
+    while isinstance(values, list | tuple) and values:
+        values = values[0]
+    return bool(np.asarray(values).dtype.kind in "iu")
+
+
+def _integers(values: Any, source: Array, dtype: npt.DTypeLike | None) -> Array:
+    """The values themselves, where NumPy makes floats of integers: of some that need uint64 among others.
+
+    Raises:
+        TypeError: There are negative ones, too, and ``dtype`` does not ask for floats.
+    """
+    exact = np.asarray(values, dtype=object)
+    if not all(isinstance(value, Integral) for value in exact.flat):
+        return source
+    least, largest = exact.min(), exact.max()
+    if least >= 0:
+        return exact.astype(np.uint64)
+    if dtype is None or np.dtype(dtype).kind in "iu":
+        raise TypeError(
+            f"the values are integers from {least} to {largest}: neither int64 nor uint64 holds all of them. "
+            "convert_array(dtype='float64') takes the nearest numbers"
+        )
+    return source
+
+
 def _check_number(dtype: np.dtype[Any], owner: type) -> None:
-    if dtype.kind not in "biufc":
+    if dtype.kind not in NUMBER_KINDS:
         raise TypeError(f"a buffer holds numbers, not {dtype} of {owner.__name__}")
 
 

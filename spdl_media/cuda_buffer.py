@@ -142,7 +142,10 @@ class CUDABuffer:
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """One bool a row, in host memory: whether it was loaded; False where zeros were filled in."""
+        """Whether each entry of the first axis was loaded, in host memory: False where zeros were filled in.
+
+        Only a batch of inputs has any False.
+        """
         mask = np.ones(self.shape[0] if self.shape else 1, np.bool_)
         if self.indices is not None:
             failed = {failure.index for failure in self.failures}

@@ -21,6 +21,7 @@ from spdl_media._loading.on_device import (
 from spdl_media._loading.options import PictureOptions, SoundOptions
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
+from spdl_media.codec import configs_by_kind
 from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
@@ -66,8 +67,9 @@ def load_image(
             ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: ``"fast"`` is less exact; see :func:`~spdl_media.get_video_filter_desc`.
-        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none, and then
-            the picture is not turned either. Matrix and range of YUV are then what the graph gives.
+        filter_desc: A whole filter graph of your own instead of the options above, which have no effect
+            then: also ``pix_fmt="rgb24"``, the default, which is not told from none. ``None`` for no graph,
+            and then the picture is not turned either. Matrix and range of YUV are what the graph gives.
         demux_config: How to open the source.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
         storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that the picture passes
@@ -109,14 +111,14 @@ def load_image(
     if config is None:
         return load(storage)
     asked = Asked(
-        config,
-        decoder,
-        options,
-        isinstance(filter_desc, Default),
-        demux_config,
-        decode_config,
-        staging(storage),
-        layout,
+        config=config,
+        decoder=decoder,
+        options=options,
+        is_plain=isinstance(filter_desc, Default),
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=staging(storage),
+        layout=layout,
         purpose="load_image(cuda=)",
         is_single=True,
         name=name,
@@ -152,7 +154,8 @@ def load_image_batch(
     Args:
         srcs: A sequence of pictures, each as for :func:`load_image`.
         width: As in :func:`load_image`, as are the arguments that are not listed here.
-        height: See ``width``. Without both, all pictures must have one size.
+        height: See ``width``. Without both, all pictures must have one size: the first that differs ends the
+            batch, whatever ``on_error`` says.
         pix_fmt: As in :func:`load_image`. With ``None``, all must come in one format and, if that is YUV,
             with one matrix and range; the same holds for what a ``filter_desc`` gives.
         scale_mode: As in :func:`load_image`.
@@ -163,7 +166,9 @@ def load_image_batch(
             makes such boxes.
         flips: For each picture whether to exchange left and right, after it is cut: bools, or a 1-D array or
             tensor of them.
-        filter_desc: As in :func:`load_image`; crops and flips come before it.
+        filter_desc: As in :func:`load_image`; crops and flips come before it. They are those of upright
+            pictures, so with either of them ``None`` leaves no picture unturned, not even where the box is
+            ``None`` and the flip ``False``.
         demux_config: As in :func:`load_image`.
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`. Its memory is taken with the first picture that is decoded, and
@@ -198,17 +203,17 @@ def load_image_batch(
     """
     decode_and_convert = batch_steps(
         srcs,
-        PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
-        filter_desc,
-        CropPlan(crops, flips),
-        demux_config,
-        decode_config,
-        storage,
-        layout,
-        on_error,
-        cuda,
-        cuda_config,
-        decoder,
+        options=PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        filter_desc=filter_desc,
+        cuts=CropPlan(crops, flips),
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=storage,
+        layout=layout,
+        on_error=on_error,
+        cuda=cuda,
+        cuda_config=cuda_config,
+        decoder=decoder,
     )
     return decode_and_convert(lambda: False)
 
@@ -281,15 +286,15 @@ def load_video(
     options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     asked = FramesAsked(
-        options,
-        filter_desc,
-        num_frames,
-        decode_config,
-        storage,
-        layout,
-        config,
-        decoder,
-        "load_video(cuda=)",
+        options=options,
+        filter_desc=filter_desc,
+        num_frames=num_frames,
+        decode_config=decode_config,
+        storage=storage,
+        layout=layout,
+        config=config,
+        decoder=decoder,
+        purpose="load_video(cuda=)",
     )
     decode = frame_steps(asked)
     packets = demux_video(
@@ -326,7 +331,9 @@ def load_audio(
         sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
         num_frames: At most so many samples of each channel.
         stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        filter_desc: A whole filter graph of your own instead of these options; ``None`` for none.
+        filter_desc: A whole filter graph of your own instead of ``sample_rate``, ``num_channels`` and
+            ``sample_fmt``, which have no effect then: also ``sample_fmt="fltp"``, the default, which is not
+            told from none. ``None`` for no graph.
         demux_config: As in :func:`load_image`.
         decode_config: As in :func:`load_image`.
         storage: As in :func:`load_image`.
@@ -418,7 +425,8 @@ def load_clip(
         num_channels: As in :func:`load_audio`.
         sample_fmt: As in :func:`load_audio`.
         demux_config: How to open the source.
-        decode_config: How to decode both streams.
+        decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
+            beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
         video_storage: Memory for the frames; fresh memory without one.
         audio_storage: Memory for the sound, another one; fresh memory without one.
         layout: As in :func:`load_video`.
@@ -447,14 +455,25 @@ def load_clip(
     window = clip_window(start, duration)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     purpose = "load_clip(cuda=)"
-    about = DEFAULT_FILTER, None, decode_config, video_storage, layout, config, decoder, purpose
-    decode = frame_steps(FramesAsked(options, *about))
+    for_video, for_audio = configs_by_kind(decode_config)
+    asked = FramesAsked(
+        options=options,
+        filter_desc=DEFAULT_FILTER,
+        num_frames=None,
+        decode_config=for_video,
+        storage=video_storage,
+        layout=layout,
+        config=config,
+        decoder=decoder,
+        purpose=purpose,
+    )
+    decode = frame_steps(asked)
     convert_sound = into_array(config, audio_storage, None, purpose)
     with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
         pictures, sound = demuxer.demux_clip(window)
     video, timestamps = decode(pictures)
     try:
-        samples = decode_packets(sound, sound_desc, decode_config)
+        samples = decode_packets(sound, sound_desc, for_audio)
         audio = convert_sound(samples)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.

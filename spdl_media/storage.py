@@ -259,8 +259,8 @@ class StoragePool:
 
     Raises:
         TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
-        ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative, or ``on_exhausted`` is
-            none of the three.
+        ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative or given without
+            ``"wait"``, or ``on_exhausted`` is none of the three.
         TransferError: As for :func:`cpu_storage`.
 
     Thread safety: safe.
@@ -279,11 +279,17 @@ class StoragePool:
             raise ValueError(
                 f"on_exhausted must be 'allocate', 'wait' or 'raise', not {on_exhausted!r}"
             )
+        seconds = _checked_timeout(timeout)
+        if timeout is not None and on_exhausted != "wait":
+            raise ValueError(
+                f"timeout={timeout!r} is for on_exhausted='wait', and a pool with "
+                f"on_exhausted={on_exhausted!r} never waits"
+            )
         self._count = _at_least_one("count", count)
         self._size = _at_least_one("size", size, " byte")
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._on_exhausted = on_exhausted
-        self._timeout = _checked_timeout(timeout)
+        self._timeout = seconds
         self._free = _FreeBlocks()
         for _ in range(self._count):
             self._free.put(_Block(self._size, self._pin_with))

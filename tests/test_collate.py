@@ -182,6 +182,64 @@ def test_arrays_of_no_dimension_and_of_foreign_byte_order() -> None:
     assert sm.collate([np.zeros((0, 2))] * 3).shape == (3, 0, 2)
 
 
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        [np.str_("cat"), np.str_("dog")],
+        [np.bytes_(b"cat"), np.bytes_(b"dog")],
+        [np.datetime64("2026-01-01"), np.datetime64("NaT", "D")],
+        [np.timedelta64(3, "s"), np.timedelta64(4, "s")],
+        ["cat", np.str_("dog")],
+        [None, "cat"],
+    ],
+    ids=str,
+)
+def test_scalars_that_are_no_numbers_stay_a_list(scalars: list[Any]) -> None:
+    _, names = sm.collate(list(zip(FRAMES, scalars, strict=False)))
+    assert isinstance(names, list)
+    assert all(name is scalar for name, scalar in zip(names, scalars, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, None),
+        (1, "cat"),
+        (FRAMES[0], None),
+        (FRAMES[0], 1),
+        (np.zeros(2), None),
+        (np.zeros(2), 1),
+    ],
+    ids=["int-None", "int-str", "frames-None", "frames-int", "array-None", "array-int"],
+)
+def test_values_of_two_kinds_in_either_order(one: Any, other: Any) -> None:
+    for values in ([one, one, other], [other, other, one]):
+        first, last = type(values[0]).__name__, type(values[2]).__name__
+        with pytest.raises(
+            sm.ConvertError,
+            match=rf"^item\['x'\] of item 0 is {first}, of item 2 {last}; one field holds one kind",
+        ):
+            sm.collate([{"x": value} for value in values])
+
+
+def test_a_structure_in_place_of_a_value_in_either_order() -> None:
+    for values, words in (
+        ([1, (1, 2)], r"int, of item 1 tuple of \[0, 1\]"),
+        ([None, [1]], r"NoneType, of item 1 list of \[0\]"),
+        ([(1, 2), None], r"tuple of \[0, 1\], of item 1 NoneType"),
+    ):
+        with pytest.raises(
+            sm.ConvertError, match=f"differ in structure: item of item 0 is {words}"
+        ):
+            sm.collate(values)
+
+
+def test_large_identifiers_stay_exact() -> None:
+    batch = sm.collate([{"id": 2**63 + 11}, {"id": 5}])
+    assert batch["id"].dtype == np.uint64
+    assert values(batch["id"]).tolist() == [2**63 + 11, 5]
+
+
 def test_arrays_of_strings_are_told_by_their_field() -> None:
     with pytest.raises(
         TypeError, match=r"item\['name'\]: a buffer holds numbers, not <U1 of ndarray"

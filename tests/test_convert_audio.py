@@ -234,6 +234,56 @@ def test_what_is_no_number(values: Any, message: str) -> None:
         sm.convert_array(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**63 + 11, 5], None),
+        ([5, 2**64 - 1], "uint64"),
+        ([[2**63 + 1, 1], [2, 3]], None),
+        ([np.uint64(2**53 + 1), np.int64(3)], None),
+        ([np.array([2**53 + 1], np.uint64), np.array([1])], None),
+    ],
+)
+def test_integers_stay_integers(values: Any, dtype: Any) -> None:
+    """NumPy makes floats of integers of which some need uint64 and others are int64."""
+    buffer = sm.convert_array(values, dtype=dtype)
+    assert buffer.dtype == np.uint64
+    assert buffer.array.tolist() == [np.asarray(v, object).tolist() for v in values]
+
+
+def test_integers_that_no_type_holds_together() -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"from -1 to 9223372036854775809: neither int64 nor uint64 .*dtype='float64'\) takes the",
+    ):
+        sm.convert_array([2**63 + 1, -1])
+    nearest = sm.convert_array([2**63 + 1, -1], dtype="float64")
+    assert nearest.array.tolist() == [2.0**63, -1.0]
+
+
+@pytest.mark.parametrize("values", [[1, 2.5], [2**63, 2.5], [0.5, 2**63], [[1], [2.5]], (2.5,), []])
+def test_floats_among_integers_make_floats(values: Any) -> None:
+    buffer = sm.convert_array(values)
+    assert buffer.dtype == np.float64
+    assert buffer.array.tolist() == list(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"requires_grad": True}, "requires grad"), ({"dtype": "bfloat16"}, "BFloat16")],
+)
+def test_tensors_that_numpy_does_not_take(options: dict[str, Any], reason: str) -> None:
+    torch = pytest.importorskip("torch")
+    if "dtype" in options:
+        options = {"dtype": getattr(torch, options["dtype"])}
+    tensor = torch.ones(2, **options)
+    match = rf"NumPy takes no such Tensor: .*{reason}.* such as tensor\.detach\(\)\.cpu\(\)\.float\(\) is"
+    with pytest.raises(TypeError, match=match):
+        sm.convert_array(tensor)
+    with pytest.raises(TypeError, match=rf"item\['x'\]: {match}"):
+        sm.collate([{"x": tensor}])
+
+
 def test_an_array_too_large_says_both_sizes() -> None:
     with pytest.raises(sm.StorageTooSmallError, match=r"takes 24 bytes, but the storage has 23\."):
         sm.convert_array([1, 2, 3], sm.cpu_storage(23, pin_memory=False))

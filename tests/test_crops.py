@@ -68,8 +68,18 @@ def test_the_box_is_one_of_the_upright_picture(media_dir) -> None:
 def test_without_a_filter_cut_pictures_are_upright(media_dir) -> None:
     turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
     upright = sm.decode_packets(sm.demux_image(turned), "null")
-    frame = sm.load_image_batch([turned], flips=[False], filter_desc=None)
-    assert frame.shape[-1] == upright.width
+    whole = (0, 0, upright.width, upright.height)
+    # All of them, or it would be left to chance which pictures have one size.
+    for crops in (None, [None, None], [whole, None]):
+        for flips in (None, [False, False], [True, False]):
+            if crops or flips:
+                batch = sm.load_image_batch(
+                    [turned] * 2, crops=crops, flips=flips, filter_desc=None
+                )
+                luma = np.asarray(sm.convert_frames(upright))[0]
+                np.testing.assert_array_equal(np.asarray(batch)[1][0], luma)
+    raw = sm.load_image_batch([turned] * 2, filter_desc=None)
+    assert raw.shape[-1] == upright.height
 
 
 def test_each_picture_has_its_own_box_and_flip() -> None:

@@ -163,6 +163,49 @@ def test_a_clip_has_its_options(clips: dict[str, bytes]) -> None:
     assert (clip.audio.dtype, clip.sample_rate) == (np.int16, 8000)
 
 
+@pytest.mark.parametrize(
+    ("decoder", "options"), [("h264", {"enable_er": 0}), ("libopus", {"apply_phase_inv": 0})]
+)
+def test_the_decoder_of_a_clip_is_that_of_its_kind(
+    clips: dict[str, bytes], decoder: str, options: dict[str, Any]
+) -> None:
+    config = sm.decode_config(decoder=decoder, decoder_options=options)
+    clip = sm.load_clip(clips["mkv-opus"], 1, 0.5, decode_config=config)
+    for_video, for_audio = (config, None) if decoder == "h264" else (None, config)
+    video = sm.load_video(clips["mkv-opus"], (1, 1.5), decode_config=for_video)
+    audio = sm.load_audio(clips["mkv-opus"], (1, 1.5), decode_config=for_audio)
+    np.testing.assert_array_equal(np.asarray(clip.video), np.asarray(video))
+    np.testing.assert_array_equal(np.asarray(clip.audio), np.asarray(audio))
+    # And it is one that was asked for: FFmpeg's own decoder of Opus gives other samples.
+    own = sm.load_audio(clips["mkv-opus"], (1, 1.5))
+    assert np.array_equal(np.asarray(own), np.asarray(audio)) == (decoder == "h264")
+
+
+def test_other_options_of_a_clip_are_for_both_streams(clips: dict[str, bytes]) -> None:
+    config = sm.decode_config(decoder_options={"err_detect": "nope"})
+    for load in (sm.load_video, sm.load_audio):
+        with pytest.raises(ValueError, match="does not take the value 'nope'"):
+            load(clips["mkv-flac"], decode_config=config)
+    with pytest.raises(ValueError, match="decoder 'h264' does not take the value 'nope'"):
+        sm.load_clip(clips["mkv-flac"], 0, 1, decode_config=config)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "match"),
+    [
+        ("h265x", r"decoder='h265x'\): this FFmpeg has no decoder of that name"),
+        ("vp9", r"decoder='vp9'\) decodes vp9, but the stream is h264"),
+        ("aac", r"decoder='aac'\) decodes aac, but the stream is flac"),
+        ("ass", r"decoder='ass'\) decodes ass, but the stream is h264"),
+    ],
+)
+def test_a_decoder_for_neither_stream_of_a_clip(
+    clips: dict[str, bytes], decoder: str, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        sm.load_clip(clips["mkv-flac"], 0, 1, decode_config=sm.decode_config(decoder=decoder))
+
+
 class Counting(io.BytesIO):
     """A file that counts the bytes read from it."""
 

@@ -462,10 +462,17 @@ def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
     asked: list[int] = []
     steps = device_pictures.batch_steps(
         PHOTOS,
-        PictureOptions(48, 40),
-        DEFAULT_FILTER,
-        CropPlan(None, None),
-        *(None, None, None, None, "raise", 0, None, "auto"),
+        options=PictureOptions(48, 40),
+        filter_desc=DEFAULT_FILTER,
+        cuts=CropPlan(None, None),
+        demux_config=None,
+        decode_config=None,
+        storage=None,
+        layout=None,
+        on_error="raise",
+        cuda=0,
+        cuda_config=None,
+        decoder="auto",
     )
     with pytest.raises(Stopped):
         steps(lambda: bool(asked.append(1)) or len(asked) > 2)
@@ -752,7 +759,7 @@ def test_a_stream_of_another_device_is_noticed_by_decoders_and_kernels(
 
 def test_srcs_that_are_no_sequence(torch: FakeTorch) -> None:
     for wrong in ("photo.jpg", b"bytes", 3, None):
-        with pytest.raises(TypeError, match="load_image_batch takes a sequence of sources"):
+        with pytest.raises(TypeError, match="a batch is a sequence of sources"):
             sm.load_image_batch(wrong, cuda=0)  # type: ignore[arg-type]
     buffer = sm.load_image_batch((photo for photo in PHOTOS), cuda=0, **OPTIONS)
     assert buffer.shape == (4, 40, 48, 3)

@@ -54,6 +54,8 @@ def test_a_filter_beside_what_it_replaces_is_refused() -> None:
         ValueError, match="filter_desc= is the whole filter graph, so width=8 would"
     ):
         sm.load_image(PNG, width=8, filter_desc="hflip")
+    # A default that is written out is none that was asked for.
+    assert sm.load_image(PNG, pix_fmt="rgb24", filter_desc="format=gray").shape == (40, 60, 1)
 
 
 def test_without_conversion_pictures_are_still_turned(media_dir) -> None:
@@ -78,7 +80,9 @@ def test_storage_is_filled() -> None:
     ("options", "error", "match"),
     [
         ({"widht": 8}, TypeError, "widht"),
-        ({"width": 0}, ValueError, "scale_width must be positive"),
+        ({"width": 0}, ValueError, "^width must be positive, or None to leave it as it is, not 0"),
+        ({"height": -1}, ValueError, "^height must be positive.*not -1"),
+        ({"height": 1.5}, TypeError, r"^height must be an int, not 1\.5"),
         ({"layout": "planes"}, ValueError, r"convert_frames\(layout='planes'\)"),
         ({"quality": "best"}, ValueError, "quality must be one of"),
         ({"scale_mode": "fit"}, ValueError, "scale_mode must be"),

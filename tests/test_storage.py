@@ -453,7 +453,13 @@ def test_bad_options() -> None:
         pool_of(1, on_exhausted="grow")
     for timeout in (-1, float("nan")):
         with pytest.raises(ValueError, match="timeout must be at least 0 seconds"):
-            pool_of(1, timeout=timeout)
+            pool_of(1, on_exhausted="wait", timeout=timeout)
+    for policy in ("allocate", "raise"):
+        with pytest.raises(
+            ValueError,
+            match=f"timeout=3 is for on_exhausted='wait', .* on_exhausted='{policy}' never",
+        ):
+            pool_of(1, on_exhausted=policy, timeout=3)
 
 
 def test_sizes_and_counts_may_be_integers_of_numpy() -> None:
@@ -490,7 +496,8 @@ def test_blocks_in_garbage_are_found_before_anybody_suffers(
 ) -> None:
     """Threads that all wait make nothing, and so would never start the garbage collector."""
     monkeypatch.setattr(storage_module, "_PATIENCE", 0.01)
-    pool = pool_of(1, on_exhausted=on_exhausted, timeout=20)
+    options = {"timeout": 20} if on_exhausted == "wait" else {}
+    pool = pool_of(1, on_exhausted=on_exhausted, **options)
     gc.collect()
     gc.disable()
     try:

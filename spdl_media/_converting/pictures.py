@@ -64,23 +64,10 @@ def plan_of(frames: VideoFrames | ImageFrames, layout: Layout | None) -> Plan:
     """
     width, height, pix_fmt = frames.width, frames.height, frames.pix_fmt
     own = pixel_layout(pix_fmt)
-    if own is None:
+    reason = why_no_array(width, height, pix_fmt, layout)
+    if own is None or reason is not None:
         raise ConvertError(
-            f"pixel format {pix_fmt!r} makes no array. Convert it with a filter, such as "
-            "get_video_filter_desc(pix_fmt='rgb24'), or take layout='planes'",
-            source=frames.source,
-        )
-    if layout is None and not own.tiles(width):
-        raise ConvertError(
-            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Take "
-            "layout='planes', or scale to an even width",
-            source=frames.source,
-        )
-    if layout is not None and own.kind == "tiled":
-        raise ConvertError(
-            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Convert it "
-            "with a filter, or take layout='planes'",
-            source=frames.source,
+            f"{reason}, or one array a plane: convert_frames(layout='planes')", source=frames.source
         )
     shape = own.shape(width, height)
     transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
@@ -88,6 +75,27 @@ def plan_of(frames: VideoFrames | ImageFrames, layout: Layout | None) -> Plan:
         shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
     planes = tuple(plane.shape for plane in picture_planes(av_frames(frames)[0]))
     return Plan(shape, own.dtype, own, transposed, planes)
+
+
+def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -> str | None:
+    """Why pictures of such a size and format make no array, and what helps; ``None``: they do."""
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        return (
+            f"pixel format {pix_fmt!r} makes no array. Take another, such as pix_fmt='rgb24' (of load_image "
+            "and get_video_filter_desc)"
+        )
+    if layout is None and not own.tiles(width):
+        return (
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale to "
+            "an even width, or take pix_fmt='rgb24'"
+        )
+    if layout is not None and own.kind == "tiled":
+        return (
+            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Leave "
+            "layout out, or take pix_fmt='rgb24'"
+        )
+    return None
 
 
 def copy_planes(items: Pictures, targets: Sequence[Array]) -> None:

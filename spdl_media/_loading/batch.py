@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from spdl_media._converting.checks import colors_differ, colors_of
-from spdl_media._converting.pictures import PictureRows
+from spdl_media._converting.pictures import PictureRows, why_no_array
 from spdl_media._decoding.defaults import Default
 from spdl_media._loading.options import PICTURE_COLORS, PictureOptions
 from spdl_media._loading.pictures import CropPlan, decode_picture
@@ -88,23 +88,29 @@ class _Batch:
     ) -> None:
         self.failures: list[Failure] = []
         self._positions: list[int] = []
-        # The first of each kind: one array holds one, and the error names the others.
-        self._kinds: dict[_PictureKind, tuple[int, ImageFrames]] = {}
+        self._first: _Loaded | None = None
         self._rows = PictureRows(count, storage, layout)
         self._count, self._known, self._storage = count, known, storage
         self._layout, self._fill = layout, fill
 
     def add(self, position: int, picture: ImageFrames) -> None:
-        """Copy the picture of the input at a position."""
-        self._kinds.setdefault(_kind_of(picture), (position, picture))
-        if len(self._kinds) == 1:
-            self._rows.put(position if self._fill else len(self._positions), picture)
+        """Copy the picture of the input at a position.
+
+        Raises:
+            ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
+                its format makes no array, or the storage is too small.
+        """
+        kind = _kind_of(picture)
+        if self._first is None:
+            self._first = _Loaded(position, picture.source, kind)
+        elif kind != self._first.kind:
+            raise _pictures_differ(self._first, _Loaded(position, picture.source, kind))
+        self._rows.put(position if self._fill else len(self._positions), picture)
         self._positions.append(position)
 
     def finish(self) -> CPUBuffer:
         """The array; with ``fill``, zeros stand where there is no picture."""
         if self._positions:
-            _check_one_kind(list(self._kinds.values()))
             failed = [failure.index for failure in self.failures] if self._fill else []
             buffer = self._rows.take(len(self._positions) + len(failed), failed)
         else:
@@ -123,13 +129,10 @@ class _Batch:
         if not self._fill or known is None:
             raise none_loaded(self.failures, self._count, fill=self._fill)
         own = pixel_layout(known.pix_fmt)
-        if own is None or (own.kind == "tiled" and layout) or not own.tiles(known.width):
-            raise none_loaded(
-                self.failures,
-                self._count,
-                f" on_error='fill' has no zeros for them: {known.width}x{known.height} {known.pix_fmt} with "
-                f"layout={layout!r} makes no array. An even width=, or pix_fmt='rgb24', makes one.",
-            )
+        reason = why_no_array(known.width, known.height, known.pix_fmt, layout)
+        if own is None or reason is not None:
+            remedy = f" on_error='fill' has no zeros for them: {reason}."
+            raise none_loaded(self.failures, self._count, remedy)
         shape = own.shape(known.width, known.height)
         if layout == "NCHW" and own.kind == "packed":
             shape = shape[2], *shape[:2]
@@ -143,13 +146,43 @@ class _Batch:
         return buffer
 
 
-# Size, format, matrix and range.
-_PictureKind: TypeAlias = tuple[int, int, str, str | None, str | None]
+# Size and format, and the matrix and range of YUV: what pictures of one array have in common.
+_Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
 
 
-def _kind_of(picture: ImageFrames) -> _PictureKind:
+class _Loaded(NamedTuple):
+    """What is remembered of a picture."""
+
+    position: int
+    source: str
+    kind: _Kind
+
+
+def _kind_of(picture: ImageFrames) -> _Kind:
     frame = av_frames(picture)[0]
-    return frame.width, frame.height, frame.format.name, *colors_of(frame)
+    return (frame.width, frame.height, frame.format.name), colors_of(frame)
+
+
+def _pictures_differ(one: _Loaded, other: _Loaded) -> ConvertError:
+    """The error for two pictures of different kinds."""
+    size, colors = one.kind
+    other_size, other_colors = other.kind
+    if size == other_size:
+        return colors_differ(
+            (f"input {one.position} ({one.source})", colors),
+            (f"input {other.position} ({other.source})", other_colors),
+            size[2],
+            other.source,
+        )
+    return ConvertError(
+        f"the pictures differ: {_in_words(one)} and {_in_words(other)}. One array holds one size and format: "
+        "give width=, height= and pix_fmt="
+    )
+
+
+def _in_words(one: _Loaded) -> str:
+    width, height, pix_fmt = one.kind[0]
+    return f"{width}x{height} {pix_fmt} (input {one.position}, {one.source})"
 
 
 def none_loaded(
@@ -186,7 +219,8 @@ def check_array_layout(layout: str | None) -> None:
 
 
 def image_batch_steps(
-    srcs: Iterable[Source],
+    inputs: Sequence[Source],
+    *,
     options: PictureOptions,
     filter_desc: str | Default | None,
     cuts: CropPlan,
@@ -200,7 +234,6 @@ def image_batch_steps(
     check_on_error(on_error)
     check_array_layout(layout)
     desc = options.desc(filter_desc, still=True)
-    inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
@@ -222,14 +255,28 @@ def image_batch_steps(
     return run
 
 
-def as_list(srcs: Iterable[Source]) -> list[Source]:
-    # These are iterable, and one source each all the same.
-    if isinstance(srcs, Iterable) and not isinstance(srcs, str | bytes | bytearray | memoryview):
+def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
+    """The sources of a batch; ``one`` is the function that takes a single one, for the error."""
+    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
         return list(srcs)
     raise TypeError(
-        f"load_image_batch takes a sequence of sources, such as a list of paths, not one of "
-        f"{type(srcs).__name__}; load_image takes one"
+        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
+        f"{one} takes one"
     )
+
+
+def _is_one_source(srcs: Any) -> bool:
+    """Whether something iterable is a single source all the same."""
+    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
+        dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
+        return dtype == "uint8" and srcs.ndim == 1
+    if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
+        return True
+    try:
+        memoryview(srcs)
+    except TypeError:
+        return False
+    return True
 
 
 def _known(options: PictureOptions) -> Known | None:
@@ -263,7 +310,7 @@ def decode_each(
         except _OF_ONE_INPUT as error:
             if on_error == "raise":
                 raise _placed(error, position, len(srcs)) from error
-            name = error.source or type(src).__name__
+            name = type(src).__name__ if error.source is None else error.source
             batch.failures.append(Failure(position, name, _without_tracebacks(error)))
         except (MediaError, TypeError, ValueError) as error:
             raise _placed(error, position, len(srcs)) from error
@@ -289,27 +336,3 @@ def _without_tracebacks(error: MediaError) -> MediaError:
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error
-
-
-def _check_one_kind(firsts: Sequence[tuple[int, ImageFrames]]) -> None:
-    """Refuse pictures that differ, by their positions among the inputs; given is the first of each kind."""
-    if len(firsts) == 1:
-        return
-    sizes: dict[tuple[int, int, str], str] = {}
-    for position, picture in firsts:
-        size = picture.width, picture.height, picture.pix_fmt
-        sizes.setdefault(size, f"(input {position}, {picture.source})")
-    if len(sizes) == 1:
-        named = [
-            (f"input {position} ({picture.source})", colors_of(av_frames(picture)[0]))
-            for position, picture in firsts
-        ]
-        raise colors_differ(named[0], named[1], firsts[1][1].pix_fmt, firsts[1][1].source)
-    listed = [
-        f"{width}x{height} {pix_fmt} {where}" for (width, height, pix_fmt), where in sizes.items()
-    ]
-    more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
-    raise ConvertError(
-        f"the pictures differ: {', '.join(listed[:_MAX_LISTED])}{more}. One array holds one size and format: "
-        "give width=, height= and pix_fmt="
-    )

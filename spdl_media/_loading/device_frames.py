@@ -23,7 +23,7 @@ Timed: TypeAlias = tuple[Buffer, tuple[float, ...]]
 """Frames in an array, and the seconds of each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FramesAsked:
     """How frames are to come out, and where. The arguments of :func:`~spdl_media.load_video` explain them."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from spdl_media._backends import is_available
@@ -41,7 +40,7 @@ from spdl_media.storage import Storage
 Steps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What is asked for, beside the pictures.
 
@@ -76,6 +75,7 @@ class Asked:
 
 def batch_steps(
     srcs: Iterable[Source],
+    *,
     options: PictureOptions,
     filter_desc: str | Default | None,
     cuts: CropPlan,
@@ -90,17 +90,32 @@ def batch_steps(
 ) -> Steps:
     """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
     config = device_config(cuda, cuda_config, decoder, PictureDecoder)
-    steps = partial(image_batch_steps, options=options, filter_desc=filter_desc, cuts=cuts)
-    steps = partial(steps, demux_config=demux_config, decode_config=decode_config)
-    steps = partial(steps, layout=layout, on_error=on_error)
+    inputs = as_list(srcs)
+    on_cpu = image_batch_steps(
+        inputs,
+        options=options,
+        filter_desc=filter_desc,
+        cuts=cuts,
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=storage if config is None else staging(storage),
+        layout=layout,
+        on_error=on_error,
+    )
     if config is None:
-        return steps(srcs, storage=storage)
-    inputs, memory = as_list(srcs), staging(storage)
-    on_cpu = steps(inputs, storage=memory)
-    is_plain = isinstance(filter_desc, Default) and cuts.is_empty
-    how = demux_config, decode_config, memory, layout, on_error
-    asked = Asked(config, decoder, options, is_plain, *how)
-    _dali_refusal(asked)
+        return on_cpu
+    asked = Asked(
+        config=config,
+        decoder=decoder,
+        options=options,
+        is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
+        demux_config=demux_config,
+        decode_config=decode_config,
+        storage=staging(storage),
+        layout=layout,
+        on_error=on_error,
+    )
+    _check_decoder(asked)
     # The device is opened in the thread that does the work, whose own stream it is.
     return lambda stopped: _to_device(inputs, asked, on_cpu, stopped)
 
@@ -113,6 +128,7 @@ def load_picture(src: Source, asked: Asked, load: Callable[[], CPUBuffer]) -> Bu
         asked: How, as a single one.
         load: Loads it to host memory.
     """
+    _check_decoder(asked)
     return _to_device([src], asked, lambda _: load(), lambda: False)
 
 
@@ -137,22 +153,21 @@ def _to_device(
     return copied(on_cpu(stopped), device, asked.config)
 
 
-def _dali_refusal(asked: Asked) -> str | None:
-    """Why DALI cannot make such pictures; ``None``: it can, or ``"cpu"`` leaves it out.
+def _check_decoder(asked: Asked) -> None:
+    """Refuse pictures that the decoder that is asked for cannot make."""
+    if asked.decoder == "dali" and (refusal := _dali_refusal(asked)):
+        raise ValueError(f"decoder='dali': {refusal}. decoder='auto' takes the CPU for it")
 
-    Raises:
-        ValueError: It cannot, and is asked for.
-    """
+
+def _dali_refusal(asked: Asked) -> str | None:
+    """Why DALI is not to make such pictures, or cannot; ``None``: it can."""
     if asked.decoder == "cpu":
         return "decoder='cpu'"
+    if not asked.is_plain:
+        return "DALI's operators take no crops=, flips= or filter_desc="
     from spdl_media.cuda.nvjpeg import why_not_dali
 
-    refusal = why_not_dali(asked.options.pix_fmt, asked.options.scale_algo)
-    if not asked.is_plain:
-        refusal = "DALI's operators take no crops=, flips= or filter_desc="
-    if refusal and asked.decoder == "dali":
-        raise ValueError(f"decoder='dali': {refusal}. decoder='auto' takes the CPU for it")
-    return refusal
+    return why_not_dali(asked.options.pix_fmt, asked.options.scale_algo)
 
 
 def _has_dali() -> bool:

@@ -66,7 +66,8 @@ class CropPlan:
             return desc
         flip = self._flips is not None and self._flips[position]
         own = crop_filters(self.box(position), flip=flip)
-        # Boxes are those of upright pictures, and without any filter none would be turned.
+        # Boxes are those of upright pictures, and without any filter none would be turned. Those without a
+        # box or a flip are turned with the others, or chance would say how each picture of a batch stands.
         return ",".join([*own, desc or "null"])
 
 

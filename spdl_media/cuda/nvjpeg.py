@@ -33,8 +33,14 @@ from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices.device import is_out_of_memory
-from spdl_media._filters.stages import ScaleAlgo, ScaleMode
-from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout, check_on_error
+from spdl_media._filters.stages import ScaleAlgo, ScaleMode, positive
+from spdl_media._loading.batch import (
+    ArrayLayout,
+    OnError,
+    as_list,
+    check_array_layout,
+    check_on_error,
+)
 from spdl_media._loading.options import PictureOptions
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
@@ -186,6 +192,9 @@ def decode_image_nvjpeg(
     Thread safety: safe.
     """
     is_list = isinstance(src, list | tuple)
+    for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
+        if side is not None:
+            positive(name, side)
     options = PictureOptions(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
     array, _ = _decode(
         cast("Sequence[Source]", src) if is_list else [cast("Source", src)],
@@ -264,7 +273,9 @@ def _decode(
     check_array_layout(layout)
     _check_operators(options, hw_decoder_load)
     config = as_decode_config(decode_config)
-    inputs = _as_list(srcs)
+    inputs = as_list(srcs, one="decode_image_nvjpeg")
+    if not inputs:
+        raise ConvertError("there are no inputs to load: the sequence is empty")
     pool = slot_pool(device)
     reader = Reader(options, demux_config, config, name)
     operators = Operators(
@@ -338,15 +349,3 @@ def _spdl_color(pix_fmt: str) -> str:
     if pix_fmt not in _SPDL_COLORS:
         raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
     return _SPDL_COLORS[pix_fmt]
-
-
-def _as_list(srcs: Iterable[Source]) -> list[Source]:
-    if isinstance(srcs, str | bytes | bytearray | memoryview):
-        raise TypeError(
-            f"a batch is a sequence of sources, not one of {type(srcs).__name__}; decode_image_nvjpeg takes "
-            "one"
-        )
-    inputs = list(srcs)
-    if not inputs:
-        raise ConvertError("there are no inputs to load: the sequence is empty")
-    return inputs

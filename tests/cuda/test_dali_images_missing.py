@@ -122,7 +122,7 @@ def test_child_forked_before_cuda_may_use_it() -> None:
             ValueError,
             r"scale_mode must be 'pad', 'crop' or None",
         ),
-        ({"cuda": "cpu", "width": 0}, ValueError, r"scale_width must be positive"),
+        ({"cuda": "cpu", "width": 0}, ValueError, r"^width must be positive"),
         ({"cuda": "cpu", "layout": "HWC"}, ValueError, r"layout must be 'NCHW', 'NHWC'"),
         ({"cuda": "cpu", "on_error": "warn"}, ValueError, r"on_error must be 'raise', 'skip'"),
         ({"cuda": "cpu", "hw_decoder_load": 65}, ValueError, r"share from 0 to 1, .*not 65"),
@@ -136,10 +136,18 @@ def test_misuse_is_refused_before_anything_is_read(
         decode_image_batch(["no such file"], **given)  # type: ignore[arg-type]  # that is the test
 
 
-@pytest.mark.parametrize("srcs", ["picture.jpg", b"bytes"])
+@pytest.mark.parametrize("srcs", ["picture.jpg", b"bytes", None])
 def test_one_source_is_no_batch(srcs: object) -> None:
-    with pytest.raises(TypeError, match=r"a batch is a sequence of sources, not one of"):
+    with pytest.raises(
+        TypeError,
+        match=r"a batch is a sequence of sources, .*not one of .*; decode_image_nvjpeg takes",
+    ):
         decode_image_batch(srcs, cuda="cpu")  # type: ignore[arg-type]
+
+
+def test_a_size_is_told_by_the_name_it_was_given_by() -> None:
+    with pytest.raises(ValueError, match=r"^scale_width must be positive"):
+        decode_image_nvjpeg("no such file", cuda="cpu", scale_width=0)
 
 
 def test_empty_batch() -> None:
