@@ -112,6 +112,7 @@ QUICK = ["yuvj420p", "yuvj422p", "yuvj440p", "yuvj444p", "rgb24", "gbrp", "rgba"
     mode=st.sampled_from(["pad", "crop", None]),
     target=st.sampled_from(["rgb24", "bgr24"]),
     matrix=st.sampled_from([1, 2, 5, 6, 7, 9]),
+    said=st.sampled_from([0, 1, 2]),
     seed=st.integers(0, 99),
 )
 def test_the_fast_quality_without_a_graph(
@@ -122,11 +123,14 @@ def test_the_fast_quality_without_a_graph(
     mode: Any,
     target: str,
     matrix: int,
+    said: int,
     seed: int,
 ) -> None:
     frame = noise(source, *size, seed)
     frame.time_base = Fraction(1, 10)
-    if not frame.format.is_rgb:
+    if frame.format.is_rgb:
+        frame.color_range = said  # PNG says 2, BMP 0
+    else:
         frame.colorspace, frame.color_range = matrix, 2
     desc = get_video_filter_desc(
         scale_width=to[0],
