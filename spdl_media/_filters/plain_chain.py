@@ -84,10 +84,14 @@ class PlainChain:
         chain.cut, chain._pads_or_crops = cut, True
         return chain
 
+    def halves(self) -> tuple[PlainChain, PlainChain]:
+        """The first step alone, and the others, without the cut."""
+        return PlainChain(self._steps[:1]), PlainChain(self._steps[1:])
+
     def accepts(self, frame: av.VideoFrame) -> bool:
         """Whether the result for this frame is the graph's, bit for bit."""
         if not _same_without_graph(frame.format.name) or (
-            self._pads_or_crops and _carries_more(frame)
+            self._pads_or_crops and carries_more(frame)
         ):
             return False
         if self._via_chroma and not _keeps_range(frame):
@@ -201,19 +205,24 @@ def plain_chain(desc: str) -> PlainChain | None:
     before them, what :func:`~spdl_media.crops.crop_filters` writes.
     Text that does not parse is not plain; the graph says what is wrong with it.
     """
-    if not desc.startswith(("crop=", "hflip,")):
-        return _read_chain(desc)
-    # Boxes differ from picture to picture, and what follows does not: it is read once.
-    match = _CUT.match(desc)
+    cut, _, rest = split_cut(desc)
+    chain = _read_chain(rest)
+    return chain if chain is None or cut is None else chain.after(cut)
+
+
+def split_cut(desc: str) -> tuple[Cut | None, str, str]:
+    """What a description first cuts out, as it is and as text, and the filters that follow.
+
+    Boxes differ from picture to picture, and what follows does not: it is read once.
+    """
+    match = _CUT.match(desc) if desc.startswith(("crop=", "hflip,")) else None
     if match is None or not match.end():
-        return _read_chain(desc)
-    chain = _read_chain(desc[match.end() :])
-    if chain is None:
-        return None
+        return None, "", desc
     box = (
         (int(match["x"]), int(match["y"]), int(match["w"]), int(match["h"])) if match["x"] else None
     )
-    return chain.after(Cut(box, mirror=match["mirror"] is not None))
+    cut = Cut(box, mirror=match["mirror"] is not None)
+    return cut, match[0].removesuffix(","), desc[match.end() :]
 
 
 @lru_cache(maxsize=512)
@@ -363,7 +372,7 @@ def _keeps_range(frame: av.VideoFrame) -> bool:
     return name in RGB or (name.startswith("yuvj") and frame.color_range == FULL_RANGE)
 
 
-def _carries_more(frame: av.VideoFrame) -> bool:
+def carries_more(frame: av.VideoFrame) -> bool:
     """Whether a frame carries what PyAV cannot write into a new one: its damage and its metadata."""
     try:
         return frame.is_corrupt or bool(frame.metadata)
