@@ -20,7 +20,7 @@ from spdl_media._decoding.odd_sizes import (
 )
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
-from spdl_media._filters.cuts import Cut, fits
+from spdl_media._filters.cuts import Cut, fits, like_frame
 from spdl_media._filters.ends import (
     exact_pts,
     place_frame,
@@ -31,10 +31,14 @@ from spdl_media._filters.ends import (
 from spdl_media._filters.plain_chain import carries_more, plain_chain, split_cut
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
+from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketFacts
+
+# FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the picture's size.
+_USUAL_SIDE = 256
 
 
 class PictureFilter:
@@ -144,7 +148,29 @@ class PictureFilter:
                 frame_rate=self._codec.frame_rate,
                 sample_aspect_ratio=self._codec.sample_aspect_ratio,
             )
-        return before + self._graph.push(frame)
+        try:
+            return before + self._graph.push(frame)
+        except FilterError as error:
+            if self._is_still and self._takes_others(frame, desc):
+                raise _too_thin(frame, error) from error
+            raise
+
+    def _takes_others(self, frame: av.VideoFrame, desc: str) -> bool:
+        """Whether a graph that fails for a picture takes such pictures of a usual size."""
+        usual = like_frame(frame, _USUAL_SIDE, _USUAL_SIDE)
+        try:
+            FrameFilter(desc, kind="video", time_base=self._codec.time_base).push(usual)
+        except FilterError:
+            return False
+        return True
+
+
+def _too_thin(frame: av.VideoFrame, error: FilterError) -> PictureSizeError:
+    return PictureSizeError(
+        f"a picture of {frame.width}x{frame.height} is too thin or too small for these filters, which take "
+        f"one of {_USUAL_SIDE}x{_USUAL_SIDE}: {error.args[0]}",
+        filter_desc=error.filter_desc,
+    )
 
 
 class PicturePath:

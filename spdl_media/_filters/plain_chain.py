@@ -31,7 +31,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from spdl_media._filters.cuts import INTERLEAVED, RGB, Cut, Size
 from spdl_media._filters.graph_syntax import Node, parse_graph
 from spdl_media._filters.steps import FULL_RANGE, GBR, HALF_CHROMA, Crop, Pad, Scale, Step
-from spdl_media.errors import FilterError
+from spdl_media.errors import FilterError, PictureSizeError
 
 _FLAGS = {
     "fast_bilinear": Interpolation.FAST_BILINEAR,
@@ -135,7 +135,7 @@ class PlainChain:
             try:
                 frame = step.run(frame, size, scaler)
             except av.FFmpegError as error:
-                raise _cannot_make(frame, size, error) from error
+                raise _cannot_make(step, frame, size, error) from error
         return frame
 
     def _changes_nothing(self, frame: av.VideoFrame, sizes: list[Size]) -> bool:
@@ -175,14 +175,23 @@ def _scalers(steps: tuple[Step, ...], frame: av.VideoFrame) -> list[VideoReforma
     return found
 
 
-def _cannot_make(frame: av.VideoFrame, size: Size, error: av.FFmpegError) -> FilterError:
+def _cannot_make(
+    step: Step, frame: av.VideoFrame, size: Size, error: av.FFmpegError
+) -> FilterError:
     made = f"a picture of {size[0]}x{size[1]} cannot be made of one of {frame.width}x{frame.height}"
-    if (size[0] + _EDGE) * (size[1] + _EDGE) < _MAX_PIXELS:
-        return FilterError(f"{made}: {error.strerror}")
-    return FilterError(
+    if _is_possible(*size):
+        return PictureSizeError(f"{made}: {error.strerror}")
+    asked = step.width or 0, step.height or 0
+    # Of what was asked for as it is, no picture is to blame.
+    kind = PictureSizeError if min(asked) < 1 or _is_possible(*asked) else FilterError
+    return kind(
         f"{made}: FFmpeg takes pictures with (width + {_EDGE}) * (height + {_EDGE}) below {_MAX_PIXELS}, "
         "up to 16255x16255 for example. Give a smaller width= or height="
     )
+
+
+def _is_possible(width: int, height: int) -> bool:
+    return (width + _EDGE) * (height + _EDGE) < _MAX_PIXELS
 
 
 @lru_cache(maxsize=64)
