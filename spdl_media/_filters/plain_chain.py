@@ -48,6 +48,9 @@ _FLAGS = {
     "full_chroma_int": Interpolation.FULL_CHR_H_INT,
     "full_chroma_inp": Interpolation.FULL_CHR_H_INP,
 }
+# Kernels that take single pixels of a large picture, and leave out those between. Of a smaller picture they
+# would take others: on photographs at 224x224 that is up to 9 levels of 255 on average.
+_OF_SINGLE_PIXELS = int(Interpolation.POINT | Interpolation.FAST_BILINEAR)
 _PACKED_RGB = INTERLEAVED["gbrp"]
 _FORMATS = RGB | {HALF_CHROMA}
 # Formats in which borders are made and cut.
@@ -151,9 +154,11 @@ class PlainChain:
 
     @property
     def scales_first(self) -> bool:
-        """Whether the first step scales to a size, so that a picture that is small already will do."""
+        """Whether the first step scales all pixels to a size, so that a picture small already will do."""
         first = self._steps[0] if self._steps else None
-        return isinstance(first, Scale) and first.width is not None
+        if not isinstance(first, Scale) or first.width is None:
+            return False
+        return not first.flags & _OF_SINGLE_PIXELS
 
 
 # Chains are many where targets vary, as in training at several scales, and boxes make sizes without end.
