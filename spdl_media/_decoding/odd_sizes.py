@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import av
 import numpy as np
 
 from spdl_media._filters.cuts import Size, like_frame
+from spdl_media.orientation import Box
 from spdl_media.planes import picture_planes
-
-Box: TypeAlias = tuple[int, int, int, int]
 
 # The conversion that the builders write first, without a size.
 _CONVERSION = re.compile(r"scale=flags=[\w+]+(?::out_\w+=\w+)*,format=(\w+)(?=,|$)")
