@@ -19,7 +19,7 @@ from typing import NamedTuple
 import av
 import numpy as np
 
-from spdl_media._filters.cuts import Size, like_frame
+from spdl_media._filters.cuts import chroma_steps, like_frame, plane_steps
 from spdl_media.orientation import Box
 from spdl_media.planes import picture_planes
 
@@ -63,26 +63,6 @@ def _has_full_chroma(pix_fmt: str) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
-def _plane_steps(pix_fmt: str) -> tuple[Size, ...]:
-    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes."""
-    parts = av.VideoFormat(pix_fmt, 16, 16).components
-    planes: list[Size] = []
-    for plane in range(1 + max((part.plane for part in parts), default=-1)):
-        sizes = {(16 // part.width, 16 // part.height) for part in parts if part.plane == plane}
-        if len(sizes) > 1:
-            return ()
-        planes.append(sizes.pop())
-    return tuple(planes)
-
-
-@lru_cache(maxsize=256)
-def chroma_steps(pix_fmt: str) -> Size:
-    """Pixels across and down for which there is one sample of chroma."""
-    steps = _plane_steps(pix_fmt) or ((1, 1),)
-    return max(across for across, _ in steps), max(down for _, down in steps)
-
-
 def has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
     """Whether the last row or column of chroma is for fewer rows or columns of pixels than the others."""
     across, down = chroma_steps(pix_fmt)
@@ -119,7 +99,7 @@ def whole_samples(frame: av.VideoFrame, box: Box) -> av.VideoFrame:
     name = frame.format.name
     if box == (0, 0, frame.width, frame.height) and not has_cut_chroma(name, *box[2:]):
         return frame
-    steps = _plane_steps(name)
+    steps = plane_steps(name)
     across, down = chroma_steps(name)
     x, y, w, h = box
     part = like_frame(frame, -(-w // across) * across, -(-h // down) * down)

@@ -11,7 +11,6 @@ import av
 from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.odd_sizes import (
     Conversion,
-    chroma_steps,
     conversion_of,
     crop_text,
     has_cut_chroma,
@@ -20,7 +19,7 @@ from spdl_media._decoding.odd_sizes import (
 )
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
-from spdl_media._filters.cuts import Cut, fits, like_frame
+from spdl_media._filters.cuts import Cut, chroma_steps, fits, like_frame
 from spdl_media._filters.ends import (
     exact_pts,
     place_frame,
