@@ -143,9 +143,3 @@ def checked_box(box: object, position: int) -> Box | None:
             f"crops[{position}] is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"
         )
     return x, y, w, h
-
-
-def fits(box: Box, width: int, height: int) -> bool:
-    """Whether a box lies inside a picture."""
-    x, y, w, h = box
-    return x + w <= width and y + h <= height

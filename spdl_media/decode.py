@@ -96,7 +96,7 @@ def decode_packets(
 
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
-        FilterError: The filter graph cannot be used.
+        FilterError: The filter graph cannot be used; a PictureSizeError: not for a still of this size.
         MissingDependencyError: ``decode_config(downscale="dct")`` needs simplejpeg.
         ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 

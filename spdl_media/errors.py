@@ -6,6 +6,7 @@
     ├── DecodeError (ValueError)        damaged or unsupported data
     │   └── ArrayFormatError            the same of npy, npz, wav and tar (in ``array_formats``)
     ├── FilterError (ValueError)        the filter description cannot be used
+    │   └── PictureSizeError            one picture is too thin or too large for it
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage
     ├── TransferError (RuntimeError)    memory cannot be had on a CUDA device, or not be copied there
@@ -30,6 +31,7 @@ __all__ = (
     "FilterError",
     "MediaError",
     "MissingDependencyError",
+    "PictureSizeError",
     "SourceError",
     "StorageTooSmallError",
     "TransferError",
@@ -135,6 +137,10 @@ class FilterError(MediaError, ValueError):
     ) -> None:
         super().__init__(message, source=source)
         self.filter_desc = filter_desc
+
+
+class PictureSizeError(FilterError):
+    """The filters take pictures, but none of this size: scaled, it would be larger than FFmpeg allows."""
 
 
 class ConvertError(MediaError, ValueError):

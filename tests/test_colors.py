@@ -280,6 +280,41 @@ def test_yuv_of_pictures_is_bt601_of_full_range_whatever_the_file(
         assert border == [0, 128, 128]
 
 
+# Each by another route: without a graph and with one, and with what is done before.
+FAST_WAYS: dict[str, dict[str, Any]] = {
+    "padded": {"width": 40, "height": 40},
+    "cropped": {"width": 40, "height": 40, "scale_mode": "crop"},
+    "stretched": {"width": 32, "height": 20, "scale_mode": None},
+    "one side": {"width": 32},
+    "its own size": {"width": 64, "height": 48},
+    "cut and mirrored": {"width": 40, "crops": [(3, 5, 41, 31)], "flips": [True]},
+    "bgr24": {"width": 32, "height": 24, "pix_fmt": "bgr24"},
+    "by hand": {"filter_desc": "scale=32:20:flags=bicublin,format=yuv420p,format=rgb24"},
+    "by hand, in a graph": {
+        "filter_desc": "copy,scale=32:20:flags=area,format=yuv444p,format=rgb24"
+    },
+}
+
+
+@pytest.mark.parametrize("way", FAST_WAYS)
+@pytest.mark.parametrize("kind", [*WILD, "PNG deep", "QOI"])
+def test_colours_of_the_fast_quality_whatever_the_file(kind: str, way: str) -> None:
+    if kind in ("PNG deep", "QOI"):
+        picture = np.broadcast_to(np.array(FLAT, np.uint8), (48, 64, 3))
+        codec, pix_fmt = ("png", "rgb48be") if kind == "PNG deep" else ("qoi", "rgb24")
+        source, color = make_image(picture, codec=codec, pix_fmt=pix_fmt), FLAT
+    else:
+        source, color = saved(kind)
+    options = FAST_WAYS[way]
+    if "filter_desc" not in options:
+        options = {"quality": "fast", **options}
+    got = np.asarray(sm.load_image_batch([source], **options))[0]
+    got = got[..., ::-1] if way == "bgr24" else got
+    middle = got[got.shape[0] // 4 : -(got.shape[0] // 4), 2:-2].astype(int)
+    # Without accurate rounding; 16 bits are dithered, and JPEG in CMYK is a level off by itself.
+    assert np.abs(middle - color).max() <= 4
+
+
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12"])
 @pytest.mark.parametrize("crops", [None, (8, 6, 40, 30)])
 def test_a_folder_from_the_wild_makes_one_yuv_batch(pix_fmt: str, crops: Any) -> None:

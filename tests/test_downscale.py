@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import spdl_media as sm
 from spdl_media._decoding import downscale
+from spdl_media._filters.stages import ScaleAlgo
 from spdl_media.testing import make_image
 
 DCT = sm.decode_config(downscale="dct")
@@ -151,6 +152,8 @@ def test_other_orders_of_channels(pix_fmt: str, used: list[tuple[int, int]]) -> 
         {"pix_fmt": "gray"},
         {"width": 600, "height": 500},
         {"width": None, "height": None},
+        {"scale_algo": "neighbor"},
+        {"scale_algo": "fast_bilinear"},
         {"filter_desc": "hflip", "width": None, "height": None, "scale_mode": "pad"},
     ],
 )
@@ -236,6 +239,14 @@ def test_real_photographs(media_dir: Any, used: list[tuple[int, int]]) -> None:
     assert len(used) == len(paths)
     assert np.mean(differences) <= 0.5
     assert max(differences) <= 1
+
+
+@pytest.mark.parametrize("algo", get_args(ScaleAlgo))
+def test_real_photographs_by_each_kernel(media_dir: Any, algo: str) -> None:
+    pytest.importorskip("simplejpeg")
+    options = {"width": 224, "height": 224, "scale_algo": algo}
+    paths = sorted((media_dir / "photos_hd").iterdir())
+    assert max(difference(path, **options) for path in paths) <= 3
 
 
 def test_odd_files(media_dir: Any, used: list[tuple[int, int]]) -> None:

@@ -8,11 +8,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from damage import container, made
 
 import spdl_media as sm
 from spdl_media import errors
+from spdl_media.testing import make_image
 
 
 def source_error(folder: str) -> None:
@@ -35,6 +37,10 @@ def cut_short_error(folder: str) -> None:
 
 def filter_error(folder: str) -> None:
     sm.decode_packets(sm.demux_image(made("png")), "scale=w=abc")
+
+
+def picture_size_error(folder: str) -> None:
+    sm.load_image(make_image(np.zeros((1, 4000), np.uint8)), height=4000)
 
 
 def convert_error(folder: str) -> None:
@@ -65,6 +71,7 @@ CALLS = {
     decode_error: sm.DecodeError,
     cut_short_error: sm.DecodeError,
     filter_error: sm.FilterError,
+    picture_size_error: sm.PictureSizeError,
     convert_error: sm.ConvertError,
     storage_too_small_error: sm.StorageTooSmallError,
     transfer_error: sm.TransferError,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+import weakref
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 import spdl_media as sm
 from spdl_media import get_video_filter_desc
 from spdl_media._decoding import downscale, jpegs
+from spdl_media._filters import plain_chain as plain_chains
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media._filters.stages import ScaleAlgo
 from spdl_media.crops import crop_filters
@@ -112,6 +115,7 @@ QUICK = ["yuvj420p", "yuvj422p", "yuvj440p", "yuvj444p", "rgb24", "gbrp", "rgba"
     mode=st.sampled_from(["pad", "crop", None]),
     target=st.sampled_from(["rgb24", "bgr24"]),
     matrix=st.sampled_from([1, 2, 5, 6, 7, 9]),
+    said=st.sampled_from([0, 1, 2]),
     seed=st.integers(0, 99),
 )
 def test_the_fast_quality_without_a_graph(
@@ -122,11 +126,14 @@ def test_the_fast_quality_without_a_graph(
     mode: Any,
     target: str,
     matrix: int,
+    said: int,
     seed: int,
 ) -> None:
     frame = noise(source, *size, seed)
     frame.time_base = Fraction(1, 10)
-    if not frame.format.is_rgb:
+    if frame.format.is_rgb:
+        frame.color_range = said  # PNG says 2, BMP 0
+    else:
         frame.colorspace, frame.color_range = matrix, 2
     desc = get_video_filter_desc(
         scale_width=to[0],
@@ -279,10 +286,58 @@ def test_stills_of_real_files(media_dir: Any) -> None:
 
 def test_scalers_are_kept_for_some_sizes_only() -> None:
     desc = get_video_filter_desc(scale_width=16, scale_height=16, scale_mode=None) or ""
-    for width in [*range(20, 60, 2), 20, 58, 20]:
+    for width in [*range(20, 100, 2), 20, 98, 20]:
         frame = noise("yuvj420p", width, 24, width)
         frame.time_base = Fraction(1, 25)
         assert_same(desc, frame)
+
+
+@pytest.fixture
+def scalers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Any]:
+    """The scalers that are alive, of those that threads make from now on."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class Counted:
+        def __init__(self) -> None:
+            alive.add(self)
+            self.reformat = VideoReformatter().reformat
+
+    monkeypatch.setattr(plain_chains, "VideoReformatter", Counted)
+    monkeypatch.setattr(plain_chains, "_kept", threading.local())
+    return alive
+
+
+def test_a_thread_keeps_a_bounded_number_of_scalers_over_all_targets(
+    scalers: weakref.WeakSet[Any],
+) -> None:
+    """Training at several scales has a chain for each."""
+    counts = []
+    for side in range(20, 60):
+        desc = get_video_filter_desc(scale_width=side, scale_height=side, scale_mode=None) or ""
+        for width in (24, 30, 36):
+            for cut in ([], crop_filters((0, 0, 20 + side % 3, 20), flip=False)):
+                chain = plain_chain(",".join([*cut, desc]))
+                assert chain is not None
+                chain(noise("yuvj420p", width, 24))
+        counts.append(len(scalers) // 2)  # one scales to planar RGB, one interleaves
+    assert counts[0] == 4  # the cuts are of one size
+    assert max(counts) == counts[-1] == plain_chains._MAX_SCALERS
+
+
+def test_a_thread_that_ends_leaves_no_scalers(
+    scalers: weakref.WeakSet[Any],
+) -> None:
+    chain, during = plain_chain(get_video_filter_desc(scale_width=16) or ""), []
+    assert chain is not None
+
+    def run() -> None:
+        chain(noise("yuvj420p", 40, 24))
+        during.append(len(scalers))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert (during, len(scalers)) == ([2], 0)
 
 
 # From here on, whole files: made ones and, where they are at hand, photographs.

@@ -18,6 +18,7 @@ from spdl_media import (
     get_video_filter_desc,
 )
 from spdl_media.filter_graph import FrameFilter
+from spdl_media.planes import picture_planes
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 CONVERT = (
@@ -96,7 +97,8 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
         (
             {"scale_width": 8, "scale_height": 6, "pix_fmt": "yuv420p", "color_range": "tv"},
             (
-                f"scale='max(1,min(8,round(6*iw/ih)))':'max(1,min(6,round(8*ih/iw)))':{FLAGS}:out_range=tv,"
+                f"scale='max(ohsub,min(floor(8/ohsub),round(6*iw/ih/ohsub))*ohsub)':"
+                f"'max(ovsub,min(floor(6/ovsub),round(8*ih/iw/ovsub))*ovsub)':{FLAGS}:out_range=tv,"
                 "pad=8:8:(8-iw)/2:(6-ih)/2:color=black,crop=8:6:0:0:exact=1,format=yuv420p"
             ),
         ),
@@ -240,6 +242,64 @@ def test_borders_are_black_and_the_picture_is_in_the_middle(source: str) -> None
     assert (rgb[11:22] >= 250).all()  # pal8 has no white of its own
     assert not rgb[:11].any()
     assert not rgb[22:].any()
+
+
+SAMPLES = {
+    "yuv420p": (2, 2),
+    "yuvj420p": (2, 2),
+    "nv12": (2, 2),
+    "yuv422p": (2, 1),
+    "yuv440p": (1, 2),
+    "yuv411p": (4, 1),
+    "yuv410p": (4, 4),
+    "yuv444p": (1, 1),
+    "gray": (1, 1),
+}
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "the picture's own"])
+@pytest.mark.parametrize("size", [(640, 427), (427, 640), (101, 33), (500, 375), (61, 61)])
+@pytest.mark.parametrize("to", [(224, 224), (64, 64), (65, 63)])
+@pytest.mark.parametrize("pix_fmt", SAMPLES)
+def test_the_whole_picture_is_inside_the_border(
+    pix_fmt: str, to: tuple[int, int], size: tuple[int, int], asked: bool
+) -> None:
+    """What lies inside is the picture scaled to that size, bit for bit, and no part of a larger one."""
+    pattern = np.arange(size[0] * size[1] * 3).reshape(size[1], size[0], 3) ** 2 % 97 + 150
+    frame = av.VideoFrame.from_ndarray(pattern.astype(np.uint8), "rgb24")
+    if not asked:
+        (frame,) = run(f"scale=flags={FLAGS[6:]},format={pix_fmt}", frame)
+    format = pix_fmt if asked else None
+    padded = planes(
+        run(get_video_filter_desc(scale_width=to[0], scale_height=to[1], pix_fmt=format), frame)
+    )
+    rows, columns = (np.flatnonzero((padded[0] > 90).any(axis)) for axis in (1, 0))
+    width, height = len(columns), len(rows)
+    inside = planes(
+        run(
+            get_video_filter_desc(
+                scale_width=width, scale_height=height, scale_mode=None, pix_fmt=format
+            ),
+            frame,
+        )
+    )
+    across, down = SAMPLES[pix_fmt]
+    for plane, whole, (right, below) in zip(
+        padded, inside, [(1, 1), (across, down), (across, down)], strict=False
+    ):
+        x, y = columns[0] // right, rows[0] // below
+        part = plane[y : y + whole.shape[0], x : x + whole.shape[1]]
+        np.testing.assert_array_equal(part, whole)
+    # As large as it goes, and of the picture's shape, to the nearest whole sample.
+    scale = min(to[0] / size[0], to[1] / size[1])
+    assert abs(width - size[0] * scale) <= across / 2 + 0.5 * (to[0] % across)
+    assert abs(height - size[1] * scale) <= down / 2 + 0.5 * (to[1] % down)
+
+
+def planes(frames: list[Any]) -> tuple[Any, ...]:
+    """Those of the one frame that came out."""
+    (frame,) = frames
+    return picture_planes(frame)
 
 
 def test_border_color() -> None:

@@ -6,6 +6,7 @@ import array
 import gc
 import io
 import pickle
+import re
 import threading
 import weakref
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
 from spdl_media._loading.batch import _placed
@@ -202,6 +204,42 @@ def test_a_size_that_no_picture_can_have(side: int) -> None:
         sm.load_image_batch([SOURCES[0]], width=side, height=side, on_error="skip")
     assert isinstance(caught.value, ValueError)
     assert caught.value.source == f"bytes of length {len(SOURCES[0])}"
+
+
+def line(width: int, height: int, orientation: int = 1) -> bytes:
+    png = make_image(np.full((height, width, 3), 200, np.uint8))
+    return png_with_exif(png, exif_block(orientation))
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"width": 224, "height": 224, "scale_mode": "crop"}, (2, 16000)),
+        ({"width": 224, "height": 224, "scale_mode": "crop", "quality": "fast"}, (2, 16000)),
+        ({"width": 2000}, (2, 16000)),
+        ({"height": 2000}, (16000, 2)),
+        ({"filter_desc": "scale=-1:2000,format=rgb24"}, (16000, 2)),
+        ({"filter_desc": "crop=20:20,format=rgb24"}, (16000, 2)),
+    ],
+)
+@pytest.mark.parametrize("orientation", [1, 6], ids=["without a graph", "with one"])
+def test_a_picture_too_thin_is_a_failure_of_its_own(
+    options: dict[str, Any], size: tuple[int, int], orientation: int
+) -> None:
+    thin = line(*size) if orientation == 1 else line(*size[::-1], orientation)
+    srcs = [SOURCES[0], thin, SOURCES[0]]
+    batch = sm.load_image_batch(srcs, on_error="skip", **options)
+    assert batch.indices == (0, 2)
+    (failure,) = batch.failures
+    assert (failure.index, type(failure.error)) == (1, sm.PictureSizeError)
+    assert re.search(r"16000x2|2x16000", str(failure.error))
+    assert sm.load_image_batch(srcs, on_error="fill", **options).valid.tolist() == [
+        True,
+        False,
+        True,
+    ]
+    with pytest.raises(sm.PictureSizeError, match="input 1 of the batch of 3: a picture of "):
+        sm.load_image_batch(srcs, **options)
 
 
 def test_an_error_of_another_kind_keeps_its_text() -> None:

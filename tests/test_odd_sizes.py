@@ -1,4 +1,4 @@
-"""Chroma of pictures with odd sides stands where it does in the same picture with even ones."""
+"""Chroma of pictures and boxes with odd sides stands where it does in the same picture with even ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+from spdl_media._decoding import path
 from spdl_media.testing import index_frames, make_image, make_video
 
 
@@ -59,6 +60,105 @@ def with_exif_orientation(jpeg: bytes, value: int) -> bytes:
     tiff = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + bytes([value, 0, 0, 0, 0, 0, 0, 0])
     body = b"Exif\0\0" + tiff
     return jpeg[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + jpeg[2:]
+
+
+BOXES = [
+    (0, 0, 127, 95),  # all of it
+    (20, 30, 39, 23),  # odd sides
+    (21, 31, 40, 24),  # an odd place
+    (61, 43, 1, 1),
+    (88, 71, 39, 24),  # to the corner
+    (0, 3, 127, 2),
+]
+SAMPLINGS = [
+    ("mjpeg", "yuvj420p"),
+    ("mjpeg", "yuvj422p"),
+    ("mjpeg", "yuvj444p"),
+    ("tiff", "yuv420p"),
+    ("tiff", "yuv410p"),
+    ("jpeg2000", "yuv411p"),
+    ("jpeg2000", "yuv440p"),
+    ("jpeg2000", "yuva420p"),
+    ("libsvtav1", "yuv420p10le"),
+    ("png", "rgb24"),
+]
+
+
+@pytest.mark.parametrize("made", SAMPLINGS, ids="-".join)
+@pytest.mark.parametrize("pix_fmt", ["rgb24", "rgba", "gbrp", "rgb48", "yuv444p"])
+@pytest.mark.parametrize("size", [(127, 95), (128, 96)])
+def test_what_is_cut_and_mirrored_is_part_of_the_whole(
+    made: tuple[str, str], pix_fmt: str, size: tuple[int, int], rng: np.random.Generator
+) -> None:
+    """Bit for bit: boxes are cut out of what the picture is converted to, wherever they begin and end."""
+    noise = rng.integers(0, 256, (*size[::-1], 3), np.uint8)
+    data = make_image(noise, codec=made[0], pix_fmt=made[1])
+    options: dict[str, Any] = {"pix_fmt": pix_fmt, "layout": "NCHW"}
+    whole = np.asarray(sm.load_image(data, **options))
+    for x, y, w, h in BOXES:
+        part = whole[:, y : y + h, x : x + w]
+        got = sm.load_image_batch(
+            [data, data], crops=[(x, y, w, h)] * 2, flips=[False, True], **options
+        )
+        np.testing.assert_array_equal(np.asarray(got), [part, part[..., ::-1]])
+    flipped = sm.load_image_batch([data], flips=[True], **options)
+    np.testing.assert_array_equal(np.asarray(flipped)[0], whole[..., ::-1])
+
+
+@pytest.mark.parametrize("box", [None, *BOXES])
+@pytest.mark.parametrize("flip", [False, True])
+def test_cuts_of_turned_pictures(box: tuple[int, int, int, int] | None, flip: bool) -> None:
+    data = make_image(smooth(95, 127), codec="mjpeg", pix_fmt="yuvj420p")
+    data = with_exif_orientation(data, 6)
+    whole = np.asarray(sm.load_image(data))
+    assert whole.shape == (95, 127, 3)
+    x, y, w, h = box or (0, 0, 127, 95)
+    part = whole[y : y + h, x : x + w]
+    got = sm.load_image_batch([data], crops=[box], flips=[flip])
+    np.testing.assert_array_equal(np.asarray(got)[0], part[:, ::-1] if flip else part)
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p"])
+@pytest.mark.parametrize("target", ["rgb24", "bgra", "gbrp"])
+@pytest.mark.parametrize("flip", [False, True])
+def test_cuts_without_a_graph_are_those_of_one(
+    pix_fmt: str,
+    target: str,
+    flip: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    noise = rng.integers(0, 256, (95, 127, 3), np.uint8)
+    data = make_image(noise, codec="mjpeg", pix_fmt=pix_fmt)
+    graphs = []
+    run = path.PictureFilter._through_graph
+    monkeypatch.setattr(
+        path.PictureFilter, "_through_graph", lambda *args: graphs.append(args) or run(*args)
+    )
+    for box in (None, *BOXES):
+        options: dict[str, Any] = {"crops": [box], "flips": [flip], "pix_fmt": target}
+        plain = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
+        assert not graphs
+        with monkeypatch.context() as patch:
+            patch.setattr(path, "carries_more", lambda _: True)
+            graph = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
+        assert graphs
+        graphs.clear()
+        np.testing.assert_array_equal(plain, graph)
+
+
+@pytest.mark.parametrize("size", [(127, 64), (128, 63), (127, 63)])
+@pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p"])
+def test_chroma_in_full(pix_fmt: str, size: tuple[int, int]) -> None:
+    width, height = size
+    options = {"qmin": "2", "qmax": "2"}
+    data = make_image(smooth(width, height), codec="mjpeg", pix_fmt=pix_fmt, options=options)
+    luma, *chroma = planes_of(data)
+    got = np.asarray(sm.load_image(data, pix_fmt="yuv444p"))
+    np.testing.assert_array_equal(got[0], luma)
+    for plane, stored in zip(got[1:], chroma, strict=True):
+        wanted = upsampled(stored.astype(float), height, width)
+        assert np.abs(plane - wanted).max() <= 1
 
 
 def test_video_and_a_damaged_frame_keep_their_marks_and_times() -> None:

@@ -6,7 +6,7 @@ work for the others is saved. Milliseconds for photographs of 1920x1280 (300 KB)
     whole 4.1    1/2 3.1    3/8 3.5    1/4 2.6    1/8 2.3    (5/8 and 3/4, which take longer: 5.6, 6.8)
 
 The rest of the way is the same as without: the first scaling step brings what is left to its size by the
-same kernel, so the picture is close to that of the whole decode: 0.4 levels of 255 away at 224x224.
+same kernel, so the picture is close to that of the whole decode: 0.4 levels of 255 away at 224x224, bicubic.
 """
 
 from __future__ import annotations

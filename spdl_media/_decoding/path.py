@@ -9,9 +9,17 @@ from fractions import Fraction
 import av
 
 from spdl_media._backends._pyav import AvPacket
-from spdl_media._decoding.odd_sizes import conversion_of, has_cut_chroma, with_even_sides
+from spdl_media._decoding.odd_sizes import (
+    Conversion,
+    conversion_of,
+    crop_text,
+    has_cut_chroma,
+    part_around,
+    whole_samples,
+)
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
+from spdl_media._filters.cuts import Cut, chroma_steps, fits, like_frame
 from spdl_media._filters.ends import (
     exact_pts,
     place_frame,
@@ -19,13 +27,17 @@ from spdl_media._filters.ends import (
     sample_time_base,
     whole_frame,
 )
-from spdl_media._filters.plain_chain import plain_chain
+from spdl_media._filters.plain_chain import carries_more, plain_chain, split_cut
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
+from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketFacts
+
+# FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the picture's size.
+_USUAL_SIDE = 256
 
 
 class PictureFilter:
@@ -39,9 +51,12 @@ class PictureFilter:
     __slots__ = (
         "_codec",
         "_conversion",
+        "_cut",
+        "_cut_desc",
         "_desc",
         "_graph",
         "_graph_desc",
+        "_is_still",
         "_orient",
         "_plain",
         "copied_corrupt",
@@ -52,9 +67,11 @@ class PictureFilter:
         self._codec = codec
         self._desc = filter_desc
         self._orient = config.orient
+        self._is_still = codec.frame_rate is None
         self._graph: FrameFilter | None = None
         self._graph_desc = ""
-        self._conversion = None if filter_desc is None else conversion_of(filter_desc)
+        self._cut, self._cut_desc, rest = split_cut(filter_desc or "")
+        self._conversion = conversion_of(rest)
         self._plain = None if filter_desc is None else plain_chain(filter_desc)
         if filter_desc is not None and self._plain is None:
             FrameFilter(
@@ -69,10 +86,9 @@ class PictureFilter:
             return [frame]
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
         self.upright = self._orient
-        if self._conversion is not None and (turn or has_cut_chroma(frame)):
+        if self._conversion is not None and self._converts_first(frame, turn):
             return self._converted(frame, self._conversion, turn)
-        still = self._codec.frame_rate is None
-        if still and not turn and self._plain is not None and self._plain.accepts(frame):
+        if self._is_still and not turn and self._plain is not None and self._plain.accepts(frame):
             return [self._plain(frame)]
         return self._through_graph(frame, ",".join(filter(None, (turn, self._desc))))
 
@@ -80,17 +96,40 @@ class PictureFilter:
         """The frames that the graph holds back."""
         return [] if self._graph is None else self._graph.flush()
 
-    def _converted(self, frame: av.VideoFrame, conversion: str, turn: str) -> list[av.VideoFrame]:
-        """Convert first, and turn then: FFmpeg turns 4:2:2 only by way of another chroma."""
-        rest = (self._desc or "")[len(conversion) :].removeprefix(",")
-        cut = ""
-        if has_cut_chroma(frame):
-            cut = f"crop={frame.width}:{frame.height}:0:0"
+    def _converts_first(self, frame: av.VideoFrame, turn: str) -> bool:
+        """Whether chroma of less than full size would lose its place in what is done before a conversion."""
+        if turn or has_cut_chroma(frame.format.name, frame.width, frame.height):
+            return True
+        return self._cut is not None and max(chroma_steps(frame.format.name)) > 1
+
+    def _converted(
+        self, frame: av.VideoFrame, conversion: Conversion, turn: str
+    ) -> list[av.VideoFrame]:
+        """Convert first, and turn, cut and mirror then."""
+        size = frame.width, frame.height
+        # Boxes are those of upright pictures.
+        cut = (None if turn else self._cut) or Cut(None, mirror=False)
+        if cut.box is not None and not fits(cut.box, *size):
+            return self._through_graph(frame, self._desc or "")  # which says so
+        part = part_around(cut.box or (0, 0, *size), *size)
+        if not turn and self._is_still and self._plain is not None and not carries_more(frame):
+            first, rest = self._plain.halves()
+            if first.accepts(frame) and rest.sizes(*part.inner[2:]) is not None:
+                converted = first(whole_samples(frame, part.outer))
+                return [rest(Cut(part.inner, mirror=cut.mirror).run(converted))]
+        padded = has_cut_chroma(frame.format.name, *part.outer[2:])
+        if padded:
             if frame.is_corrupt:
                 self.copied_corrupt |= {frame.pts}
-            frame = with_even_sides(frame)
-        desc = ",".join(filter(None, (conversion, cut, turn, rest)))
-        return self._through_graph(frame, desc)
+            frame = whole_samples(frame, part.outer)
+        filters = (
+            "" if padded or part.outer == (0, 0, *size) else crop_text(part.outer),
+            conversion.filters,
+            "" if not padded and part.inner == part.outer else crop_text(part.inner),
+            *((turn, self._cut_desc) if turn else ("hflip" if cut.mirror else "",)),
+            conversion.rest,
+        )
+        return self._through_graph(frame, ",".join(filter(None, filters)))
 
     def _through_graph(self, frame: av.VideoFrame, desc: str) -> list[av.VideoFrame]:
         before: list[av.VideoFrame] = []
@@ -108,7 +147,29 @@ class PictureFilter:
                 frame_rate=self._codec.frame_rate,
                 sample_aspect_ratio=self._codec.sample_aspect_ratio,
             )
-        return before + self._graph.push(frame)
+        try:
+            return before + self._graph.push(frame)
+        except FilterError as error:
+            if self._is_still and self._takes_others(frame, desc):
+                raise _too_thin(frame, error) from error
+            raise
+
+    def _takes_others(self, frame: av.VideoFrame, desc: str) -> bool:
+        """Whether a graph that fails for a picture takes such pictures of a usual size."""
+        usual = like_frame(frame, _USUAL_SIDE, _USUAL_SIDE)
+        try:
+            FrameFilter(desc, kind="video", time_base=self._codec.time_base).push(usual)
+        except FilterError:
+            return False
+        return True
+
+
+def _too_thin(frame: av.VideoFrame, error: FilterError) -> PictureSizeError:
+    return PictureSizeError(
+        f"a picture of {frame.width}x{frame.height} is too thin or too small for these filters, which take "
+        f"one of {_USUAL_SIDE}x{_USUAL_SIDE}: {error.args[0]}",
+        filter_desc=error.filter_desc,
+    )
 
 
 class PicturePath:

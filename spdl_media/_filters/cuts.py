@@ -57,20 +57,32 @@ class Cut:
         """Cut a frame that :meth:`fits` accepts."""
         x, y, width, height = self.box or (0, 0, frame.width, frame.height)
         result = like_frame(frame, width, height)
-        targets = byte_planes(result)
-        for index, (target, source) in enumerate(zip(targets, picture_planes(frame), strict=True)):
-            across, down = _chroma_steps(frame.format.name) if index in (1, 2) else (1, 1)
+        planes = byte_planes(result), picture_planes(frame), plane_steps(frame.format.name)
+        for target, source, (across, down) in zip(*planes, strict=True):
             left, top = x // across, y // down
             part = source[top : top + target.shape[0], left : left + target.shape[1]]
             target[:] = part[:, ::-1] if self.mirror else part
         return result
 
 
-@lru_cache(maxsize=64)
-def _chroma_steps(pix_fmt: str) -> Size:
+@lru_cache(maxsize=256)
+def plane_steps(pix_fmt: str) -> tuple[Size, ...]:
+    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes."""
+    parts = av.VideoFormat(pix_fmt, 16, 16).components
+    planes: list[Size] = []
+    for plane in range(1 + max((part.plane for part in parts), default=-1)):
+        sizes = {(16 // part.width, 16 // part.height) for part in parts if part.plane == plane}
+        if len(sizes) > 1:
+            return ()
+        planes.append(sizes.pop())
+    return tuple(planes)
+
+
+@lru_cache(maxsize=256)
+def chroma_steps(pix_fmt: str) -> Size:
     """Pixels across and down for which there is one sample of chroma."""
-    format = av.VideoFormat(pix_fmt, 16, 16)
-    return 16 // format.chroma_width(), 16 // format.chroma_height()
+    steps = plane_steps(pix_fmt) or ((1, 1),)
+    return max(across for across, _ in steps), max(down for _, down in steps)
 
 
 def like_frame(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:

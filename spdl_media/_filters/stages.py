@@ -137,7 +137,8 @@ def scale(
         size = f"{width}:{height}:force_original_aspect_ratio=increase"
         return [f"scale={size}:{flags}", *converted, *crop(width, height, exact=exact)]
     border = _border(width, height, pad_color, exact=exact)
-    return [f"scale={_fitted(width, height)}:{flags}", *converted, *border]
+    fitted = _fitted_samples(width, height) if exact else _fitted(width, height)
+    return [f"scale={fitted}:{flags}", *converted, *border]
 
 
 # FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
@@ -155,6 +156,13 @@ def _fitted(width: int, height: int) -> str:
     """The largest size of the picture's aspect ratio that fits, one pixel at least on each side."""
     across = f"max(1,min({width},round({height}*iw/ih)))"
     return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
+
+
+def _fitted_samples(width: int, height: int) -> str:
+    """The same in whole samples of the result's chroma: FFmpeg's pad filter cuts off what is left over."""
+    across = f"min(floor({width}/ohsub),round({height}*iw/ih/ohsub))*ohsub"
+    down = f"min(floor({height}/ovsub),round({width}*ih/iw/ovsub))*ovsub"
+    return f"'max(ohsub,{across})':'max(ovsub,{down})'"
 
 
 def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:

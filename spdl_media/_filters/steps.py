@@ -56,6 +56,10 @@ class Scale:
     def run(self, frame: av.VideoFrame, size: Size, reformatter: VideoReformatter) -> av.VideoFrame:
         """Scale to the size that :meth:`size` gave."""
         tags = self._tags(frame)
+        if self.pix_fmt == HALF_CHROMA and frame.format.name in RGB:
+            # PNG says that its range is full, as RGB's always is. The scaler alone then makes YUV of full
+            # range; in a graph it is of limited range, whatever is said.
+            frame.color_range = _UNKNOWN_RANGE
         width, height = size
         result = reformatter.reformat(
             frame, width, height, self.pix_fmt, interpolation=self.flags, threads=1

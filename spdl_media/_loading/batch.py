@@ -22,6 +22,7 @@ from spdl_media.errors import (
     DecodeError,
     DemuxError,
     MediaError,
+    PictureSizeError,
     SourceError,
     with_message,
 )
@@ -37,7 +38,7 @@ ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
 _MAX_LISTED = 5
 
 # What is the matter with one input, and not with how all of them are to be loaded.
-_OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError)
+_OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError, PictureSizeError)
 
 
 # What one input is decoded to.

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._filters.cuts import fits
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.crops import Box, checked_box, crop_filters, fits
+from spdl_media.crops import Box, checked_box, crop_filters
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import ConvertError, FilterError
