@@ -12,6 +12,7 @@ import ctypes
 import importlib.machinery
 import math
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -453,6 +454,31 @@ class CupyEvent(Event):
         return self.fired.is_set()
 
 
+def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
+    """CuPy's class of streams, which destroys a stream with its object.
+
+    CuPy 14.0 destroys those of ``from_external`` too, and 14.2 does not.
+    """
+
+    class Stream(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *, non_blocking: bool) -> None:
+            assert non_blocking
+            super().__init__(cupy, cupy.card.new_stream(cupy.selected))
+
+        def __del__(self) -> None:
+            self.stream.destroy()
+
+        @classmethod
+        def from_external(cls, given: Any) -> Any:
+            version, address = given.__cuda_stream__()
+            assert version == 0
+            stream = cls.__new__(cls)
+            base.__init__(stream, cupy, cupy.card.stream(cupy.selected, address))
+            return stream
+
+    return Stream
+
+
 class FakeCupy:
     """As much of CuPy as transfers use."""
 
@@ -460,7 +486,6 @@ class FakeCupy:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
         self._local = threading.local()
-        null = CupyDefaultStream(self, 1)
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
                 getDeviceCount=self._count,
@@ -470,21 +495,15 @@ class FakeCupy:
                 memcpyDeviceToHost=2,
             ),
             Device=self._use,
-            ExternalStream=lambda address, index: CupyStream(self, card.stream(index, address)),
-            get_current_stream=lambda: self.current[-1] if self.current else null,
+            ExternalStream=self._external,
+            get_current_stream=lambda: self.current[-1] if self.current else self.cuda.Stream.null,
             Event=lambda **options: CupyEvent(self, **options),
             nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
             alloc_pinned_memory=card.pin,
         )
-        self.cuda.Stream = type(
-            "Stream",
-            (),
-            {
-                "null": null,
-                "ptds": CupyDefaultStream(self, 2),
-                "__new__": lambda _, non_blocking: self._new_stream(non_blocking),
-            },
-        )
+        self.cuda.Stream = own_streams(self, CupyStream)
+        self.cuda.Stream.null = CupyDefaultStream(self, 1)
+        self.cuda.Stream.ptds = CupyDefaultStream(self, 2)
 
     @property
     def current(self) -> list[CupyStream]:
@@ -501,11 +520,13 @@ class FakeCupy:
             raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
         return self.card.devices
 
-    def _new_stream(self, non_blocking: bool) -> CupyStream:
-        assert non_blocking
-        stream = CupyStream(self, self.card.new_stream(self.selected))
-        weakref.finalize(stream, stream.stream.destroy)
-        return stream
+    def _external(self, address: int, index: int) -> CupyStream:
+        warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
+        return CupyStream(self, self.card.stream(index, address))
+
+    def stream_at(self, address: int, index: int) -> CupyStream:
+        """A stream that tests make of an address."""
+        return CupyStream(self, self.card.stream(index, address))
 
     @contextlib.contextmanager
     def _use(self, index: int) -> Iterator[None]:

@@ -238,6 +238,41 @@ def test_memory_waits_for_the_streams_that_read_it(card: Card, library: Any) -> 
     np.testing.assert_array_equal(again.array.values, np.full(4, 9))
 
 
+def test_a_stream_of_the_users_is_not_destroyed_with_cupys_object_for_it(
+    card: Card, cupy: FakeCupy
+) -> None:
+    buffer = there(np.arange(4))
+    buffer.wait_on(SIDE)
+    del buffer
+    gc.collect()
+    assert not card.stream(1, COPYING).is_destroyed
+    assert not card.stream(1, SIDE).is_destroyed
+
+
+def test_a_cupy_before_14_has_streams_of_others_by_another_name(
+    card: Card, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del cupy.cuda.Stream.from_external
+    monkeypatch.setattr(cupy.cuda, "ExternalStream", cupy.stream_at)
+    there([1, 2]).__dlpack__(stream=SIDE)
+    assert logged(card, f"wait on stream {SIDE:#x} of device 1") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_memory_goes_back_although_a_stream_that_read_it_is_gone(
+    card: Card, cupy: FakeCupy
+) -> None:
+    freed: list[int] = []
+    config = sm.cuda_config(0, stream=COPYING, allocator=(card.allocate, freed.append))
+    buffer = sm.transfer_buffer(sm.convert_array([1]), cuda_config=config)
+    address = buffer.array.data.ptr
+    buffer.wait_on(SIDE)
+    card.stream(0, SIDE).destroy()
+    del buffer
+    gc.collect()
+    assert freed == [address]
+
+
 def test_a_forked_child_is_refused(card: Card, library: Any) -> None:
     buffer = there([1])
     HISTORY.after_fork()
@@ -295,7 +330,7 @@ def test_to_torch_of_anothers_array_goes_through_dlpack(
 
 def test_to_cupy(card: Card, cupy: FakeCupy) -> None:
     buffer = there(np.arange(3))
-    with cupy.cuda.ExternalStream(SIDE, 1):
+    with cupy.stream_at(SIDE, 1):
         array = sm.to_cupy(buffer)
     assert (array.index, array.data.ptr) == (1, buffer.array.data.ptr)
     assert logged(card, f"wait on stream {SIDE:#x} of device 1") == 1

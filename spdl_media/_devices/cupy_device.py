@@ -74,7 +74,10 @@ class CupyDevice:
             return cuda.Stream.null
         if address == PER_THREAD_DEFAULT:
             return cuda.Stream.ptds
-        return cuda.ExternalStream(address, self.index)
+        if not hasattr(cuda.Stream, "from_external"):  # CuPy 13; later ones warn of ExternalStream
+            return cuda.ExternalStream(address, self.index)
+        # It is of the device that is the current one, which all callers have set.
+        return _foreign_streams(cuda.Stream).from_external(_Address(address))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -205,6 +208,24 @@ class CupyDevice:
         with self._cupy.cuda.Device(self.index):
             free, total = self._cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
+
+
+class _Address:
+    """The address of a stream in the form that CuPy takes streams of others in."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+@lru_cache(maxsize=4)
+def _foreign_streams(streams: Any) -> Any:
+    """CuPy's class of streams, but for those that are another's to destroy: CuPy 14.0 would."""
+    return type("ForeignStream", (streams,), {"__del__": lambda _: None})
 
 
 @lru_cache(maxsize=16)

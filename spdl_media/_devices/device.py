@@ -134,8 +134,10 @@ def freed_after(device: Device, free: Callable[[], object]) -> Callable[[set[int
         if HISTORY.lost:
             return  # the parent's memory, and this process has no driver to ask
         own = one_name(device.stream)
-        for stream in set(map(one_name, streams)) - {own}:
-            device.make_wait(own, device.on(stream).record())
-        free()
+        try:
+            for stream in set(map(one_name, streams)) - {own}:
+                device.make_wait(own, device.on(stream).record())
+        finally:  # a stream that is gone, or a device that has failed, is no reason to keep memory for ever
+            free()
 
     return release
