@@ -489,6 +489,7 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
                 getDeviceCount=self._count,
+                free=self._begin,
                 memGetInfo=lambda: (card.total - card.used[self.selected], card.total),
                 memcpyAsync=self._copy,
                 memcpyHostToDevice=1,
@@ -520,6 +521,16 @@ class FakeCupy:
             raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
         return self.card.devices
 
+    @property
+    def context(self) -> int | None:
+        """The device whose context this thread has made current."""
+        found: int | None = self._local.__dict__.get("context")
+        return found
+
+    def _begin(self, address: int) -> None:
+        assert address == 0
+        self._local.context = self.selected
+
     def _external(self, address: int, index: int) -> CupyStream:
         warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
         return CupyStream(self, self.card.stream(index, address))
@@ -530,11 +541,14 @@ class FakeCupy:
 
     @contextlib.contextmanager
     def _use(self, index: int) -> Iterator[None]:
-        before, self._local.selected = self.selected, index
+        before = self.selected
+        if index != before:  # else CuPy does nothing, though the thread may have no context
+            self._local.selected = self._local.context = index
         try:
             yield
         finally:
-            self._local.selected = before
+            if index != before:
+                self._local.selected = self._local.context = before
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         def do() -> bool:

@@ -26,7 +26,6 @@ from spdl_media.cuda._nvdec_rule import (
     Way,
     choose,
     clip_of,
-    found_refusal,
     not_on_nvdec,
     nvdec_refusal,
 )
@@ -104,9 +103,9 @@ def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) ->
         try:
             return _by_pyav(packets, device, request)
         except NotOnDeviceError as found:
-            refusal = found_refusal(packets.codec, str(found))
+            refusal = str(found)
             if request.decoder != "auto":
-                raise not_on_nvdec(refusal, packets.source) from None
+                raise not_on_nvdec(refusal, packets.source) from found.__cause__
     else:
         refusal = str(nvdec_refusal(packets.codec))
     warn_of_fallback(f"{packets.source}: {refusal}")

@@ -106,7 +106,12 @@ class VideoDevice:
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         """FFmpeg's decoder on this device; see :func:`open_on_device`, whose errors it raises."""
-        return open_on_device(codec, config, source, self.index)
+        with self._current():
+            if self.kind == "cuda":
+                # Does nothing but make the primary context, and the current one of this thread: CuPy leaves a
+                # thread that has used no CUDA as it is.
+                self._xp.cuda.runtime.free(0)
+            return open_on_device(codec, config, source, self.index)
 
     @property
     def slots(self) -> SlotDevice:

@@ -18,7 +18,7 @@ from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_pictures import DevicePictures
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import CPUFallbackWarning
-from spdl_media.cuda.nvdec import decode_packets_nvdec
+from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.packets import av_packets, facts_of
 from spdl_media.testing import index_frames, index_planes, make_video
 
@@ -302,6 +302,30 @@ def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> 
     assert np.array_equal(got, sm.load_video(data, **options))
     with pytest.raises(sm.DecodeError, match=r"does not decode this .*decoder='auto' decodes it"):
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+
+
+class Refused(StandIn):
+    """A device that is there, and that FFmpeg does not open."""
+
+    def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+        raise sm.DecodeError("NVDEC cannot be opened on device 0: not supported", source=source)
+
+
+def test_a_device_that_does_not_open_leaves_the_cpu() -> None:
+    data = clip()
+    refused = r"NVDEC cannot be opened on device 0: not supported"
+    with pytest.warns(CPUFallbackWarning, match=rf": {refused}\. The CPU decodes this video"):
+        got = load_video_nvdec(data, cuda=Refused())
+    assert np.array_equal(got, sm.load_video(data))
+    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}\. .*'auto'") as caught:
+        load_video_nvdec(data, cuda=Refused(), decoder="pyav")
+    assert isinstance(caught.value.__cause__, sm.DecodeError)
+    stream = streaming_load_video_nvdec(data, Refused(), num_frames=7)
+    with pytest.warns(CPUFallbackWarning, match=refused):
+        batches = list(stream)
+    assert np.array_equal(np.concatenate(batches), sm.load_video(data, pix_fmt="nv12").array[:, 0])
+    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}"):
+        next(streaming_load_video_nvdec(data, Refused(), num_frames=7, decoder="pyav"))
 
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
