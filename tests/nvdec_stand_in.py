@@ -96,8 +96,16 @@ def to_surface(frame: av.VideoFrame) -> HardwareFrame:
 class HardwareDecoder:
     """A software decoder whose frames are turned into surfaces; others pass, as FFmpeg's fallback does."""
 
-    def __init__(self, context: CodecContext) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
+
+    @property
+    def width(self) -> int:
+        return int(self._context.width)
+
+    @property
+    def height(self) -> int:
+        return int(self._context.height)
 
     def decode(self, packet: Any) -> list[Any]:
         frames: Any = self._context.decode(packet)

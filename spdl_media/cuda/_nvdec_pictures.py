@@ -48,7 +48,25 @@ class OnDevice:
         for frame in frames:
             if not is_on_device(frame):
                 raise NotOnDeviceError(found_refusal(self._codec, format_name(frame)))
+            self._check_cut(frame)
         return frames
+
+    def _check_cut(self, frame: Any) -> None:
+        """Refuse pictures that are to be cut on the left or at the top.
+
+        On a device FFmpeg cuts what lies on the right and at the bottom alone. The decoder's own size is
+        right, but may be that of pictures to come; then these have the size that the stream states.
+        """
+        size = frame.width, frame.height
+        right = (
+            (self._decoder.width, self._decoder.height),
+            (self._codec.width, self._codec.height),
+        )
+        if size not in right:
+            raise NotOnDeviceError(
+                f"NVDEC gives {size[0]}x{size[1]} for pictures of {right[0][0]}x{right[0][1]}, which this "
+                f"{self._codec.name} stream cuts on the left or at the top"
+            )
 
     def flush_buffers(self) -> None:
         """Start anew."""

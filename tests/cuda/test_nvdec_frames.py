@@ -304,6 +304,35 @@ def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> 
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
 
 
+class CutByDevice(StandIn):
+    """FFmpeg's decoder of a device, whose frames are not cut on the left and at the top."""
+
+    def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+        whole = sm.decode_config(decoder_options={"apply_cropping": 0})
+        return super().open_decoder(codec, whole, source)
+
+
+def cut(data: bytes, **sides: int) -> sm.VideoPackets:
+    options = ":".join(f"crop_{side}={pixels}" for side, pixels in sides.items())
+    packets = sm.apply_bsf(sm.demux_video(data), f"h264_metadata={options}")
+    return sm.demux_video(b"".join(map(bytes, av_packets(packets))))
+
+
+def test_streams_cut_on_the_left_or_at_the_top_are_decoded_on_the_cpu() -> None:
+    data = make_video(index_planes(6, 128, 48), codec="libx264", format="h264")
+    # On the CPU FFmpeg cuts 64 columns or none, for the sake of its filters.
+    for sides in ({"left": 64}, {"top": 16}, {"left": 64, "top": 16}):
+        packets = cut(data, **sides)
+        want = sm.convert_frames(sm.decode_packets(packets)).array
+        assert len(want) == 6
+        assert want.shape[1:3] == (48 - sides.get("top", 0), 128 - sides.get("left", 0))
+        with pytest.warns(CPUFallbackWarning, match=r"NVDEC gives 128x48 for .* cuts on the left"):
+            got = decode_packets_nvdec(packets, cuda=CutByDevice(), layout="NHWC")
+        assert np.array_equal(got, want)
+        with pytest.raises(sm.DecodeError, match=r"decoder='pyav': NVDEC gives 128x48"):
+            decode_packets_nvdec(packets, cuda=CutByDevice(), decoder="pyav")
+
+
 class Refused(StandIn):
     """A device that is there, and that FFmpeg does not open."""
 
