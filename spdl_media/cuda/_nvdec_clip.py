@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -150,10 +151,14 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     writer = FrameWriter(device, request.output, max(1, room), packets.source)
     times: list[FrameTime] = []
     for packet in (*coded, None) if coded else ():
-        for frame in pictures.decode(packet):
-            if len(times) != limit:
-                writer.add(frame, pictures.standing)
-                times.append((frame.pts, frame.duration or 0))
+        frames = pictures.decode(packet)
+        if (first := next(frames, None)) is None:
+            continue
+        with device.after_decoder():
+            for frame in chain([first], frames):
+                if len(times) != limit:
+                    writer.add(frame, pictures.standing)
+                    times.append((frame.pts, frame.duration or 0))
         if len(times) == limit:
             break
     if missing is not None and len(times) != limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 from spdl_media._decoding.defaults import cut_short_error
@@ -109,10 +110,15 @@ class BatchStream:
     def _written(
         self, writer: FrameWriter, pictures: DevicePictures, packet: Any
     ) -> Iterator[ColoredPlanes]:
-        for frame in pictures.decode(packet):
+        frames = pictures.decode(packet)
+        # A caller may make another stream the current one while it has a batch, so none is held open then.
+        while (first := next(frames, None)) is not None:
             self._started, self._untried = True, []
-            writer.add(frame, pictures.standing)
-            del frame  # its surface is the decoder's again while the batch is used
+            with self._device.after_decoder():
+                for frame in chain([first], frames):
+                    writer.add(frame, pictures.standing)
+                    if writer.is_full:
+                        break
             if writer.is_full:
                 yield writer.result(), writer.colors
 

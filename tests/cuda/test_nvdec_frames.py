@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -207,7 +209,7 @@ def test_num_frames_decodes_no_more_than_it_needs() -> None:
     assert device.waits == 2
 
 
-def test_surfaces_are_let_go_one_by_one() -> None:
+def test_frames_are_let_go_one_by_one() -> None:
     before, alive = HardwareFrame.alive, []
 
     class Counting(StandIn):
@@ -391,6 +393,36 @@ def test_streams_that_cannot_be_on_the_device_are_not_tried_there() -> None:
         got = load_video_nvdec(data, cuda=device)
     assert np.array_equal(got, sm.load_video(data))
     assert device.opened == []
+
+
+def test_what_a_packet_gives_is_handed_over_at_once() -> None:
+    """At the end of a stream a decoder gives all frames that it has held back."""
+    data = clip("libx265", max_b_frames=2)
+    decoder = make_decoder(sm.demux_video(data).codec, DEFAULT_DECODE_CONFIG, "x")
+    given = [decoder.decode(p) for p in (*av_packets(sm.demux_video(data)), None)]  # type: ignore[attr-defined]
+    assert max(map(len, given)) > 1
+    for load in (
+        lambda device: load_video_nvdec(data, cuda=device),
+        lambda device: list(streaming_load_video_nvdec(data, device, num_frames=50)),
+    ):
+        device = StandIn()
+        load(device)
+        assert device.waits == sum(map(bool, given))
+
+
+def test_nothing_is_held_open_while_a_batch_is_used() -> None:
+    open_now: list[int] = [0]
+
+    class Watched(StandIn):
+        @contextmanager
+        def after_decoder(self) -> Iterator[None]:
+            open_now[0] += 1
+            yield
+            open_now[0] -= 1
+
+    data = clip("libx265", max_b_frames=2)
+    batches = streaming_load_video_nvdec(data, Watched(), num_frames=1)
+    assert [open_now[0] for _ in batches] == [0] * 20
 
 
 def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
