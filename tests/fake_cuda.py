@@ -280,6 +280,11 @@ class HostTensor:
 class TorchTensor(DeviceArray):
     torch: FakeTorch
 
+    def __dlpack__(self, *, stream: int | None = None) -> DeviceArray:
+        if self.index != self.torch.selected:
+            raise BufferError("Can't export tensors on a different CUDA device index.")
+        return super().__dlpack__(stream=stream)
+
     def detach(self) -> TorchTensor:
         """Another tensor over the same memory."""
         tensor = self.torch._tensor(self.index, self.values, self)
@@ -300,6 +305,7 @@ class FakeTorch:
     def __init__(self, card: Card) -> None:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+        self._local = threading.local()
         self._current: dict[tuple[int, int], TorchStream] = {}
         self.cuda = SimpleNamespace(
             is_available=lambda: card.devices > 0,
@@ -340,10 +346,19 @@ class FakeTorch:
             if before:
                 self._current[key] = before
 
+    @property
+    def selected(self) -> int:
+        """The device that this thread has made current."""
+        return self._local.__dict__.get("selected", 0)
+
     @contextlib.contextmanager
     def _select(self, index: int) -> Iterator[None]:
         assert 0 <= index < self.card.devices
-        yield
+        before, self._local.selected = self.selected, index
+        try:
+            yield
+        finally:
+            self._local.selected = before
 
     def copy(self, target: Any, source: Any, what: str) -> None:
         index = next(iter(key[1] for key in self._current if key[0] == threading.get_ident()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -339,7 +340,19 @@ def test_to_cupy(card: Card, cupy: FakeCupy) -> None:
 
 
 def test_to_numba(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(as_cuda_array=lambda given: ("numba", given.__cuda_array_interface__))
+    current = [0]
+
+    @contextlib.contextmanager
+    def select(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    def as_cuda_array(given: Any) -> Any:
+        assert current == [given.device_index], "Numba takes it for memory of the current device"
+        return "numba", given.__cuda_array_interface__
+
+    cuda = SimpleNamespace(as_cuda_array=as_cuda_array, gpus=[select(0), select(1)])
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "numba.cuda", cuda)  # type: ignore[arg-type]  # a stand-in
     buffer = there(np.arange(3))
