@@ -235,6 +235,56 @@ class TorchEvent(Event):
         return self.fired.is_set()
 
 
+class Driver:
+    """As much of libcuda as is used of streams."""
+
+    def __init__(self, card: Card, device: int = 0) -> None:
+        self.card, self.device = card, device
+        self.events: dict[int, Event] = {}
+        self.contexts = 0
+
+    def _stream(self, stream: Any) -> Stream:
+        return self.card.stream(self.device, stream.value)
+
+    def cuStreamGetCtx(self, stream: Any, context: Any) -> int:  # noqa: N802  # the driver's names
+        context._obj.value = 1 + self.device
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self.contexts += 1
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self.contexts -= 1
+        return 0
+
+    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 2, "with a time it costs more"
+        event._obj.value = 1 + len(self.events)
+        self.events[event._obj.value] = Event(self.card, blocking=True)
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: Any) -> int:  # noqa: N802
+        if self._stream(stream).is_destroyed:
+            return 400
+        self._stream(stream).record(self.events[event.value])
+        return 0
+
+    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        self._stream(stream).wait(self.events[event.value])
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
+        self.card.log.append("event destroyed")
+        return 0
+
+    def cuCtxSynchronize(self) -> int:  # noqa: N802
+        self.card.log.append("all waited for")
+        self.card.run()
+        return 0
+
+
 class HostTensor:
     """PyTorch's tensors on the CPU.
 

@@ -9,17 +9,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import Card, DeviceArray, FakeCupy, FakeTorch
+from fake_cuda import Card, DeviceArray, Driver, FakeCupy, FakeTorch
 
 import spdl_media as sm
 from spdl_media._devices import torch_device
+from spdl_media._devices.driver import make_wait
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.own_streams import OwnStreams
+from spdl_media.cuda._owner import ready_buffer
 
 COPYING, SIDE = 0x4400, 0x5500
 
@@ -192,6 +195,92 @@ def test_what_dlpack_does_not_give(
 ) -> None:
     with pytest.raises(error, match=message):
         there([1]).__dlpack__(**options)
+
+
+# --- of DALI, which knows no streams but its own
+
+
+@pytest.fixture
+def driver(card: Card, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver(card, 1)
+    wait = partial(make_wait, load=lambda _: found)
+    monkeypatch.setattr("spdl_media.cuda._owner.make_wait", wait)
+    return found
+
+
+def of_dali(card: Card, values: np.ndarray) -> Any:
+    """An array whose memory is given again in the order of its stream."""
+    address = card.allocate(values.nbytes, 1, COPYING)
+    memory = np.frombuffer((ctypes.c_uint8 * values.nbytes).from_address(address), values.dtype)
+    memory[:] = values
+    array = DeviceArray(card, 1, memory, None)
+    weakref.finalize(array, card.free, address)
+    return array
+
+
+def by_interface(given: Any, stream: int) -> Any:
+    return given, given.__cuda_array_interface__
+
+
+def by_dlpack(given: Any, stream: int) -> Any:
+    given.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize(("take", "stream"), [(by_interface, 1), (by_dlpack, SIDE)])
+def test_memory_of_dali_waits_for_the_streams_that_read_it(
+    card: Card, driver: Driver, take: Any, stream: int
+) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING, indices=(0, 1, 2, 3))
+    assert isinstance(buffer, sm.CUDABuffer)
+    buffer.synchronize()
+    assert (buffer.device, buffer.shape, buffer.indices) == ("cuda:1", (4,), (0, 1, 2, 3))
+    memory = (ctypes.c_int64 * 4).from_address(buffer.__cuda_array_interface__["data"][0])
+    assert buffer.__cuda_array_interface__["stream"] is None, "it is complete"
+    taken = take(buffer, stream)
+    seen: list[list[int]] = []
+
+    def read() -> bool:
+        seen.append(list(memory))
+        return True
+
+    card.stream(1, stream).put("read", read)
+    buffer.release()
+    del taken, buffer
+    gc.collect()
+    card.stream(1, COPYING).run()  # as far as it can get, before the other one
+    assert list(memory) == [0, 1, 2, 3]
+    card.run()
+    assert seen == [[0, 1, 2, 3]]
+    assert list(memory) != [0, 1, 2, 3], "the memory is not given back"
+    assert driver.contexts == 0
+
+
+def test_memory_of_dali_that_nobody_read_waits_for_nobody(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=COPYING)
+    del buffer
+    gc.collect()
+    assert not driver.events
+
+
+def test_all_is_waited_for_if_a_reader_of_dalis_memory_is_gone(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=SIDE)
+    card.stream(1, SIDE).destroy()
+    del buffer
+    gc.collect()
+    assert logged(card, "all waited for") == 1
+    assert logged(card, "event destroyed") == len(driver.events) == 1
+
+
+def test_a_forked_child_leaves_dalis_memory_alone(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=SIDE)
+    HISTORY.after_fork()
+    HISTORY.lost = True
+    del buffer
+    gc.collect()
+    assert not driver.events
 
 
 # --- the end of its life
