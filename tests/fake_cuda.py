@@ -567,6 +567,9 @@ class FakeCupy:
             nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
             alloc_pinned_memory=card.pin,
         )
+        self._core = SimpleNamespace(
+            core=SimpleNamespace(assemble_cupy_compiler_options=lambda options: options)
+        )
         self.cuda.Stream = own_streams(self, CupyStream)
         self.cuda.Stream.null = CupyDefaultStream(self, 1)
         self.cuda.Stream.ptds = CupyDefaultStream(self, 2)

@@ -612,7 +612,7 @@ def test_without_nvdec_a_warning_says_what_is_missing(
 ) -> None:
     request.getfixturevalue(name)
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
-    missing = "libnvcuvid.so.1" if name == "cupy" else "pip install cupy"
+    missing = "libnvcuvid.so.1" if name == "cupy" else 'pip install "cupy'
     monkeypatch.setattr(
         "spdl_media.cuda.nvdec.missing_library",
         lambda: sm.MissingDependencyError("needs libnvcuvid.so.1") if name == "cupy" else None,
@@ -655,6 +655,23 @@ def test_without_a_compiler_for_kernels_videos_are_decoded_on_the_cpu(
     with pytest.warns(sm.CPUFallbackWarning, match="NVRTC .*pip install nvidia-cuda-nvrtc-cu12"):
         buffer = sm.load_video(CLIP, cuda=0)
     np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+
+
+def test_without_cudas_headers_the_cpu_decodes_and_finishes(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy's wheels have none, and then it refuses to compile anything."""
+
+    def missing(options: tuple[str, ...]) -> None:
+        raise RuntimeError("Failed to find CUDA headers.")
+
+    monkeypatch.setattr(nvdec._core.core, "assemble_cupy_compiler_options", missing)
+    with pytest.warns(sm.CPUFallbackWarning, match=r'CUDA headers.*"cupy-cuda12x\[ctk\]"'):
+        buffer = sm.load_video(CLIP, cuda=0)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+    rows = sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)
+    np.testing.assert_array_equal(host(rows), sm.load_image_batch(PHOTOS, **OPTIONS))
+    assert not nvdec.launches
 
 
 def test_a_full_device_while_decoding(nvdec: CupyWithKernels, card: LazyCard) -> None:

@@ -210,6 +210,30 @@ class CupyDevice:
         return int(free), int(total)
 
 
+def check_headers(cupy: Any) -> None:
+    """See that CuPy finds CUDA's headers, without which it compiles no kernel. It needs no device.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    # Of CuPy 14, and not public. Others are taken at their word.
+    core = getattr(getattr(cupy, "_core", None), "core", None)
+    assemble = getattr(core, "assemble_cupy_compiler_options", None)
+    try:
+        if assemble is not None:
+            assemble(())
+    except Exception as error:
+        raise RuntimeError(without_headers(str(error))) from error
+
+
+def without_headers(reason: str) -> str:
+    """What to say where CUDA's headers are missing."""
+    return (
+        f"CuPy compiles no kernel without CUDA's headers ({reason.rstrip('.')}). Install them: pip install "
+        '"cupy-cuda12x[ctk]" (or "cupy-cuda13x[ctk]", as CuPy is)'
+    )
+
+
 class _Address:
     """The address of a stream in the form that CuPy takes streams of others in."""
 

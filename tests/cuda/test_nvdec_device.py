@@ -124,7 +124,9 @@ def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
 
 def test_missing_cupy_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(sm.MissingDependencyError, match=r"on the GPU needs cupy.*pip install cupy"):
+    with pytest.raises(
+        sm.MissingDependencyError, match=r"on the GPU needs cupy.*pip install \"cupy"
+    ):
         decode_packets_nvdec(PACKETS, cuda=0)
 
 
