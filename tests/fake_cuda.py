@@ -21,6 +21,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from spdl_media._devices.forks import HISTORY
+
 JUNK, FREED = 0x5A, 0xDD
 
 
@@ -510,6 +512,10 @@ class CupyEvent(Event):
     def __init__(self, cupy: FakeCupy, *, block: bool, disable_timing: bool = True) -> None:
         super().__init__(cupy.card, blocking=block)
         self._cupy = cupy
+
+    def __del__(self) -> None:
+        if HISTORY.lost:  # no driver survives a fork, and CuPy asks it to destroy the event
+            raise RuntimeError("cudaErrorInitializationError: initialization error")
 
     def record(self, stream: CupyStream | None = None) -> None:
         (stream or self._cupy.cuda.get_current_stream()).stream.record(self)
