@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -525,6 +526,26 @@ class CupyEvent(Event):
         return self.fired.is_set()
 
 
+class CupyDeviceBlock:
+    """CuPy's ``Device``. To enter it may do nothing, and to leave it always selects a device."""
+
+    def __init__(self, cupy: FakeCupy, index: int) -> None:
+        self._cupy, self._index = cupy, index
+        self._before: list[int] = []
+
+    def use(self) -> None:
+        self._cupy.select(self._index)
+
+    def __enter__(self) -> Self:
+        self._before.append(self._cupy.selected)
+        if self._index != self._cupy.selected:
+            self.use()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cupy.select(self._before.pop())
+
+
 def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
     """CuPy's class of streams, which destroys a stream with its object.
 
@@ -557,6 +578,7 @@ class FakeCupy:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
         self._local = threading.local()
+        self.started: set[int] = set()
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
                 getDeviceCount=self._count,
@@ -566,7 +588,7 @@ class FakeCupy:
                 memcpyHostToDevice=1,
                 memcpyDeviceToHost=2,
             ),
-            Device=self._use,
+            Device=partial(CupyDeviceBlock, self),
             ExternalStream=self._external,
             get_current_stream=lambda: self.current[-1] if self.current else self.cuda.Stream.null,
             Event=lambda **options: CupyEvent(self, **options),
@@ -613,16 +635,10 @@ class FakeCupy:
         """A stream that tests make of an address."""
         return CupyStream(self, self.card.stream(index, address))
 
-    @contextlib.contextmanager
-    def _use(self, index: int) -> Iterator[None]:
-        before = self.selected
-        if index != before:  # else CuPy does nothing, though the thread may have no context
-            self._local.selected = self._local.context = index
-        try:
-            yield
-        finally:
-            if index != before:
-                self._local.selected = self._local.context = before
+    def select(self, index: int) -> None:
+        """What the runtime does to make a device current; from CUDA 12 on it starts the device."""
+        self._local.selected = self._local.context = index
+        self.started.add(index)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         def do() -> bool:

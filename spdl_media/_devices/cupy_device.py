@@ -198,6 +198,12 @@ class CupyDevice:
         with self._cupy.cuda.Device(self.index):
             event.synchronize()
 
+    def wait_and_stay(self, event: Any) -> None:
+        """Wait on the host for the event, in a thread that works for no other device."""
+        # To go back to the device that was current there would start it, and take its memory.
+        self._cupy.cuda.Device(self.index).use()
+        event.synchronize()
+
     def make_wait(self, stream: int, event: Any) -> None:
         """Let later work on another stream wait for the event."""
         with self._cupy.cuda.Device(self.index):

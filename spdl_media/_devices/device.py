@@ -68,6 +68,9 @@ class Device(Protocol):
     def wait(self, event: Event) -> None:
         """Wait on the host for the event, in any thread."""
 
+    def wait_and_stay(self, event: Event) -> None:
+        """The same, in a thread that works for no other device from now on."""
+
     def make_wait(self, stream: int, event: Event) -> None:
         """Let later work on another stream of the device wait for the event; the host does not wait."""
 
