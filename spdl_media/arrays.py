@@ -122,7 +122,8 @@ def to_numba(buffer: Buffer) -> Any:
     checked = _checked(buffer, "to_numba")
     if isinstance(checked, CUDABuffer):
         cuda: Any = require("numba", "to_numba of a buffer on a device")
-        return cuda.as_cuda_array(checked)
+        with cuda.gpus[checked.device_index]:
+            return cuda.as_cuda_array(checked)
     return checked.array.view()
 
 

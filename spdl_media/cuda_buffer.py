@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -257,12 +259,13 @@ class CUDABuffer:
                 "DLPack has no stream 0: 1 is the default stream, 2 that of the thread"
             )
         ready, array = self._ready, self.array
-        if ready is None:
+        if ready is not None:
+            if stream != _NO_SYNC:
+                ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
+            # The taker's stream waits already, and what the owner takes for its own stream may be another.
+            stream = _NO_SYNC
+        with _exported_from(array, self.device_index):
             return array.__dlpack__(stream=stream)
-        if stream != _NO_SYNC:
-            ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
-        # The taker's stream waits already, and what the owner takes for its own stream may be another one.
-        return array.__dlpack__(stream=_NO_SYNC)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CUDA_DEVICE, self.device_index
@@ -277,6 +280,16 @@ class CUDABuffer:
             return "<CUDABuffer: released>"
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"<CUDABuffer: {self.shape} {self.dtype} on {self.device}{failed}>"
+
+
+def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:
+    """A block in which memory is handed over: PyTorch refuses while another device is the current one."""
+    torch = sys.modules.get("torch")
+    if not isinstance(array, getattr(torch, "Tensor", ())):  # nor while another thread imports it
+        return nullcontext()
+    assert torch is not None
+    device: AbstractContextManager[object] = torch.cuda.device(index)
+    return device
 
 
 Buffer: TypeAlias = CPUBuffer | CUDABuffer

@@ -103,7 +103,7 @@ def to_device(
         device.copy_in(block.array, source)
         event = device.record()
     if not device.is_done(event):
-        KEEPER.keep((device.index, device.stream), partial(device.wait, event), source)
+        KEEPER.keep((device.index, device.stream), partial(device.wait_and_stay, event), source)
     return CUDABuffer(
         block.array,
         source.shape,

@@ -81,7 +81,7 @@ class FakeRig:
     def _current(self, stream: int) -> Any:
         if self.package == "torch":
             return self.library.cuda.stream(self.library.cuda.ExternalStream(stream, 0))
-        return self.library.cuda.ExternalStream(stream, 0)
+        return self.library.stream_at(stream, 0)
 
     def bytes_used(self) -> int:
         return self.card.used[0]
@@ -160,7 +160,7 @@ class CupyRig:
         return int(self._streams[-1].ptr)
 
     def _current(self, stream: int) -> Any:
-        return self.cupy.cuda.ExternalStream(stream, 0)
+        return next(one for one in self._streams if int(one.ptr) == stream)
 
     def delay(self, stream: int) -> None:
         with self._current(stream):

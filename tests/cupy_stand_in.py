@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fake_cuda import FREED, Card, CupyEvent, CupyStream, FakeCupy, HostBytes
+from fake_cuda import FREED, Card, CupyEvent, CupyStream, FakeCupy, HostBytes, own_streams
 
 
 class LazyCard(Card):
@@ -93,10 +93,9 @@ class CupyWithKernels(FakeCupy):
         super().__init__(card)
         self.library, self.is_eager = library, is_eager
         self.launches: list[str] = []
-        null = Stream(self, card.stream(0, 1))
-        self.cuda.Stream.null = null
-        self.cuda.ExternalStream = lambda address, index: Stream(self, card.stream(index, address))
-        self.cuda.get_current_stream = lambda: self.current[-1] if self.current else null
+        self.cuda.Stream = own_streams(self, Stream)
+        self.cuda.Stream.null = Stream(self, card.stream(0, 1))
+        self.cuda.Stream.ptds = Stream(self, card.stream(0, 2))
         self.cuda.runtime.CUDARuntimeError = RuntimeError
 
     def __getattr__(self, name: str) -> Any:

@@ -12,13 +12,17 @@ import ctypes
 import importlib.machinery
 import math
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
+
+from spdl_media._devices.forks import HISTORY
 
 JUNK, FREED = 0x5A, 0xDD
 
@@ -234,6 +238,56 @@ class TorchEvent(Event):
         return self.fired.is_set()
 
 
+class Driver:
+    """As much of libcuda as is used of streams."""
+
+    def __init__(self, card: Card, device: int = 0) -> None:
+        self.card, self.device = card, device
+        self.events: dict[int, Event] = {}
+        self.contexts = 0
+
+    def _stream(self, stream: Any) -> Stream:
+        return self.card.stream(self.device, stream.value)
+
+    def cuStreamGetCtx(self, stream: Any, context: Any) -> int:  # noqa: N802  # the driver's names
+        context._obj.value = 1 + self.device
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self.contexts += 1
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self.contexts -= 1
+        return 0
+
+    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 2, "with a time it costs more"
+        event._obj.value = 1 + len(self.events)
+        self.events[event._obj.value] = Event(self.card, blocking=True)
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: Any) -> int:  # noqa: N802
+        if self._stream(stream).is_destroyed:
+            return 400
+        self._stream(stream).record(self.events[event.value])
+        return 0
+
+    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        self._stream(stream).wait(self.events[event.value])
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
+        self.card.log.append("event destroyed")
+        return 0
+
+    def cuCtxSynchronize(self) -> int:  # noqa: N802
+        self.card.log.append("all waited for")
+        self.card.run()
+        return 0
+
+
 class HostTensor:
     """PyTorch's tensors on the CPU.
 
@@ -279,6 +333,11 @@ class HostTensor:
 class TorchTensor(DeviceArray):
     torch: FakeTorch
 
+    def __dlpack__(self, *, stream: int | None = None) -> DeviceArray:
+        if self.index != self.torch.selected:
+            raise BufferError("Can't export tensors on a different CUDA device index.")
+        return super().__dlpack__(stream=stream)
+
     def detach(self) -> TorchTensor:
         """Another tensor over the same memory."""
         tensor = self.torch._tensor(self.index, self.values, self)
@@ -299,6 +358,7 @@ class FakeTorch:
     def __init__(self, card: Card) -> None:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+        self._local = threading.local()
         self._current: dict[tuple[int, int], TorchStream] = {}
         self.cuda = SimpleNamespace(
             is_available=lambda: card.devices > 0,
@@ -339,10 +399,19 @@ class FakeTorch:
             if before:
                 self._current[key] = before
 
+    @property
+    def selected(self) -> int:
+        """The device that this thread has made current."""
+        return self._local.__dict__.get("selected", 0)
+
     @contextlib.contextmanager
     def _select(self, index: int) -> Iterator[None]:
         assert 0 <= index < self.card.devices
-        yield
+        before, self._local.selected = self.selected, index
+        try:
+            yield
+        finally:
+            self._local.selected = before
 
     def copy(self, target: Any, source: Any, what: str) -> None:
         index = next(iter(key[1] for key in self._current if key[0] == threading.get_ident()))
@@ -445,12 +514,61 @@ class CupyEvent(Event):
         super().__init__(cupy.card, blocking=block)
         self._cupy = cupy
 
+    def __del__(self) -> None:
+        if HISTORY.lost:  # no driver survives a fork, and CuPy asks it to destroy the event
+            raise RuntimeError("cudaErrorInitializationError: initialization error")
+
     def record(self, stream: CupyStream | None = None) -> None:
         (stream or self._cupy.cuda.get_current_stream()).stream.record(self)
 
     @property
     def done(self) -> bool:
         return self.fired.is_set()
+
+
+class CupyDeviceBlock:
+    """CuPy's ``Device``. To enter it may do nothing, and to leave it always selects a device."""
+
+    def __init__(self, cupy: FakeCupy, index: int) -> None:
+        self._cupy, self._index = cupy, index
+        self._before: list[int] = []
+
+    def use(self) -> None:
+        self._cupy.select(self._index)
+
+    def __enter__(self) -> Self:
+        self._before.append(self._cupy.selected)
+        if self._index != self._cupy.selected:
+            self.use()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cupy.select(self._before.pop())
+
+
+def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
+    """CuPy's class of streams, which destroys a stream with its object.
+
+    CuPy 14.0 destroys those of ``from_external`` too, and 14.2 does not.
+    """
+
+    class Stream(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *, non_blocking: bool) -> None:
+            assert non_blocking
+            super().__init__(cupy, cupy.card.new_stream(cupy.selected))
+
+        def __del__(self) -> None:
+            self.stream.destroy()
+
+        @classmethod
+        def from_external(cls, given: Any) -> Any:
+            version, address = given.__cuda_stream__()
+            assert version == 0
+            stream = cls.__new__(cls)
+            base.__init__(stream, cupy, cupy.card.stream(cupy.selected, address))
+            return stream
+
+    return Stream
 
 
 class FakeCupy:
@@ -460,31 +578,29 @@ class FakeCupy:
         self.card = card
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
         self._local = threading.local()
-        null = CupyDefaultStream(self, 1)
+        self.started: set[int] = set()
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
                 getDeviceCount=self._count,
+                free=self._begin,
                 memGetInfo=lambda: (card.total - card.used[self.selected], card.total),
                 memcpyAsync=self._copy,
                 memcpyHostToDevice=1,
                 memcpyDeviceToHost=2,
             ),
-            Device=self._use,
-            ExternalStream=lambda address, index: CupyStream(self, card.stream(index, address)),
-            get_current_stream=lambda: self.current[-1] if self.current else null,
+            Device=partial(CupyDeviceBlock, self),
+            ExternalStream=self._external,
+            get_current_stream=lambda: self.current[-1] if self.current else self.cuda.Stream.null,
             Event=lambda **options: CupyEvent(self, **options),
             nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
             alloc_pinned_memory=card.pin,
         )
-        self.cuda.Stream = type(
-            "Stream",
-            (),
-            {
-                "null": null,
-                "ptds": CupyDefaultStream(self, 2),
-                "__new__": lambda _, non_blocking: self._new_stream(non_blocking),
-            },
+        self._core = SimpleNamespace(
+            core=SimpleNamespace(assemble_cupy_compiler_options=lambda options: options)
         )
+        self.cuda.Stream = own_streams(self, CupyStream)
+        self.cuda.Stream.null = CupyDefaultStream(self, 1)
+        self.cuda.Stream.ptds = CupyDefaultStream(self, 2)
 
     @property
     def current(self) -> list[CupyStream]:
@@ -501,19 +617,28 @@ class FakeCupy:
             raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
         return self.card.devices
 
-    def _new_stream(self, non_blocking: bool) -> CupyStream:
-        assert non_blocking
-        stream = CupyStream(self, self.card.new_stream(self.selected))
-        weakref.finalize(stream, stream.stream.destroy)
-        return stream
+    @property
+    def context(self) -> int | None:
+        """The device whose context this thread has made current."""
+        found: int | None = self._local.__dict__.get("context")
+        return found
 
-    @contextlib.contextmanager
-    def _use(self, index: int) -> Iterator[None]:
-        before, self._local.selected = self.selected, index
-        try:
-            yield
-        finally:
-            self._local.selected = before
+    def _begin(self, address: int) -> None:
+        assert address == 0
+        self._local.context = self.selected
+
+    def _external(self, address: int, index: int) -> CupyStream:
+        warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
+        return CupyStream(self, self.card.stream(index, address))
+
+    def stream_at(self, address: int, index: int) -> CupyStream:
+        """A stream that tests make of an address."""
+        return CupyStream(self, self.card.stream(index, address))
+
+    def select(self, index: int) -> None:
+        """What the runtime does to make a device current; from CUDA 12 on it starts the device."""
+        self._local.selected = self._local.context = index
+        self.started.add(index)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         def do() -> bool:

@@ -7,7 +7,8 @@ decoder's surfaces are used again too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import av
 import numpy as np
 from av.codec.context import CodecContext
+from av.codec.hwaccel import HWAccel
 
 import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
@@ -94,8 +96,16 @@ def to_surface(frame: av.VideoFrame) -> HardwareFrame:
 class HardwareDecoder:
     """A software decoder whose frames are turned into surfaces; others pass, as FFmpeg's fallback does."""
 
-    def __init__(self, context: CodecContext) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
+
+    @property
+    def width(self) -> int:
+        return int(self._context.width)
+
+    @property
+    def height(self) -> int:
+        return int(self._context.height)
 
     def decode(self, packet: Any) -> list[Any]:
         frames: Any = self._context.decode(packet)
@@ -163,12 +173,75 @@ class FakeCupy:
         return np.asarray(value, dtype)
 
 
+class Driver:
+    """libcuda with so many devices."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802  # the driver's name
+        return 100 if self._count is None else 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802  # the driver's name
+        count._obj.value = self._count
+        return 0
+
+
+def loader(driver: Driver | None, *, video: bool) -> Any:
+    def load(name: str) -> Any:
+        if name == "libcuda.so.1" and driver is not None:
+            return driver
+        if name == "libnvcuvid.so.1" and video:
+            return object()
+        raise OSError(f"{name}: cannot open shared object file")
+
+    return load
+
+
+class FakeFFmpeg:
+    """PyAV's CodecContext with a decoder of the CPU, and what FFmpeg's ``hwcontext_cuda.c`` asks for.
+
+    Args:
+        current: The device whose context is current in this thread, or ``None``.
+        active: Flags of the primary context, if anything uses it: those of PyTorch, CuPy and DALI are 0.
+    """
+
+    BLOCKING_SYNC = 4
+
+    def __init__(self, current: Callable[[], int | None], active: int | None = 0) -> None:
+        self._current, self._active = current, active
+
+    def create(self, name: str, mode: str, hwaccel: HWAccel) -> Any:
+        """A decoder that has such a device.
+
+        Raises:
+            av.FFmpegError: FFmpeg does not make the device.
+        """
+        assert hwaccel.is_hw_owned
+        primary, current = (
+            int(hwaccel.options.get(option, "0")) for option in ("primary_ctx", "current_ctx")
+        )
+        if primary and current:
+            raise av.FFmpegError(errno.EINVAL, "Invalid argument")
+        if primary and self._active not in (None, self.BLOCKING_SYNC):
+            # "Primary context already active with incompatible flags."
+            raise av.FFmpegError(errno.EOPNOTSUPP, "Operation not supported")
+        assert primary or current, (
+            "frames would lie in a context of their own, which no kernel reads"
+        )
+        if current:
+            assert self._current() == hwaccel.device_id, "another context is current"
+        return CodecContext.create(name, mode)
+
+
 class FakeCuda:
     class CUDARuntimeError(RuntimeError):
         pass
 
     def __init__(self, cupy: FakeCupy) -> None:
         self._cupy = cupy
+        self.selected = 0
+        self.context: int | None = None
         self.runtime = self
         self.Stream = type("Stream", (), {"null": FakeStream("default", cupy.log)})
         self.current = FakeStream("current", cupy.log)
@@ -184,7 +257,17 @@ class FakeCuda:
     @contextmanager
     def Device(self, index: int) -> Iterator[None]:  # noqa: N802  # CuPy's name
         assert 0 <= index < self._cupy.devices
+        before = self.selected
+        if index != before:  # else CuPy does nothing, though the thread may have no context
+            self.selected = self.context = index
         yield
+        if index != before:
+            self.selected = self.context = before
+
+    def free(self, address: int) -> None:
+        """The runtime's first call in a thread makes the context of its device the current one."""
+        assert address == 0
+        self.context = self.selected
 
 
 class FakeStream:

@@ -302,9 +302,88 @@ def test_rounds_go_forwards_and_backwards(gpu: ModuleType, monkeypatch: pytest.M
     order: list[str] = []
     cells = {name: cell_of(gpu, load=name) for name in "abc"}
     monkeypatch.setattr(gpu, "rate_of", lambda cell, _: order.append(cell.load) or 1.0)
-    gpu.measure(cells, 2, 0)
+    assert gpu.measure(cells, 2, 0) == {}
     assert order == list("abccba")
     assert [cell.rates for cell in cells.values()] == [[1.0, 1.0]] * 3
+
+
+def test_a_cell_that_fails_in_a_round_costs_the_others_nothing(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def rate(cell: Any, _: float) -> float:
+        seen.append(cell.load)
+        if cell.load == "b" and seen.count("b") == 2:
+            raise RuntimeError("device is lost\nand more")
+        return 1.0
+
+    cells = {name: cell_of(gpu, load=name) for name in "abc"}
+    monkeypatch.setattr(gpu, "rate_of", rate)
+    assert gpu.measure(cells, 3, 0) == {"b": "in round 2: device is lost"}
+    assert seen == list("abccbaac")
+    assert {name: cell.rates for name, cell in cells.items()} == {"a": [1.0] * 3, "c": [1.0] * 3}
+
+
+class WorksAhead:
+    """A DataLoader whose workers have always made some batches more than were asked for."""
+
+    def __init__(self, sampler: Any, ahead: int) -> None:
+        self.sampler, self.ahead = sampler, ahead
+        self.made = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        made: list[list[int]] = []
+        indices = iter(self.sampler)
+        while True:
+            while len(made) < self.ahead and (batch := next(indices, None)) is not None:
+                made.append(batch)
+                self.made += 1
+            if not made:
+                return
+            yield made.pop(0)
+
+
+def test_what_a_loader_has_made_ahead_is_not_counted(gpu: ModuleType) -> None:
+    """Nor do its workers go on while the next cell is measured."""
+    sampler = gpu.Endless([[b""] * 3, [b""]])
+    loader = WorksAhead(sampler, 4)
+    rounds = gpu.Rounds(loader, sampler, loader.ahead)
+    assert (rounds.next(), rounds.size) == ([0, 1, 2], 3)  # when the cell is tried
+    for _ in range(2):
+        rounds.begin()
+        before = loader.made
+        taken = [rounds.next() for _ in range(6)]
+        assert loader.made - before == 6, "as many are made inside of the clock as are counted"
+        assert taken == [[0, 1, 2], [3]] * 3
+        rounds.end()
+        assert loader.made - before == 6
+    assert sampler.is_stopped
+
+
+def test_a_round_of_a_cell_begins_before_the_clock_and_ends_behind_it(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    def now() -> float:
+        log.append("clock")
+        return float(len(log))
+
+    monkeypatch.setattr(gpu.time, "perf_counter", now)
+    cell = cell_of(
+        gpu,
+        begin=lambda: log.append("begin"),
+        end=lambda: log.append("end"),
+        load=lambda _: log.append("load"),
+    )
+    gpu.rate_of(cell, 5)
+    assert log[:3] == ["begin", "load", "clock"]
+    assert log[-2:] == ["clock", "end"]
+    broken = cell_of(gpu, load=lambda _: 1 / 0, end=lambda: log.append("ended all the same"))
+    with pytest.raises(ZeroDivisionError):
+        gpu.rate_of(broken, 1)
+    assert log[-1] == "ended all the same"
 
 
 def test_another_shape_is_refused_and_the_difference_is_told(gpu: ModuleType) -> None:
@@ -343,9 +422,11 @@ def test_the_loader_of_torch_gives_the_same_pictures(
     pytest.importorskip("PIL")
     cell = gpu.torch_loader(job_on_cpu(gpu, batches))
     assert gpu.tried(cell) < 2
-    shapes = [cell.load(number).shape for number in (1, 2, 3)]
-    assert [shape[0] for shape in shapes] == [1, 2, 1], "batch by batch, again and again"
-    assert [cell.count(number) for number in (1, 2, 3)] == [1, 2, 1]
+    sizes = [(cell.load(number).shape[0], cell.count(number)) for number in (1, 2, 3)]
+    assert sizes == [(1, 1), (2, 2), (1, 1)], "batch by batch, again and again"
+    cell.begin()
+    assert cell.load(0).shape[0] == 2, "each round begins with the first"
+    cell.end()
 
 
 def test_torchvisions_cell_gives_the_same_pictures(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,20 +16,21 @@ import spdl_media as sm
 from spdl_media._devices.forks import HISTORY, driver_is_up
 from spdl_media.cuda import capabilities
 
-PARTS = ("driver", "torch", "cupy", "nvrtc", "nvcuvid", "dali", "nvimgcodec")
+PARTS = ("driver", "torch", "cupy", "nvrtc", "headers", "nvcuvid", "dali", "nvimgcodec")
 NEEDS = {
     "pinned_memory": {"driver"},
     "transfer": {"driver"},
-    "kernels": {"driver", "cupy", "nvrtc"},
+    "kernels": {"driver", "cupy", "nvrtc", "headers"},
     "dali": {"driver", "dali"},
     "nvjpeg": {"driver", "dali", "nvimgcodec"},
-    "nvdec": {"driver", "nvcuvid", "cupy", "nvrtc"},
+    "nvdec": {"driver", "nvcuvid", "cupy", "nvrtc", "headers"},
 }
 SAYS = {
     "driver": r"NVIDIA's driver is missing \(libcuda\.so\.1: .*docker run --gpus all",
     "torch": r"torch is not installed: pip install \"spdl_media\[torch\]\"",
-    "cupy": r"cupy is not installed: pip install cupy-cuda12x",
+    "cupy": r"cupy is not installed: pip install \"cupy-cuda12x\[ctk\]\"",
     "nvrtc": r"NVRTC cannot be used \(libnvrtc\.so.*pip install nvidia-cuda-nvrtc-cu12",
+    "headers": r"without CUDA's headers \(.*\)\. Install them: pip install \"cupy-cuda12x\[ctk\]\"",
     "nvcuvid": r"\(libnvcuvid\.so\.1: .*NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
     "dali": r"dali is not installed: pip install nvidia-dali-cuda120",
     "nvimgcodec": r"nvimgcodec is not installed: pip install nvidia-nvimgcodec-cu12",
@@ -61,7 +63,9 @@ class Machine:
         monkeypatch.setattr(capabilities, "check_device", self.check_device)
         monkeypatch.setattr(capabilities, "is_available", lambda name: name not in self.missing)
         monkeypatch.setattr(capabilities, "require", self.require)
-        monkeypatch.setattr(capabilities, "_has_nvrtc", lambda: "nvrtc" not in self.missing)
+        for name in ("nvrtc", "headers"):
+            there = partial(self._is_there, name)
+            monkeypatch.setattr(capabilities, f"_has_{name}", there)
         for name in ("torch", "cupy"):
             monkeypatch.setitem(sys.modules, name, getattr(self, name))
 
@@ -73,6 +77,15 @@ class Machine:
             self.card.devices = 0
         if part == "nvrtc":
             self.cupy.cuda.nvrtc = SimpleNamespace(getVersion=self._no_nvrtc)
+
+        if part == "headers":
+            self.cupy._core.core.assemble_cupy_compiler_options = self._no_headers
+
+    def _is_there(self, part: str) -> bool:
+        return part not in self.missing
+
+    def _no_headers(self, options: tuple[str, ...]) -> None:
+        raise RuntimeError("Failed to find CUDA headers. Please install CUDA toolkit headers.")
 
     def _no_nvrtc(self) -> None:
         raise RuntimeError("libnvrtc.so.12: cannot open shared object file")
@@ -139,7 +152,7 @@ def test_everything_that_is_missing_is_said_at_once(machine: Machine) -> None:
     for part in PARTS:
         machine.take_away(part)
     found = sm.cuda_capabilities()
-    assert found.nvdec.missing == ("driver", "nvcuvid", "cupy", "nvrtc")
+    assert found.nvdec.missing == ("driver", "nvcuvid", "cupy", "nvrtc", "headers")
     for part in found.nvdec.missing[:3]:  # NVRTC is looked for in another way without CuPy
         assert re.search(SAYS[part], found.nvdec.reason)
     lines = str(found).splitlines()

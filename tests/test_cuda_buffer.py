@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import Card, DeviceArray, FakeCupy, FakeTorch
+from fake_cuda import Card, DeviceArray, Driver, FakeCupy, FakeTorch
 
 import spdl_media as sm
 from spdl_media._devices import torch_device
+from spdl_media._devices.driver import make_wait
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.own_streams import OwnStreams
+from spdl_media.cuda._owner import ready_buffer
 
 COPYING, SIDE = 0x4400, 0x5500
 
@@ -193,6 +197,92 @@ def test_what_dlpack_does_not_give(
         there([1]).__dlpack__(**options)
 
 
+# --- of DALI, which knows no streams but its own
+
+
+@pytest.fixture
+def driver(card: Card, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver(card, 1)
+    wait = partial(make_wait, load=lambda _: found)
+    monkeypatch.setattr("spdl_media.cuda._owner.make_wait", wait)
+    return found
+
+
+def of_dali(card: Card, values: np.ndarray) -> Any:
+    """An array whose memory is given again in the order of its stream."""
+    address = card.allocate(values.nbytes, 1, COPYING)
+    memory = np.frombuffer((ctypes.c_uint8 * values.nbytes).from_address(address), values.dtype)
+    memory[:] = values
+    array = DeviceArray(card, 1, memory, None)
+    weakref.finalize(array, card.free, address)
+    return array
+
+
+def by_interface(given: Any, stream: int) -> Any:
+    return given, given.__cuda_array_interface__
+
+
+def by_dlpack(given: Any, stream: int) -> Any:
+    given.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize(("take", "stream"), [(by_interface, 1), (by_dlpack, SIDE)])
+def test_memory_of_dali_waits_for_the_streams_that_read_it(
+    card: Card, driver: Driver, take: Any, stream: int
+) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING, indices=(0, 1, 2, 3))
+    assert isinstance(buffer, sm.CUDABuffer)
+    buffer.synchronize()
+    assert (buffer.device, buffer.shape, buffer.indices) == ("cuda:1", (4,), (0, 1, 2, 3))
+    memory = (ctypes.c_int64 * 4).from_address(buffer.__cuda_array_interface__["data"][0])
+    assert buffer.__cuda_array_interface__["stream"] is None, "it is complete"
+    taken = take(buffer, stream)
+    seen: list[list[int]] = []
+
+    def read() -> bool:
+        seen.append(list(memory))
+        return True
+
+    card.stream(1, stream).put("read", read)
+    buffer.release()
+    del taken, buffer
+    gc.collect()
+    card.stream(1, COPYING).run()  # as far as it can get, before the other one
+    assert list(memory) == [0, 1, 2, 3]
+    card.run()
+    assert seen == [[0, 1, 2, 3]]
+    assert list(memory) != [0, 1, 2, 3], "the memory is not given back"
+    assert driver.contexts == 0
+
+
+def test_memory_of_dali_that_nobody_read_waits_for_nobody(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=COPYING)
+    del buffer
+    gc.collect()
+    assert not driver.events
+
+
+def test_all_is_waited_for_if_a_reader_of_dalis_memory_is_gone(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=SIDE)
+    card.stream(1, SIDE).destroy()
+    del buffer
+    gc.collect()
+    assert logged(card, "all waited for") == 1
+    assert logged(card, "event destroyed") == len(driver.events) == 1
+
+
+def test_a_forked_child_leaves_dalis_memory_alone(card: Card, driver: Driver) -> None:
+    buffer = ready_buffer(of_dali(card, np.arange(4)), COPYING)
+    buffer.__dlpack__(stream=SIDE)
+    HISTORY.after_fork()
+    HISTORY.lost = True
+    del buffer
+    gc.collect()
+    assert not driver.events
+
+
 # --- the end of its life
 
 
@@ -236,6 +326,41 @@ def test_memory_waits_for_the_streams_that_read_it(card: Card, library: Any) -> 
     card.run()
     assert seen == [[0, 1, 2, 3]]
     np.testing.assert_array_equal(again.array.values, np.full(4, 9))
+
+
+def test_a_stream_of_the_users_is_not_destroyed_with_cupys_object_for_it(
+    card: Card, cupy: FakeCupy
+) -> None:
+    buffer = there(np.arange(4))
+    buffer.wait_on(SIDE)
+    del buffer
+    gc.collect()
+    assert not card.stream(1, COPYING).is_destroyed
+    assert not card.stream(1, SIDE).is_destroyed
+
+
+def test_a_cupy_before_14_has_streams_of_others_by_another_name(
+    card: Card, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del cupy.cuda.Stream.from_external
+    monkeypatch.setattr(cupy.cuda, "ExternalStream", cupy.stream_at)
+    there([1, 2]).__dlpack__(stream=SIDE)
+    assert logged(card, f"wait on stream {SIDE:#x} of device 1") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_memory_goes_back_although_a_stream_that_read_it_is_gone(
+    card: Card, cupy: FakeCupy
+) -> None:
+    freed: list[int] = []
+    config = sm.cuda_config(0, stream=COPYING, allocator=(card.allocate, freed.append))
+    buffer = sm.transfer_buffer(sm.convert_array([1]), cuda_config=config)
+    address = buffer.array.data.ptr
+    buffer.wait_on(SIDE)
+    card.stream(0, SIDE).destroy()
+    del buffer
+    gc.collect()
+    assert freed == [address]
 
 
 def test_a_forked_child_is_refused(card: Card, library: Any) -> None:
@@ -295,7 +420,7 @@ def test_to_torch_of_anothers_array_goes_through_dlpack(
 
 def test_to_cupy(card: Card, cupy: FakeCupy) -> None:
     buffer = there(np.arange(3))
-    with cupy.cuda.ExternalStream(SIDE, 1):
+    with cupy.stream_at(SIDE, 1):
         array = sm.to_cupy(buffer)
     assert (array.index, array.data.ptr) == (1, buffer.array.data.ptr)
     assert logged(card, f"wait on stream {SIDE:#x} of device 1") == 1
@@ -304,7 +429,19 @@ def test_to_cupy(card: Card, cupy: FakeCupy) -> None:
 
 
 def test_to_numba(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(as_cuda_array=lambda given: ("numba", given.__cuda_array_interface__))
+    current = [0]
+
+    @contextlib.contextmanager
+    def select(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    def as_cuda_array(given: Any) -> Any:
+        assert current == [given.device_index], "Numba takes it for memory of the current device"
+        return "numba", given.__cuda_array_interface__
+
+    cuda = SimpleNamespace(as_cuda_array=as_cuda_array, gpus=[select(0), select(1)])
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "numba.cuda", cuda)  # type: ignore[arg-type]  # a stand-in
     buffer = there(np.arange(3))
@@ -340,7 +477,7 @@ def test_to_numpy_says_that_it_lies_on_a_device(library: Any) -> None:
 @pytest.mark.parametrize(
     ("package", "convert", "line"),
     [
-        ("cupy", sm.to_cupy, "pip install cupy-cuda12x"),
+        ("cupy", sm.to_cupy, r"pip install \"cupy-cuda12x\[ctk\]\""),
         ("torch", sm.to_torch, r"pip install \"spdl_media\[torch\]\""),
         ("numba.cuda", sm.to_numba, "pip install numba-cuda"),
         ("jax", sm.to_jax, "pip install jax"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import importlib
 import importlib.util
@@ -16,15 +17,17 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import av
 import color_kernel
 import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard, host
 from dali_oracle import CLOSE, differences, jpeg, photo
 from fake_cuda import FakeTorch
-from nvdec_stand_in import HardwareDecoder
+from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
 
 import spdl_media as sm
 from spdl_media._decoding.defaults import DEFAULT_FILTER
@@ -35,8 +38,7 @@ from spdl_media._loading import device_pictures
 from spdl_media._loading.batch import Stopped
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
-from spdl_media.codec import make_decoder
-from spdl_media.cuda import _nvdec_device
+from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -486,17 +488,43 @@ CLIP = make_video(PLANES, codec="libx264", format="mp4", max_b_frames=2, gop_siz
 
 
 @pytest.fixture
-def nvdec(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> CupyWithKernels:
-    """A driver with its video library, whose frames are a software decoder's."""
-    cupy.is_eager = True
+def ffmpeg(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> FakeFFmpeg:
+    """A driver with its video library, in a process in which something has used CUDA."""
     monkeypatch.setattr("spdl_media.cuda.nvdec.missing_library", lambda: None)
+    found_out = partial(_nvdec_hwaccel.device_error, load=loader(Driver(2), video=True))
+    monkeypatch.setattr(_nvdec_hwaccel, "device_error", found_out)
     monkeypatch.setattr("spdl_media.cuda._nvdec_clip.is_available", lambda _: False)
+    found = FakeFFmpeg(lambda: cupy.context)
+    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", found)
+    return found
+
+
+@pytest.fixture
+def nvdec(
+    cupy: CupyWithKernels, ffmpeg: FakeFFmpeg, monkeypatch: pytest.MonkeyPatch
+) -> CupyWithKernels:
+    """The same, and frames are a software decoder's."""
+    cupy.is_eager = True
+    real = _nvdec_device.open_on_device
     monkeypatch.setattr(
-        _nvdec_device,
-        "open_on_device",
-        lambda codec, config, source, _: HardwareDecoder(make_decoder(codec, config, source)),
+        _nvdec_device, "open_on_device", lambda *given: HardwareDecoder(real(*given))
     )
     return cupy
+
+
+def test_a_device_that_does_not_open_for_videos(
+    nvdec: CupyWithKernels, ffmpeg: FakeFFmpeg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(name: str, mode: str, hwaccel: Any) -> Any:
+        raise av.FFmpegError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(ffmpeg, "create", create)
+    said = "NVDEC cannot be opened on device 1: Operation not supported"
+    with pytest.warns(sm.CPUFallbackWarning, match=said):
+        buffer = sm.load_video(CLIP, cuda=1)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {said}.*decoder='auto'"):
+        sm.load_video(CLIP, cuda=1, decoder="pyav")
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
@@ -591,7 +619,7 @@ def test_without_nvdec_a_warning_says_what_is_missing(
 ) -> None:
     request.getfixturevalue(name)
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
-    missing = "libnvcuvid.so.1" if name == "cupy" else "pip install cupy"
+    missing = "libnvcuvid.so.1" if name == "cupy" else 'pip install "cupy'
     monkeypatch.setattr(
         "spdl_media.cuda.nvdec.missing_library",
         lambda: sm.MissingDependencyError("needs libnvcuvid.so.1") if name == "cupy" else None,
@@ -634,6 +662,23 @@ def test_without_a_compiler_for_kernels_videos_are_decoded_on_the_cpu(
     with pytest.warns(sm.CPUFallbackWarning, match="NVRTC .*pip install nvidia-cuda-nvrtc-cu12"):
         buffer = sm.load_video(CLIP, cuda=0)
     np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+
+
+def test_without_cudas_headers_the_cpu_decodes_and_finishes(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy's wheels have none, and then it refuses to compile anything."""
+
+    def missing(options: tuple[str, ...]) -> None:
+        raise RuntimeError("Failed to find CUDA headers.")
+
+    monkeypatch.setattr(nvdec._core.core, "assemble_cupy_compiler_options", missing)
+    with pytest.warns(sm.CPUFallbackWarning, match=r'CUDA headers.*"cupy-cuda12x\[ctk\]"'):
+        buffer = sm.load_video(CLIP, cuda=0)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP))
+    rows = sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)
+    np.testing.assert_array_equal(host(rows), sm.load_image_batch(PHOTOS, **OPTIONS))
+    assert not nvdec.launches
 
 
 def test_a_full_device_while_decoding(nvdec: CupyWithKernels, card: LazyCard) -> None:

@@ -20,12 +20,13 @@ SOME = [
         ("cuda/test_gpu_videos.py", "test_dali_gives_the_frames_of_the_cpu"),
         ("cuda/test_gpu_colors.py", "test_the_kernel_gives_what_the_reference_gives[gpu-nv12-tv]"),
         ("cuda/test_gpu_colors.py", "test_batches_by_planes_are_as_on_the_cpu_path"),
+        ("cuda/test_gpu_loading.py", "test_tensors_go_and_come_back"),
     )
 ]
 
 
 @pytest.mark.skipif(real_cuda.why_not("torch") is None, reason="there is a GPU")
-@pytest.mark.parametrize(("promised", "said"), [("", "6 skipped"), ("1", "6 errors")])
+@pytest.mark.parametrize(("promised", "said"), [("", "7 skipped"), ("1", "7 errors")])
 def test_without_a_gpu_tests_skip_or_fail(promised: str, said: str) -> None:
     """Those of transfers, pictures, videos and colours, whatever of the packages is installed."""
     environment = {**os.environ, real_cuda.REQUIRE: promised}

@@ -230,6 +230,19 @@ def test_a_source_is_let_go_when_the_device_fails() -> None:
     assert keeper.num_kept == 0
 
 
+def test_the_thread_that_keeps_a_source_starts_no_other_device(card: Card, cupy: FakeCupy) -> None:
+    """With CUDA 12 it would by selecting the device that was current there before, the first one."""
+    cupy.cuda.Device(1).use()
+    card.runs_by_itself = False
+    buffer = sm.transfer_buffer(buffer_of(np.arange(5)), cuda_config=1)
+    (keeper,) = (one for one in threading.enumerate() if "transfer on (1, " in one.name)
+    card.run()
+    keeper.join(10)
+    assert not keeper.is_alive()
+    del buffer
+    assert cupy.started == {1}
+
+
 def test_the_callers_allocator_is_used(card: Card, library: Any) -> None:
     calls: list[tuple[Any, ...]] = []
 

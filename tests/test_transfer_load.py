@@ -159,6 +159,8 @@ class Patch:
 
 with rig_of(sys.argv[1], Patch()) as rig:
     pool, storage = sm.StoragePool(64, 2), sm.cpu_storage(64)
+    done = sm.transfer_buffer(sm.convert_array([1]), cuda_config=0)
+    done.synchronize()
     rig.delay(stream := rig.new_stream())
     if rig.is_fake:
         rig.card.runs_by_itself = False  # the copy is under way, and a thread waits for it
@@ -187,7 +189,7 @@ with rig_of(sys.argv[1], Patch()) as rig:
                 said = str(error)
             os.write(writer, f"{name}: {said}\\n".encode())
         sm.cpu_storage(8, pin_memory=False).acquire(8)
-        del buffer  # given back by nobody, and without an error
+        del buffer, done  # given back by nobody, and without an error
         os.write(writer, b"done\\n")
         os._exit(0)
     os.close(writer)

@@ -13,8 +13,9 @@ What is printed are medians of the rounds, with the lowest and the highest.
     raw         cudaMemcpyAsync of the same bytes, from the same kind of memory, into memory that is there
 
 This library and torch's workers use ``--threads`` threads or processes; torchvision decodes a list of
-pictures in one call, on its own. A cell ends when the device is done with its last result. Ways that cannot
-be had here are left out and named, with the reason.
+pictures in one call, on its own. A cell ends when the device is done with its last result. What torch's
+workers make ahead is taken before the clock starts, and they rest before the next cell. Ways that cannot be
+had here, or that fail in a round, are left out and named, with the reason.
 
 Without a GPU nothing is measured: it says what is missing and ends with the exit status 3.
 """
@@ -84,6 +85,8 @@ class Cell:
         to_host: The values of a result.
         wanted: What the values should be like; ``None``: nobody asks.
         threads: That load at the same time.
+        begin: Called before the first batch of a round, outside of the clock.
+        end: Called after a round, so that nothing of it works on during the next cell.
         rates: What was measured, a second.
         difference: From what is wanted.
     """
@@ -95,6 +98,8 @@ class Cell:
     to_host: Callable[[Any], Any]
     wanted: Callable[[], Any] | None = None
     threads: int = 1
+    begin: Callable[[], None] = lambda: None
+    end: Callable[[], None] = lambda: None
     rates: list[float] = field(default_factory=list)
     difference: float | None = None
 
@@ -211,17 +216,62 @@ class Pictures:
 
 
 class Endless:
-    """The indices of the batches, again and again, so that workers are started once."""
+    """The indices of the batches, again and again until it is stopped, so that workers are started once."""
 
     def __init__(self, batches: Sequence[Sequence[bytes]]) -> None:
         ends = np.cumsum([len(batch) for batch in batches]).tolist()
         self._batches = [
             list(range(end - len(batch), end)) for batch, end in zip(batches, ends, strict=True)
         ]
+        self.is_stopped = False
 
     def __iter__(self) -> Any:
+        self.is_stopped = False
         while True:
-            yield from self._batches
+            for batch in self._batches:
+                if self.is_stopped:
+                    return
+                yield batch
+
+
+class Rounds:
+    """What a DataLoader gives in a round, with no batch made outside of the clock and counted inside.
+
+    Args:
+        loader: Iterates over batches, and works ahead.
+        sampler: What it takes the indices from.
+        ahead: Batches that it has made or begun before they are asked for.
+
+    Attributes:
+        size: Of the last batch.
+    """
+
+    def __init__(self, loader: Any, sampler: Endless, ahead: int) -> None:
+        self._loader, self._sampler, self._ahead = loader, sampler, ahead
+        self._batches: Any = None
+        self.size = 0
+
+    def begin(self) -> None:
+        """Start anew, and take what is made ahead: from then on batches come as fast as they are made."""
+        self.end()
+        for _ in range(self._ahead):
+            self.next()
+
+    def next(self) -> Any:
+        """The next batch."""
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        batch = next(self._batches)
+        self.size = len(batch)
+        return batch
+
+    def end(self) -> None:
+        """Have the workers finish what they have begun."""
+        self._sampler.is_stopped = True
+        batches, self._batches = self._batches, None
+        if batches is not None:  # which has no length to ask
+            for _ in batches:
+                pass
 
 
 def torch_loader(job: Job) -> Cell:
@@ -231,16 +281,25 @@ def torch_loader(job: Job) -> Cell:
 
     is_gpu = job.device != "cpu"
     images = [data for batch in job.images for data in batch]
+    sampler = Endless(job.images)
     loader = DataLoader(
         Pictures(images, job.size),  # type: ignore[arg-type]  # has what a data set needs
-        batch_sampler=Endless(job.images),  # type: ignore[arg-type]  # an iterable of lists
+        batch_sampler=sampler,  # type: ignore[arg-type]  # an iterable of lists
         num_workers=job.threads,
         pin_memory=is_gpu,
         # A process that has used CUDA must not fork.
         multiprocessing_context="spawn" if job.threads else None,
+        persistent_workers=job.threads > 0,
     )
-    batches = iter(loader)
-    return tensors(lambda _: next(batches).to(torch.device(job.device), non_blocking=True), job)
+    rounds = Rounds(loader, sampler, job.threads * (loader.prefetch_factor or 0))
+
+    def load(_: int) -> Any:
+        return rounds.next().to(torch.device(job.device), non_blocking=True)
+
+    cell = tensors(load, job)
+    cell.count = lambda _: rounds.size
+    cell.begin, cell.end = rounds.begin, rounds.end
+    return cell
 
 
 def videos(load: Callable[[str], sm.CUDABuffer], job: Job) -> Cell:
@@ -405,7 +464,7 @@ def make_cells(job: Job) -> tuple[dict[str, Cell], dict[str, str]]:
             cell = make(job)
             cell.difference = tried(cell)
         except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
-            left_out[name] = str(error).strip().partition("\n")[0] or type(error).__name__
+            left_out[name] = first_line(error)
             continue
         cells[name] = cell
     return cells, left_out
@@ -439,6 +498,7 @@ def rate_of(cell: Cell, seconds: float) -> float:
 
     def work(turn: int) -> None:
         try:
+            cell.begin()
             result = cell.load(turn)  # each thread has streams and decoders; a real one starts once
             cell.wait(result)
             start.wait()
@@ -457,6 +517,7 @@ def rate_of(cell: Cell, seconds: float) -> float:
         thread.start()
     for thread in threads:
         thread.join()
+    cell.end()
     if errors:
         raise next(
             (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
@@ -464,12 +525,27 @@ def rate_of(cell: Cell, seconds: float) -> float:
     return sum(rates)
 
 
-def measure(cells: Mapping[str, Cell], rounds: int, seconds: float) -> None:
-    """Run the rounds, forwards and backwards in turn."""
-    order = list(cells.values())
+def measure(cells: dict[str, Cell], rounds: int, seconds: float) -> dict[str, str]:
+    """Run the rounds, forwards and backwards in turn.
+
+    Returns:
+        Of those that fail in a round, the reason. They are removed, and the others are measured.
+    """
+    failed = {}
     for number in range(rounds):
-        for cell in order if number % 2 == 0 else order[::-1]:
-            cell.rates.append(rate_of(cell, seconds))
+        order = list(cells)
+        for name in order if number % 2 == 0 else order[::-1]:
+            try:
+                cells[name].rates.append(rate_of(cells[name], seconds))
+            except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
+                failed[name] = f"in round {number + 1}: {first_line(error)}"
+                del cells[name]
+    return failed
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 # What is written.
@@ -557,12 +633,19 @@ def main() -> None:
         f"cuda:{options.device}",
     )
     cells, left_out = make_cells(job)
-    for name, reason in left_out.items():
-        print(f"{name} is left out: {reason}", file=sys.stderr)
-    measure(cells, options.rounds, options.seconds)
+    say(left_out)
+    failed = measure(cells, options.rounds, options.seconds)
+    say(failed)
+    left_out |= failed
     results = summary(cells)
     print(tables(results, markdown=options.markdown))
     write_json(document(options, len(images), str(capabilities), results, left_out), options.json)
+
+
+def say(left_out: Mapping[str, str]) -> None:
+    """Name the cells without figures."""
+    for name, reason in left_out.items():
+        print(f"{name} is left out: {reason}", file=sys.stderr)
 
 
 def document(

@@ -14,7 +14,11 @@ from spdl_media.errors import MissingDependencyError
 
 INSTALL = MappingProxyType(
     {
-        "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
+        # [ctk] brings what CuPy compiles kernels with.
+        "cupy": (
+            "cupy",
+            'pip install "cupy-cuda12x[ctk]" (or "cupy-cuda13x[ctk]", as the driver is)',
+        ),
         "dali": (
             "nvidia.dali",
             "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130, as the driver is)",

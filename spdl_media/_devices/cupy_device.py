@@ -74,7 +74,10 @@ class CupyDevice:
             return cuda.Stream.null
         if address == PER_THREAD_DEFAULT:
             return cuda.Stream.ptds
-        return cuda.ExternalStream(address, self.index)
+        if not hasattr(cuda.Stream, "from_external"):  # CuPy 13; later ones warn of ExternalStream
+            return cuda.ExternalStream(address, self.index)
+        # It is of the device that is the current one, which all callers have set.
+        return _foreign_streams(cuda.Stream).from_external(_Address(address))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -195,6 +198,12 @@ class CupyDevice:
         with self._cupy.cuda.Device(self.index):
             event.synchronize()
 
+    def wait_and_stay(self, event: Any) -> None:
+        """Wait on the host for the event, in a thread that works for no other device."""
+        # To go back to the device that was current there would start it, and take its memory.
+        self._cupy.cuda.Device(self.index).use()
+        event.synchronize()
+
     def make_wait(self, stream: int, event: Any) -> None:
         """Let later work on another stream wait for the event."""
         with self._cupy.cuda.Device(self.index):
@@ -205,6 +214,48 @@ class CupyDevice:
         with self._cupy.cuda.Device(self.index):
             free, total = self._cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
+
+
+def check_headers(cupy: Any) -> None:
+    """See that CuPy finds CUDA's headers, without which it compiles no kernel. It needs no device.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    # Of CuPy 14, and not public. Others are taken at their word.
+    core = getattr(getattr(cupy, "_core", None), "core", None)
+    assemble = getattr(core, "assemble_cupy_compiler_options", None)
+    try:
+        if assemble is not None:
+            assemble(())
+    except Exception as error:
+        raise RuntimeError(without_headers(str(error))) from error
+
+
+def without_headers(reason: str) -> str:
+    """What to say where CUDA's headers are missing."""
+    return (
+        f"CuPy compiles no kernel without CUDA's headers ({reason.rstrip('.')}). Install them: pip install "
+        '"cupy-cuda12x[ctk]" (or "cupy-cuda13x[ctk]", as CuPy is)'
+    )
+
+
+class _Address:
+    """The address of a stream in the form that CuPy takes streams of others in."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+@lru_cache(maxsize=4)
+def _foreign_streams(streams: Any) -> Any:
+    """CuPy's class of streams, but for those that are another's to destroy: CuPy 14.0 would."""
+    return type("ForeignStream", (streams,), {"__del__": lambda _: None})
 
 
 @lru_cache(maxsize=16)

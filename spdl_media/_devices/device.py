@@ -68,6 +68,9 @@ class Device(Protocol):
     def wait(self, event: Event) -> None:
         """Wait on the host for the event, in any thread."""
 
+    def wait_and_stay(self, event: Event) -> None:
+        """The same, in a thread that works for no other device from now on."""
+
     def make_wait(self, stream: int, event: Event) -> None:
         """Let later work on another stream of the device wait for the event; the host does not wait."""
 
@@ -134,8 +137,10 @@ def freed_after(device: Device, free: Callable[[], object]) -> Callable[[set[int
         if HISTORY.lost:
             return  # the parent's memory, and this process has no driver to ask
         own = one_name(device.stream)
-        for stream in set(map(one_name, streams)) - {own}:
-            device.make_wait(own, device.on(stream).record())
-        free()
+        try:
+            for stream in set(map(one_name, streams)) - {own}:
+                device.make_wait(own, device.on(stream).record())
+        finally:  # a stream that is gone, or a device that has failed, is no reason to keep memory for ever
+            free()
 
     return release

@@ -24,11 +24,13 @@ class CUDAHistory:
     Attributes:
         used: CUDA was used in this process.
         lost: This process was forked after its parent had used CUDA, so it has neither.
+        parents: Kept, for its end would ask the driver: events of the parent's, in a child that has none.
     """
 
     def __init__(self) -> None:
         self.used = False
         self.lost = False
+        self.parents: list[object] = []
 
     def check(self, purpose: str, or_else: str = "") -> None:
         """Refuse to use CUDA after a fork.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spdl_media._devices.device import Device, one_name
+from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.memory import Event
 
 
@@ -45,6 +46,10 @@ class Handover:
         if one_name(stream) != one_name(self._device.stream):
             self._device.make_wait(stream, self._event)
             self._used_on(stream)
+
+    def __del__(self) -> None:
+        if HISTORY.lost:
+            HISTORY.parents.append(self._event)
 
     def keep_for(self, stream: int) -> None:
         """Keep the memory for work on this stream, which waits by itself."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import TypeAlias
 
+from spdl_media._devices.forks import HISTORY
+
 Waiting: TypeAlias = "deque[tuple[Callable[[], object], object]]"
 
 
@@ -66,6 +68,8 @@ class Keeper:
 
     def after_fork(self) -> None:
         """Called in the child, which has none of the threads, and a device neither."""
+        # What waits holds an event. The rest is let go: leases of pools go back.
+        HISTORY.parents += [wait for queue in self._waiting.values() for wait, _ in queue]
         self._start()
 
 

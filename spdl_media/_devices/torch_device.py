@@ -161,6 +161,10 @@ class TorchDevice:
         with self._torch.cuda.device(self.index):
             event.synchronize()
 
+    def wait_and_stay(self, event: Any) -> None:
+        """The same in a thread that works for no other device: PyTorch starts none when it goes back."""
+        self.wait(event)
+
     def make_wait(self, stream: int, event: Any) -> None:
         """Let later work on another stream wait for the event."""
         self._stream_at(stream).wait_event(event)

@@ -7,7 +7,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
 from spdl_media._backends import require
 from spdl_media._devices.choose import open_device
-from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._devices.cupy_device import CupyDevice, check_headers
 from spdl_media._devices.device import Device
 from spdl_media._loading.batch import ArrayLayout
 from spdl_media.buffer import CPUBuffer
@@ -103,4 +103,8 @@ def why_no_kernels(index: int) -> str | None:
             f"CuPy cannot compile kernels without NVIDIA's NVRTC ({error}). Install it: pip install "
             "nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc for CUDA 13, as CuPy is)"
         )
+    try:
+        check_headers(cupy)
+    except RuntimeError as error:
+        return str(error)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -26,7 +27,6 @@ from spdl_media.cuda._nvdec_rule import (
     Way,
     choose,
     clip_of,
-    found_refusal,
     not_on_nvdec,
     nvdec_refusal,
 )
@@ -104,9 +104,9 @@ def decode_clip(packets: VideoPackets, device: VideoDevice, request: Request) ->
         try:
             return _by_pyav(packets, device, request)
         except NotOnDeviceError as found:
-            refusal = found_refusal(packets.codec, str(found))
+            refusal = str(found)
             if request.decoder != "auto":
-                raise not_on_nvdec(refusal, packets.source) from None
+                raise not_on_nvdec(refusal, packets.source) from found.__cause__
     else:
         refusal = str(nvdec_refusal(packets.codec))
     warn_of_fallback(f"{packets.source}: {refusal}")
@@ -151,10 +151,14 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     writer = FrameWriter(device, request.output, max(1, room), packets.source)
     times: list[FrameTime] = []
     for packet in (*coded, None) if coded else ():
-        for frame in pictures.decode(packet):
-            if len(times) != limit:
-                writer.add(frame, pictures.standing)
-                times.append((frame.pts, frame.duration or 0))
+        frames = pictures.decode(packet)
+        if (first := next(frames, None)) is None:
+            continue
+        with device.after_decoder():
+            for frame in chain([first], frames):
+                if len(times) != limit:
+                    writer.add(frame, pictures.standing)
+                    times.append((frame.pts, frame.duration or 0))
         if len(times) == limit:
             break
     if missing is not None and len(times) != limit:

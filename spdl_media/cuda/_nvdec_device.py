@@ -106,7 +106,12 @@ class VideoDevice:
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         """FFmpeg's decoder on this device; see :func:`open_on_device`, whose errors it raises."""
-        return open_on_device(codec, config, source, self.index)
+        with self._current():
+            if self.kind == "cuda":
+                # Does nothing but make the primary context, and the current one of this thread: CuPy leaves a
+                # thread that has used no CUDA as it is.
+                self._xp.cuda.runtime.free(0)
+            return open_on_device(codec, config, source, self.index)
 
     @property
     def slots(self) -> SlotDevice:
@@ -150,9 +155,9 @@ class VideoDevice:
     def after_decoder(self) -> Iterator[None]:
         """A context whose work follows the decoder's, and which the decoder's later work follows.
 
-        FFmpeg decodes on the device's default stream, and writes to a surface again once its frame is let
-        go. So the current stream waits for the default one on the way in, and the other way round on the
-        way out; the host waits for nothing.
+        FFmpeg puts frames on the device's default stream, and uses their memory again once they are let go.
+        So the current stream waits for the default one on the way in, and the other way round on the way
+        out; the host waits for nothing. All frames that one packet gives need it once.
         """
         if self.kind == "cpu":
             yield

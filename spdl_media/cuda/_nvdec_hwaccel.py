@@ -39,15 +39,14 @@ LIBRARIES = MappingProxyType(
 )
 """What decoding needs of NVIDIA's driver, and what to say where it is missing."""
 
-# Frames that may be held beside those that the decoder needs: at the end of a stream, as many come out at
-# once as it holds back to put them into order.
-_MORE_FRAMES = 4
-
 
 def open_on_device(
     codec: VideoCodec, config: DecodeConfig, source: str, device_index: int
 ) -> CodecContext:
-    """Open the hardware decoder of a stream.
+    """Open the hardware decoder of a stream, in the CUDA context that is current in this thread.
+
+    Frames that it gives are copies, which hold none of the decoder's surfaces: FFmpeg makes them unless it
+    is told ``hwaccel_flags=unsafe_output``.
 
     Raises:
         MissingDependencyError: The driver, or its video library, is missing.
@@ -67,8 +66,10 @@ def open_on_device(
         "cuda",
         str(device_index),
         allow_software_fallback=True,
-        # Kernels of CuPy run in the device's primary context, and cannot read memory of another.
-        options={"primary_ctx": "1"},
+        # Kernels run in the device's primary context, and cannot read memory of another. FFmpeg retains that
+        # context only with flags that PyTorch, CuPy and DALI do not give it, and takes the current one as it
+        # is. PyAV asks for the primary one unless it is told not to, and FFmpeg refuses to be asked for both.
+        options={"primary_ctx": "0", "current_ctx": "1"},
         is_hw_owned=True,
     )
     with ffmpeg_log() as lines:
@@ -77,11 +78,7 @@ def open_on_device(
             context.thread_count = 1
             _set_video(context, replace(codec, pix_fmt=None))  # the decoder states its own
             rate = f"{codec.time_base.numerator}/{codec.time_base.denominator}"
-            context.options = {
-                "pkt_timebase": rate,
-                "extra_hw_frames": str(codec.reorder_depth + _MORE_FRAMES),
-                **config.decoder_options,
-            }
+            context.options = {"pkt_timebase": rate, **config.decoder_options}
             context.open(strict=False)
         except av.FFmpegError as error:
             raise device_error(device_index, describe(error, lines), source) from error

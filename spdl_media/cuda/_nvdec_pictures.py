@@ -12,11 +12,13 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_planes import format_name, is_on_device
+from spdl_media.cuda._nvdec_rule import found_refusal
+from spdl_media.errors import DecodeError
 from spdl_media.packets import PacketFacts
 
 
 class NotOnDeviceError(Exception):
-    """FFmpeg fell back to its software decoder: the hardware does not take this stream."""
+    """The hardware does not take this stream, or cannot be had. The message says why."""
 
 
 class OnDevice:
@@ -24,10 +26,12 @@ class OnDevice:
 
     Args:
         decoder: PyAV's.
+        codec: Parameters of the stream.
     """
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, codec: VideoCodec) -> None:
         self._decoder = decoder
+        self._codec = codec
 
     def decode(self, packet: Any) -> list[Any]:
         """Frames that are ready after this packet.
@@ -40,11 +44,29 @@ class OnDevice:
         except (
             av.error.NotImplementedError
         ) as error:  # FFmpeg's own AV1 decoder has no software part
-            raise NotOnDeviceError("no") from error
+            raise NotOnDeviceError(found_refusal(self._codec, "no")) from error
         for frame in frames:
             if not is_on_device(frame):
-                raise NotOnDeviceError(format_name(frame))
+                raise NotOnDeviceError(found_refusal(self._codec, format_name(frame)))
+            self._check_cut(frame)
         return frames
+
+    def _check_cut(self, frame: Any) -> None:
+        """Refuse pictures that are to be cut on the left or at the top.
+
+        On a device FFmpeg cuts what lies on the right and at the bottom alone. The decoder's own size is
+        right, but may be that of pictures to come; then these have the size that the stream states.
+        """
+        size = frame.width, frame.height
+        right = (
+            (self._decoder.width, self._decoder.height),
+            (self._codec.width, self._codec.height),
+        )
+        if size not in right:
+            raise NotOnDeviceError(
+                f"NVDEC gives {size[0]}x{size[1]} for pictures of {right[0][0]}x{right[0][1]}, which this "
+                f"{self._codec.name} stream cuts on the left or at the top"
+            )
 
     def flush_buffers(self) -> None:
         """Start anew."""
@@ -54,16 +76,14 @@ class OnDevice:
 class DevicePictures(PictureDecoder):
     """The decoder of pictures with FFmpeg's decoder on the device: the same window, lead-in and damage.
 
-    Its frames hold surfaces of the decoder, of which there are few: each is to be copied before the next
-    packet.
-
     Args:
         device: Where to decode.
         codec: Parameters of the stream.
         facts: Facts of the packets.
         config: How to decode.
 
-    Its ``decode`` raises a NotOnDeviceError as :class:`OnDevice` does.
+    Raises:
+        NotOnDeviceError: The device does not open. Its ``decode`` raises it as :class:`OnDevice` does.
     """
 
     def __init__(
@@ -71,7 +91,11 @@ class DevicePictures(PictureDecoder):
     ) -> None:
         # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
         super().__init__(replace(codec, decoder=codec.name), facts, config)
-        decoder: Any = OnDevice(device.open_decoder(codec, config, facts.source))
+        try:
+            opened = device.open_decoder(codec, config, facts.source)
+        except DecodeError as error:
+            raise NotOnDeviceError(error.args[0]) from error
+        decoder: Any = OnDevice(opened, codec)
         self._context = decoder
 
     @property

@@ -133,7 +133,7 @@ def frame_planes(frame: HardwareFrame, kind: DeviceKind) -> tuple[Plane, Plane]:
 
     Returns:
         Luma ``(H, W)`` and chroma ``(ceil(H / 2), ceil(W / 2), 2)``, uint8 or uint16, with padded rows. They
-        keep the frame alive, and with it one of the decoder's few surfaces: copy, and let go.
+        keep the frame alive, whose memory FFmpeg uses again for a later one.
     """
     layout = SEMI_PLANAR[format_name(frame)]
     luma, chroma = frame.planes

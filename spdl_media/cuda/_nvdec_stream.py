@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 from spdl_media._decoding.defaults import cut_short_error
@@ -15,7 +16,7 @@ from spdl_media.cuda._nvdec_clip import (
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_pictures import DevicePictures, NotOnDeviceError
 from spdl_media.cuda._nvdec_planes import Colors
-from spdl_media.cuda._nvdec_rule import found_refusal, not_on_nvdec, nvdec_refusal
+from spdl_media.cuda._nvdec_rule import not_on_nvdec, nvdec_refusal
 from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decoders import VideoDecoder
@@ -64,15 +65,16 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[ColoredPlanes]:
         refusal = nvdec_refusal(self._codec) if self._device.kind == "cuda" else None
+        cause: BaseException | None = None
         if refusal is None:
             try:
                 yield from self._on_device()
                 return
             except NotOnDeviceError as found:
-                refusal = found_refusal(self._codec, str(found))
+                refusal, cause = str(found), found.__cause__
         # Once frames are out, those of the CPU cannot take their place.
         if self._started or self._request.decoder != "auto":
-            raise not_on_nvdec(refusal, self._source)
+            raise not_on_nvdec(refusal, self._source) from cause
         warn_of_fallback(f"{self._source}: {refusal}")
         yield from self._on_cpu()
 
@@ -81,6 +83,8 @@ class BatchStream:
         writer = FrameWriter(self._device, self._request.output, self._num_frames, self._source)
         last: VideoPackets | None = None
         for packets in self._chunks:
+            if not self._started:
+                self._untried.append(packets)
             pictures = pictures or self._pictures(packets)
             last = self._begin(pictures, packets)
             for packet in av_packets(packets):
@@ -97,8 +101,6 @@ class BatchStream:
         return DevicePictures(self._device, self._codec, facts_of(packets), self._request.config)
 
     def _begin(self, pictures: DevicePictures, packets: VideoPackets) -> VideoPackets:
-        if not self._started:
-            self._untried.append(packets)
         pictures.facts = facts_of(packets)
         pictures.discarded |= discarded_pts(packets)
         if pictures.orientation == 1:
@@ -108,10 +110,15 @@ class BatchStream:
     def _written(
         self, writer: FrameWriter, pictures: DevicePictures, packet: Any
     ) -> Iterator[ColoredPlanes]:
-        for frame in pictures.decode(packet):
+        frames = pictures.decode(packet)
+        # A caller may make another stream the current one while it has a batch, so none is held open then.
+        while (first := next(frames, None)) is not None:
             self._started, self._untried = True, []
-            writer.add(frame, pictures.standing)
-            del frame  # its surface is the decoder's again while the batch is used
+            with self._device.after_decoder():
+                for frame in chain([first], frames):
+                    writer.add(frame, pictures.standing)
+                    if writer.is_full:
+                        break
             if writer.is_full:
                 yield writer.result(), writer.colors
 

@@ -1,4 +1,4 @@
-"""Frames that lie on a device into one array there: each is read once, and its surface let go."""
+"""Frames that lie on a device into one array there, each read once."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class FrameWriter:
         return self.count == self._capacity
 
     def add(self, frame: HardwareFrame, orientation: int) -> None:
-        """Convert or copy one frame. It is not needed any more when this returns.
+        """Convert or copy one frame, within :meth:`VideoDevice.after_decoder`.
 
         Raises:
             ConvertError: Its size or depth makes another array than the first one's, or its YUV means other
@@ -138,12 +138,11 @@ class FrameWriter:
         self._check_same(placement.canvas, format_name(frame), self._colors_of(frame))
         if self.is_full:
             self._grow()
-        with self._device.after_decoder():
-            planes = self._cut_planes(frame, orientation)
-            if self._output.pix_fmt == "nv12":
-                self._write_planes(planes, orientation, placement)
-            else:
-                self._write_rgb(planes, frame, orientation, placement)
+        planes = self._cut_planes(frame, orientation)
+        if self._output.pix_fmt == "nv12":
+            self._write_planes(planes, orientation, placement)
+        else:
+            self._write_rgb(planes, frame, orientation, placement)
         self.count += 1
 
     def result(self) -> Any:

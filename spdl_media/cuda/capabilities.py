@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, SupportsIndex
 
 from spdl_media._backends import INSTALL, is_available, require
 from spdl_media._devices.choose import WITHOUT_CUDA, open_device
+from spdl_media._devices.cupy_device import check_headers, without_headers
 from spdl_media._devices.forks import HISTORY
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda._color_device import open_device as open_color_device
@@ -55,8 +57,9 @@ class CUDACapabilities:
         nvdec: Videos: ``decode_packets_nvdec``, ``streaming_load_video_nvdec``, ``load_video(cuda=)``.
         parts: What they need, by name, each looked for without the others: ``"driver"`` (NVIDIA's, with a
             device), ``"torch"`` (built with CUDA), ``"cupy"``, ``"nvrtc"`` (the compiler that CuPy asks for
-            the kernels), ``"nvcuvid"`` (the driver's library for NVDEC), ``"dali"`` (with its dynamic API),
-            and ``"nvimgcodec"`` (looks at the pictures that DALI decodes).
+            the kernels), ``"headers"`` (CUDA's, which it asks for too), ``"nvcuvid"`` (the driver's library
+            for NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the pictures that
+            DALI decodes).
     """
 
     pinned_memory: Capability
@@ -170,10 +173,26 @@ def _nvrtc() -> None:
 
 def _has_nvrtc() -> bool:
     """Whether a wheel brings the library, or the system has it."""
+    return _in_wheels("lib/libnvrtc.so.*") or ctypes.util.find_library("nvrtc") is not None
+
+
+def _headers() -> None:
+    if is_available("cupy"):
+        check_headers(require("cupy", "compiling kernels"))
+    elif not _has_headers():
+        raise RuntimeError(without_headers("they are neither on the system, nor among the wheels"))
+
+
+def _has_headers() -> bool:
+    """Whether a wheel brings them, or the system has them."""
+    folder = Path(os.environ.get("CUDA_PATH") or "/usr/local/cuda")
+    return _in_wheels("include/cuda_runtime.h") or (folder / "include" / "cuda_runtime.h").exists()
+
+
+def _in_wheels(path: str) -> bool:
     wheels = importlib.util.find_spec("nvidia")
     folders = (wheels and wheels.submodule_search_locations) or ()
-    in_wheels = any(any(Path(folder).glob("*/lib/libnvrtc.so.*")) for folder in folders)
-    return in_wheels or ctypes.util.find_library("nvrtc") is not None
+    return any(any(Path(folder).glob(f"*/{path}")) for folder in folders)
 
 
 def _dali() -> None:
@@ -198,6 +217,7 @@ _PARTS: dict[str, Callable[[], object]] = {
     "torch": _torch,
     "cupy": lambda: _package("cupy"),
     "nvrtc": _nvrtc,
+    "headers": _headers,
     "nvcuvid": lambda: _library(VIDEO_LIBRARY),
     "dali": _dali,
     "nvimgcodec": lambda: _package("nvimgcodec"),
@@ -207,10 +227,10 @@ _PARTS: dict[str, Callable[[], object]] = {
 _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pinned_memory": (("driver",), ("torch", "cupy")),
     "transfer": (("driver",), ("torch", "cupy")),
-    "kernels": (("driver",), ("cupy",), ("nvrtc",)),
+    "kernels": (("driver",), ("cupy",), ("nvrtc",), ("headers",)),
     "dali": (("driver",), ("dali",)),
     "nvjpeg": (("driver",), ("dali",), ("nvimgcodec",)),
-    "nvdec": (("driver",), ("nvcuvid",), ("cupy",), ("nvrtc",)),
+    "nvdec": (("driver",), ("nvcuvid",), ("cupy",), ("nvrtc",), ("headers",)),
 }
 """What each capability needs: one part of every group."""
 

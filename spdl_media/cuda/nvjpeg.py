@@ -141,7 +141,7 @@ def decode_image_batch(
 
     Thread safety: safe.
     """
-    array, batch = _decode(
+    array, stream, batch = _decode(
         srcs,
         _checked_device(cuda, cuda_config),
         PictureOptions(width, height, pix_fmt, scale_mode, scale_algo),
@@ -155,7 +155,7 @@ def decode_image_batch(
         name=name,
     )
     indices = None if is_single else batch.indices
-    return ready_buffer(array, failures=tuple(batch.failures), indices=indices)
+    return ready_buffer(array, stream, failures=tuple(batch.failures), indices=indices)
 
 
 def decode_image_nvjpeg(
@@ -196,7 +196,7 @@ def decode_image_nvjpeg(
         if side is not None:
             positive(name, side)
     options = PictureOptions(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
-    array, _ = _decode(
+    array, stream, _ = _decode(
         cast("Sequence[Source]", src) if is_list else [cast("Source", src)],
         _checked_device(cuda, cuda_config),
         options,
@@ -204,7 +204,7 @@ def decode_image_nvjpeg(
         hw_decoder_load=hw_decoder_load,
         is_single=not is_list,
     )
-    return ready_buffer(array)
+    return ready_buffer(array, stream)
 
 
 def load_image_batch_nvjpeg(
@@ -267,8 +267,8 @@ def _decode(
     *,
     is_single: bool = False,
     name: str | None = None,
-) -> tuple[Any, Batch[Encoded]]:
-    """The array of a batch, or of its only picture."""
+) -> tuple[Any, int | None, Batch[Encoded]]:
+    """The array of a batch, or of its only picture, and the stream that it was made on."""
     check_on_error(on_error)
     check_array_layout(layout)
     _check_operators(options, hw_decoder_load)
@@ -287,7 +287,7 @@ def _decode(
         rows = batch.rows()
         with pool.borrow() as slot:
             try:
-                return operators.run(slot, rows), batch
+                return operators.run(slot, rows), slot.stream, batch
             except DALI_ERRORS as error:
                 failed, bad = error, operators.fail_alone(slot, rows)
         if not bad:

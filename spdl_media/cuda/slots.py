@@ -139,6 +139,11 @@ class Slot:
                 # So the arrays may be read from any stream, and what they were made of may go.
                 self._synchronize()
 
+    @property
+    def stream(self) -> int | None:
+        """Address of the stream that results are made on; ``None`` on the CPU."""
+        return None if self._name == "cpu" else int(self._context.cuda_stream.handle)
+
     def _synchronize(self) -> None:
         stream = self._context.cuda_stream
         if stream is not None:

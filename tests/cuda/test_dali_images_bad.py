@@ -37,6 +37,35 @@ BAD: dict[str, tuple[bytes, type[sm.MediaError], str]] = {
 }
 
 
+LARGE = jpeg(200, 90)
+PASSES: dict[str, bytes] = {
+    "a hole of zeros": LARGE[: len(LARGE) // 2]
+    + bytes(len(LARGE) // 4)
+    + LARGE[-(len(LARGE) // 4) :],
+    "cut short, with an end marker": LARGE[: len(LARGE) * 6 // 10] + b"\xff\xd9",
+}
+"""JPEGs that FFmpeg refuses. docs/damage.md has them."""
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_what_dali_does_not_notice_of_a_jpeg(kind: str) -> None:
+    """Neither DALI nor nvImageCodec has an option that would; libjpeg-turbo writes a line to stderr."""
+    data = PASSES[kind]
+    with pytest.raises(sm.DecodeError, match="damaged mjpeg data"):
+        sm.load_image_batch([data])
+    batch = decode_image_batch([data, GOOD[0]], **OPTIONS)
+    assert batch.failures == ()
+    np.testing.assert_array_equal(host(batch.array)[1], ROWS[0])
+    assert host(batch.array)[0].any()
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_what_dali_does_not_notice_is_noticed_by_a_decoder_of_the_cpu(kind: str) -> None:
+    config = sm.decode_config(decoder="mjpeg")
+    with pytest.raises(sm.DecodeError, match="input 1 of the batch of 2: damaged mjpeg data"):
+        decode_image_batch([GOOD[0], PASSES[kind]], decode_config=config, **OPTIONS)
+
+
 @pytest.mark.parametrize("position", range(COUNT))
 @pytest.mark.parametrize("kind", BAD)
 def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:

@@ -23,6 +23,8 @@ OPTIONS: dict[str, Any] = {"width": 24, "height": 20, "layout": "NCHW"}
 
 
 class Stream:
+    handle = 0x4400
+
     def __init__(self, log: list[Any]) -> None:
         self.log = log
 

@@ -9,8 +9,15 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from av.codec.hwaccel import HWAccel
-from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, Surface
+from nvdec_stand_in import (
+    Driver,
+    FakeCupy,
+    FakeFFmpeg,
+    HardwareFrame,
+    StandIn,
+    Surface,
+    loader,
+)
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
@@ -31,31 +38,6 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-class Driver:
-    """libcuda with so many devices."""
-
-    def __init__(self, count: int | None) -> None:
-        self._count = count
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802  # the driver's name
-        return 100 if self._count is None else 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802  # the driver's name
-        count._obj.value = self._count
-        return 0
-
-
-def loader(driver: Driver | None, *, video: bool) -> Any:
-    def load(name: str) -> Any:
-        if name == "libcuda.so.1" and driver is not None:
-            return driver
-        if name == "libnvcuvid.so.1" and video:
-            return object()
-        raise OSError(f"{name}: cannot open shared object file")
-
-    return load
 
 
 def test_a_missing_driver_is_named() -> None:
@@ -101,23 +83,32 @@ def test_ffmpegs_error_without_a_driver_says_what_is_missing() -> None:
     assert isinstance(caught.value.__cause__, av.error.PermissionError)
 
 
-def test_the_decoder_is_set_up_as_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def accel(*arguments: Any, **options: Any) -> None:  # then the decoder is the CPU's
-        asked.append((arguments, options))
-        HWAccel(*arguments, **options)  # which has such options
-
-    monkeypatch.setattr(_nvdec_hwaccel, "HWAccel", accel)
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("active", [None, 0, FakeFFmpeg.BLOCKING_SYNC])
+def test_the_decoder_works_in_the_context_that_kernels_run_in(
+    monkeypatch: pytest.MonkeyPatch, index: int, active: int | None
+) -> None:
+    """Whoever made that context, with whatever flags, and though no call of this thread used it yet."""
+    cupy = FakeCupy()
+    cupy.devices = 2
+    ffmpeg = FakeFFmpeg(lambda: cupy.cuda.context, active)
+    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", ffmpeg)
+    device = VideoDevice(cupy, index)  # type: ignore[arg-type]  # a stand-in
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
-    context = open_on_device(PACKETS.codec, config, "a.mp4", 0)
+    context = device.open_decoder(PACKETS.codec, config, "a.mp4")
     assert (context.is_open, context.thread_count) == (True, 1)
     assert context.extradata == PACKETS.codec.extradata
     frames = [f for p in (*av_packets(PACKETS), None) for f in context.decode(p)]
     assert len(frames) == 3
-    ((arguments, options),) = asked
-    assert arguments == ("cuda", "0")
-    assert (options["options"], options["is_hw_owned"]) == ({"primary_ctx": "1"}, True)
+
+
+def test_the_decoder_gets_no_more_surfaces_than_ffmpeg_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its frames are copies, and more than 32 surfaces are refused by the hardware."""
+    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", FakeFFmpeg(lambda: 0))
+    context = open_on_device(PACKETS.codec, DEFAULT_DECODE_CONFIG, "a.mp4", 0)
+    assert "extra_hw_frames" not in context.options
 
 
 def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
@@ -133,7 +124,9 @@ def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
 
 def test_missing_cupy_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(sm.MissingDependencyError, match=r"on the GPU needs cupy.*pip install cupy"):
+    with pytest.raises(
+        sm.MissingDependencyError, match=r"on the GPU needs cupy.*pip install \"cupy"
+    ):
         decode_packets_nvdec(PACKETS, cuda=0)
 
 

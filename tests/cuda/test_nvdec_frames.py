@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
 from spdl_media.cuda._nvdec_pictures import DevicePictures
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import CPUFallbackWarning
-from spdl_media.cuda.nvdec import decode_packets_nvdec
+from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.packets import av_packets, facts_of
 from spdl_media.testing import index_frames, index_planes, make_video
 
@@ -207,7 +209,7 @@ def test_num_frames_decodes_no_more_than_it_needs() -> None:
     assert device.waits == 2
 
 
-def test_surfaces_are_let_go_one_by_one() -> None:
+def test_frames_are_let_go_one_by_one() -> None:
     before, alive = HardwareFrame.alive, []
 
     class Counting(StandIn):
@@ -304,6 +306,59 @@ def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> 
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
 
 
+class CutByDevice(StandIn):
+    """FFmpeg's decoder of a device, whose frames are not cut on the left and at the top."""
+
+    def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+        whole = sm.decode_config(decoder_options={"apply_cropping": 0})
+        return super().open_decoder(codec, whole, source)
+
+
+def cut(data: bytes, **sides: int) -> sm.VideoPackets:
+    options = ":".join(f"crop_{side}={pixels}" for side, pixels in sides.items())
+    packets = sm.apply_bsf(sm.demux_video(data), f"h264_metadata={options}")
+    return sm.demux_video(b"".join(map(bytes, av_packets(packets))))
+
+
+def test_streams_cut_on_the_left_or_at_the_top_are_decoded_on_the_cpu() -> None:
+    data = make_video(index_planes(6, 128, 48), codec="libx264", format="h264")
+    # On the CPU FFmpeg cuts 64 columns or none, for the sake of its filters.
+    for sides in ({"left": 64}, {"top": 16}, {"left": 64, "top": 16}):
+        packets = cut(data, **sides)
+        want = sm.convert_frames(sm.decode_packets(packets)).array
+        assert len(want) == 6
+        assert want.shape[1:3] == (48 - sides.get("top", 0), 128 - sides.get("left", 0))
+        with pytest.warns(CPUFallbackWarning, match=r"NVDEC gives 128x48 for .* cuts on the left"):
+            got = decode_packets_nvdec(packets, cuda=CutByDevice(), layout="NHWC")
+        assert np.array_equal(got, want)
+        with pytest.raises(sm.DecodeError, match=r"decoder='pyav': NVDEC gives 128x48"):
+            decode_packets_nvdec(packets, cuda=CutByDevice(), decoder="pyav")
+
+
+class Refused(StandIn):
+    """A device that is there, and that FFmpeg does not open."""
+
+    def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+        raise sm.DecodeError("NVDEC cannot be opened on device 0: not supported", source=source)
+
+
+def test_a_device_that_does_not_open_leaves_the_cpu() -> None:
+    data = clip()
+    refused = r"NVDEC cannot be opened on device 0: not supported"
+    with pytest.warns(CPUFallbackWarning, match=rf": {refused}\. The CPU decodes this video"):
+        got = load_video_nvdec(data, cuda=Refused())
+    assert np.array_equal(got, sm.load_video(data))
+    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}\. .*'auto'") as caught:
+        load_video_nvdec(data, cuda=Refused(), decoder="pyav")
+    assert isinstance(caught.value.__cause__, sm.DecodeError)
+    stream = streaming_load_video_nvdec(data, Refused(), num_frames=7)
+    with pytest.warns(CPUFallbackWarning, match=refused):
+        batches = list(stream)
+    assert np.array_equal(np.concatenate(batches), sm.load_video(data, pix_fmt="nv12").array[:, 0])
+    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}"):
+        next(streaming_load_video_nvdec(data, Refused(), num_frames=7, decoder="pyav"))
+
+
 @pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
 def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
     """FFmpeg's own AV1 decoder is nothing but hardware, and fails without; another one runs on the CPU."""
@@ -338,6 +393,36 @@ def test_streams_that_cannot_be_on_the_device_are_not_tried_there() -> None:
         got = load_video_nvdec(data, cuda=device)
     assert np.array_equal(got, sm.load_video(data))
     assert device.opened == []
+
+
+def test_what_a_packet_gives_is_handed_over_at_once() -> None:
+    """At the end of a stream a decoder gives all frames that it has held back."""
+    data = clip("libx265", max_b_frames=2)
+    decoder = make_decoder(sm.demux_video(data).codec, DEFAULT_DECODE_CONFIG, "x")
+    given = [decoder.decode(p) for p in (*av_packets(sm.demux_video(data)), None)]  # type: ignore[attr-defined]
+    assert max(map(len, given)) > 1
+    for load in (
+        lambda device: load_video_nvdec(data, cuda=device),
+        lambda device: list(streaming_load_video_nvdec(data, device, num_frames=50)),
+    ):
+        device = StandIn()
+        load(device)
+        assert device.waits == sum(map(bool, given))
+
+
+def test_nothing_is_held_open_while_a_batch_is_used() -> None:
+    open_now: list[int] = [0]
+
+    class Watched(StandIn):
+        @contextmanager
+        def after_decoder(self) -> Iterator[None]:
+            open_now[0] += 1
+            yield
+            open_now[0] -= 1
+
+    data = clip("libx265", max_b_frames=2)
+    batches = streaming_load_video_nvdec(data, Watched(), num_frames=1)
+    assert [open_now[0] for _ in batches] == [0] * 20
 
 
 def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
