@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -253,6 +255,89 @@ def test_no_exception_of_a_stage_ends_a_thread_or_the_program(
     assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     with pytest.raises(PipelineFailure, match=type(error).__name__):
         list(PipelineBuilder().add_source([3]).pipe(fn).build())
+
+
+def exit_in_a_task_of_its_own() -> Any:
+    async def leave(item: int) -> int:
+        await asyncio.sleep(0)
+        if item == 3:
+            sys.exit("bye")
+        return item
+
+    async def gather(item: int) -> int:
+        return (await asyncio.gather(leave(item)))[0]
+
+    return gather
+
+
+def exit_in_a_callback() -> Any:
+    async def call_soon(item: int) -> int:
+        if item == 3:
+            asyncio.get_running_loop().call_soon(sys.exit, "bye")
+            await asyncio.sleep(WAIT)
+        return item
+
+    return call_soon
+
+
+def stop_the_loop() -> Any:
+    async def stop(item: int) -> int:
+        if item == 3:
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(WAIT)
+        return item
+
+    return stop
+
+
+@pytest.mark.parametrize("where", ["stage", "source"])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (exit_in_a_task_of_its_own, "SystemExit: bye"),
+        (exit_in_a_callback, "SystemExit: bye"),
+        (stop_the_loop, "RuntimeError: Event loop stopped before Future completed"),
+    ],
+)
+def test_whoever_stops_the_event_loop_ends_the_run_and_the_consumers_wait(
+    make: Callable[[], Any], reason: str, where: str
+) -> None:
+    fn = make()
+
+    async def source() -> AsyncIterator[int]:
+        for item in range(10):
+            yield await fn(item)
+
+    builder = PipelineBuilder[int]()
+    if where == "source":
+        builder.add_source(source())
+    else:
+        builder.add_source(range(10)).pipe(fn, name="fn")
+    seen: list[int] = []
+
+    with pytest.raises(PipelineFailure, match=f"Something stopped the event loop.*{reason}"):
+        seen.extend(builder.build().get_iterator(timeout=WAIT))
+    # What is on its way between two turns of the loop may be lost.
+    assert seen == [0, 1, 2][: len(seen)]
+
+
+def test_an_async_generator_that_exits_while_it_is_closed_keeps_nobody_waiting() -> None:
+    async def ends_badly() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            sys.exit("bye")
+
+    left: list[AsyncIterator[int]] = []
+
+    async def begin(item: int) -> int:
+        left.append(ends_badly())
+        return item + await anext(left[0])
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(begin).build()
+
+    assert list(pipeline.get_iterator(timeout=WAIT)) == [2]
 
 
 def test_a_generator_that_fails_midway_keeps_what_it_yielded() -> None:
