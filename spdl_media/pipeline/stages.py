@@ -10,7 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import math
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
@@ -21,6 +21,7 @@ from spdl_media.pipeline.checks import (
     check_count,
     check_seconds,
     pickling_error,
+    source_length,
 )
 from spdl_media.pipeline.errors import PipelineError
 from spdl_media.pipeline.executors import (
@@ -85,7 +86,8 @@ class SourceConfig:
     @property
     def name(self) -> str:
         """What the source is called in drawings and messages."""
-        count = f" of {len(self.items)}" if isinstance(self.items, Sized) else ""
+        length = source_length(self.items)
+        count = "" if length is None else f" of {length}"
         name = getattr(self.items, "__name__", None) or type(self.items).__name__
         return f"{name}{count}"
 
@@ -111,7 +113,7 @@ class PipeConfig:
             executor stays the caller's to shut down.
         output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order of
             the items they were made from.
-        max_failures: How many items (``int``) or which part of them (``float`` below 1) may fail
+        max_failures: How many items (``int``) or which part of them (``float`` of at most 1.0) may fail
             here before the run ends; ``None`` leaves it to the limit of the whole pipeline.
         timeout: Seconds an item may take. ``None`` is no limit.
 
