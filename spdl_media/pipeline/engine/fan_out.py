@@ -109,7 +109,8 @@ class FanOut(Node):
 
     def yielded(self, slot: FanOutSlot, value: Any) -> None:
         """Hear of a value."""
-        if value is None or slot.finished:
+        # Settled: the generator took too long, and its thread went on.
+        if value is None or slot.settled:
             self.counters.dropped += 1
             return
         slot.outstanding += 1
@@ -121,6 +122,7 @@ class FanOut(Node):
 
     def finish(self, slot: FanOutSlot) -> None:
         """Hear that a generator has ended or failed."""
+        slot.settled = True
         slot.ended_at = perf_counter()
         self.counters.count_call(slot.queued_at, slot.ended_at - slot.spent, slot.ended_at)
         if slot.error is None:
@@ -199,17 +201,18 @@ class ThreadFanOut(FanOut):
         post = self.hub.post
         start = slot.started_at
         try:
-            if slot.generator is None:
-                slot.generator = iter(self.spec.fn(slot.item))
+            # Not read again: the loop takes it from a slot that it gives up.
+            if (generator := slot.generator) is None:
+                generator = slot.generator = iter(self.spec.fn(slot.item))
             for _ in range(self.ahead - slot.outstanding):
                 slot.started_at = perf_counter()
-                value = next(slot.generator, END)
+                value = next(generator, END)
                 if value is END:
                     return self.finish
                 post(self._receive, (slot, value))
-                if self.hub.closed:
-                    # The loop cannot do it while the generator runs.
-                    close_generator(slot.generator)
+                if self.hub.closed or slot.settled:
+                    # The run is over, or the item given up. The loop cannot do it while the generator runs.
+                    close_generator(generator)
                     break
         except BaseException as error:  # noqa: BLE001  # as for functions
             slot.fail(error)
