@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import pickle
+import re
 import sys
 import threading
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -481,6 +484,83 @@ def test_records_keep_nothing_alive() -> None:
     assert [one() for one in references] == [None] * 6
     assert all(len(record.input) <= 110 for record in pipeline.failures)
     assert all("KeyError: 'inner'" in record.traceback for record in pipeline.failures)
+
+
+def decode(number: int) -> object:
+    return (number * b"a" + b"\xff").decode()
+
+
+def encode(number: int) -> object:
+    return (number * "a" + "\xff").encode("ascii")
+
+
+def parse(number: int) -> object:
+    return json.loads("[" + number * "1,")
+
+
+def misname(number: int) -> object:
+    return bytearray(number).nope  # type: ignore[attr-defined]
+
+
+def outer(number: int) -> object:
+    try:
+        return parse(number)
+    except ValueError as error:
+        raise LookupError("outer") from error
+
+
+@pytest.mark.parametrize("fn", [decode, encode, parse, misname, outer])
+def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int], object]) -> None:
+    """These do by themselves; all records of a long run would then be gigabytes."""
+    pipeline = PipelineBuilder().add_source([1_000_000]).pipe(fn).build(max_failures=1)
+    tracemalloc.start()
+    try:
+        assert list(pipeline) == []
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+
+    (record,) = pipeline.failures
+    with pytest.raises(type(record.exception)) as caught:
+        fn(1_000_000)
+    # Python needs the data to say which byte it was; the text of the traceback has it.
+    said = re.sub(
+        r"(byte|character) \S+ in position (\d+)", r"\1s in position \2-\2", str(caught.value)
+    )
+    assert str(record.exception) == said
+    assert str(caught.value) in record.traceback
+    assert pickle.loads(pickle.dumps(record.exception)).args == record.exception.args
+
+
+@pytest.mark.parametrize("fn", [decode, encode, parse])
+def test_exceptions_keep_data_that_are_small(fn: Callable[[int], object]) -> None:
+    pipeline = PipelineBuilder().add_source([100]).pipe(fn).build(max_failures=1)
+
+    assert list(pipeline) == []
+    with pytest.raises(ValueError, match=r"ordinal|invalid|Expecting") as caught:
+        fn(100)
+    assert repr(pipeline.failures[0].exception) == repr(caught.value)
+    assert str(pipeline.failures[0].exception) == str(caught.value)
+
+
+def test_exceptions_that_let_nothing_be_taken_off_do_no_harm() -> None:
+    class FixedError(AttributeError):
+        @property
+        def obj(self) -> str:
+            return "fixed"
+
+        @obj.setter
+        def obj(self, _: object) -> None:
+            raise TypeError("read-only")
+
+    def fail(_: int) -> int:
+        raise FixedError("no such thing")
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(fail).build(max_failures=1)
+
+    assert list(pipeline) == []
+    assert str(pipeline.failures[0].exception) == "no such thing"
 
 
 @pytest.mark.parametrize(
