@@ -210,6 +210,25 @@ def test_disaggregate_keeps_groups_of_different_kinds_in_order() -> None:
     assert run([iter([1, 2]), [3, 4], iter([5])], lambda b: b.disaggregate()) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("base", [list, tuple])
+def test_groups_of_a_class_of_the_callers_are_iterated_in_threads(base: Any) -> None:
+    names = set()
+
+    class Lazy(base):  # type: ignore[misc]  # mypy wants to know which
+        def __iter__(self) -> Iterator[int]:
+            names.add(threading.current_thread().name)
+            if len(self) == 1:
+                raise OSError("the disk is gone")
+            return super().__iter__()  # type: ignore[no-any-return]
+
+    groups = [[1, 2], Lazy([3]), Lazy([4, 5])]
+    pipeline = PipelineBuilder().add_source(groups).disaggregate().build(num_threads=1)
+
+    assert list(pipeline) == [1, 2, 4, 5]
+    assert str(pipeline.failures[0].exception) == "the disk is gone"
+    assert names == {"spdl_media worker-1"}
+
+
 def test_what_cannot_be_taken_apart_fails_alone() -> None:
     pipeline = PipelineBuilder().add_source([[1], 2, [3], [4]]).disaggregate().build()
 

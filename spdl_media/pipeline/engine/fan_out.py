@@ -302,7 +302,7 @@ class Disaggregate(ThreadFanOut):
     """Takes groups apart, one after the other.
 
     Lists and tuples on the loop; what else can be iterated may run code of the caller's when it is, so
-    threads do it.
+    threads do it. So may classes that derive from these.
 
     Args:
         hub: As for all nodes.
@@ -320,7 +320,7 @@ class Disaggregate(ThreadFanOut):
 
     def open(self, slot: FanOutSlot) -> None:
         """Take a group apart, or have a thread do it."""
-        if not isinstance(slot.item, list | tuple):
+        if type(slot.item) not in (list, tuple):
             super().open(slot)
             return
         slot.started_at = perf_counter()
