@@ -183,7 +183,8 @@ class FailureLog:
 
     def counts(self) -> dict[str, int]:
         """How many items failed in each stage."""
-        return {name: stage.counters.failures for name, stage in self._stages.items()}
+        # Copied in one step of C: another thread may be starting the run, which adds stages.
+        return {name: stage.counters.failures for name, stage in self._stages.copy().items()}
 
     def note(self, record: FailureRecord) -> FailureExcess | None:
         """Keep a failure that has been counted; say so if it is one too many."""

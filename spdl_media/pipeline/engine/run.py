@@ -129,6 +129,11 @@ class Run:
         """Whether somebody has asked it to stop; not whether it has failed."""
         return self._stop_asked
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has left its start behind, and not by a failure."""
+        return self._thread.ident is not None
+
     # Called by threads of the caller's.
 
     def start(self) -> None:
