@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from spdl_media.pipeline.checks import (
     check_callable,
@@ -59,7 +59,11 @@ class Aggregator(Protocol):
         """Takes an item; returns a complete group, or ``None`` while there is none."""
 
     def flush(self) -> Any | None:
-        """Called at the end (of an epoch): returns what was left over, or ``None``."""
+        """Called at the end (of an epoch): returns what was left over, or ``None``.
+
+        What it raises counts as a failure like others, whose item is none of yours: it is an object that
+        shows itself as ``<no item: flush() at the end>``.
+        """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -203,7 +207,7 @@ class PathVariantsConfig:
         name: What statistics and errors call the router.
     """
 
-    router: Callable[[Any], int]
+    router: Callable[[Any], SupportsIndex]
     paths: tuple[tuple[StageConfig, ...], ...]
     name: str = ""
 
