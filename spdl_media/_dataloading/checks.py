@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sized
+from collections.abc import AsyncIterable, Iterable
 
 from spdl_media._dataloading.feed import AnySource
-from spdl_media.pipeline.checks import check_callable, check_count
+from spdl_media.pipeline.checks import check_callable, check_count, source_length
 from spdl_media.pipeline.kinds import kind_of, name_of
 
 __all__ = ("check_batching", "check_functions", "checked_source", "source_length")
@@ -60,11 +60,3 @@ def check_batching(batch_size: int | None, *, drop_last: bool) -> None:
         check_count("batch_size", batch_size)
     elif drop_last:
         raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
-
-
-def source_length(source: AnySource) -> int | None:
-    """The items of an epoch, if the source knows it."""
-    try:
-        return len(source) if isinstance(source, Sized) else None
-    except TypeError:  # of a wrapper around something without length
-        return None

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 from spdl_media.pipeline.checks import check_count
 from spdl_media.pipeline.executors import ExecutorConfig
@@ -161,7 +161,7 @@ class PipelineBuilder(Generic[T_co]):
 
     def path_variants(
         self,
-        router: Callable[[Any], int],
+        router: Callable[[Any], SupportsIndex],
         paths: Sequence[PipelineBuilder[Any] | Sequence[StageConfig] | Callable[[Any], Any]],
         *,
         name: str | None = None,

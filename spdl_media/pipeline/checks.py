@@ -1,11 +1,19 @@
-"""Checks of arguments that several definitions share."""
+"""Checks of arguments, and questions about them, that several definitions share."""
 
 from __future__ import annotations
 
 import multiprocessing.reduction
+from collections.abc import Sized
 from typing import Any
 
-__all__ = ("check_callable", "check_choice", "check_count", "check_seconds", "pickling_error")
+__all__ = (
+    "check_callable",
+    "check_choice",
+    "check_count",
+    "check_seconds",
+    "pickling_error",
+    "source_length",
+)
 
 
 def check_count(what: str, value: object, *, at_least: int = 1, remedy: str = "") -> None:
@@ -38,6 +46,15 @@ def check_callable(what: str, value: object, *, remedy: str = "") -> None:
         raise TypeError(
             f"{what} must be a function or another callable, not {type(value).__name__}{_tail(remedy)}"
         )
+
+
+def source_length(items: object) -> int | None:
+    """The items of an epoch, if the source knows it."""
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    # Of a wrapper around something without length, or of a class that leaves it to those that derive from it.
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def pickling_error(value: object) -> Exception | None:

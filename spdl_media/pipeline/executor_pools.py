@@ -35,7 +35,7 @@ class StagePool(ABC):
 
     @abstractmethod
     def submit(self, item: Any) -> Future[Any]:
-        """Hand over an item, without waiting and without raising.
+        """Hand over an item, without waiting. What it raises, an executor of the caller's, fails the item.
 
         Returns:
             A future of the result. It fails as the function failed, with

@@ -7,6 +7,7 @@ import reprlib
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ __all__ = ("DEFAULT_MAX_FAILURES", "FailureRecord")
 DEFAULT_MAX_FAILURES = 0.5
 
 KEPT_RECORDS = 1000
+# Bytes or characters that an exception may hold of what it is about: all records then hold a few megabytes.
+KEPT_DATA = 1000
 # A rate of fewer calls of a stage says little; at the end of an epoch it is looked at whatever their number.
 MIN_CALLS_FOR_RATE = 100
 
@@ -32,7 +35,9 @@ class FailureRecord:
     Attributes:
         stage: Name of the stage.
         input: The stage's input, as a shortened ``repr``.
-        exception: What was raised. Its traceback is taken off, so it keeps no memory of the call alive.
+        exception: What was raised. It keeps no memory of the call alive: its traceback is taken off, and so
+            is what the interpreter attaches to it beyond its message, where that may be big (``obj`` of an
+            ``AttributeError``, the whole ``doc`` or ``object`` of what could not be parsed or decoded).
         traceback: The traceback, as text.
     """
 
@@ -45,7 +50,7 @@ class FailureRecord:
 def record_failure(
     stage: str, item: object, error: BaseException, where: str = ""
 ) -> FailureRecord:
-    """Describe a failure. The exception loses its traceback, and so do those that led to it.
+    """Describe a failure. The exception loses what it holds of the call, and so do those that led to it.
 
     Args:
         stage: Name of the stage.
@@ -54,7 +59,7 @@ def record_failure(
         where: Stands before the traceback, for an error that was made rather than raised.
     """
     text = where + "".join(traceback.format_exception(error))
-    _drop_frames(error)
+    _lighten(error)
     return FailureRecord(stage=stage, input=short_repr(item), exception=error, traceback=text)
 
 
@@ -92,7 +97,8 @@ class _ShortRepr(reprlib.Repr):
 _SHORT = _ShortRepr()
 
 
-def _drop_frames(error: BaseException) -> None:
+def _lighten(error: BaseException) -> None:
+    """Take frames and data off an exception and those that led to it."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -101,9 +107,26 @@ def _drop_frames(error: BaseException) -> None:
             continue
         seen.add(id(error_or_none))
         error_or_none.__traceback__ = None
+        with suppress(
+            Exception
+        ):  # a class of the caller's may make these attributes something else
+            _drop_data(error_or_none)
         waiting += [error_or_none.__cause__, error_or_none.__context__]
         if isinstance(error_or_none, BaseExceptionGroup):
             waiting += error_or_none.exceptions
+
+
+def _drop_data(error: BaseException) -> None:
+    if isinstance(error, AttributeError):
+        error.obj = None
+    elif isinstance(error, UnicodeError):
+        whole = getattr(error, "object", "")
+        if len(whole) > KEPT_DATA:
+            error.args = tuple(whole[:0] if one is whole else one for one in error.args)
+            error.object = whole[:0]  # type: ignore[attr-defined]  # all but UnicodeError itself have it
+    # Of json, and of parsers that do as it does.
+    elif isinstance(error, ValueError) and len(getattr(error, "doc", "")) > KEPT_DATA:
+        error.doc = error.doc[:0]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +183,8 @@ class FailureLog:
 
     def counts(self) -> dict[str, int]:
         """How many items failed in each stage."""
-        return {name: stage.counters.failures for name, stage in self._stages.items()}
+        # Copied in one step of C: another thread may be starting the run, which adds stages.
+        return {name: stage.counters.failures for name, stage in self._stages.copy().items()}
 
     def note(self, record: FailureRecord) -> FailureExcess | None:
         """Keep a failure that has been counted; say so if it is one too many."""

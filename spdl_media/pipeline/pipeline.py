@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from spdl_media.pipeline.checks import check_count, check_seconds
+from spdl_media.pipeline.checks import check_callable, check_count, check_seconds
 from spdl_media.pipeline.engine.run import Run, RunOptions
 from spdl_media.pipeline.engine.sink import END_OF_EPOCH
 from spdl_media.pipeline.errors import PipelineError, PipelineStopped
@@ -72,6 +72,10 @@ class Pipeline(Generic[T_co]):
         check_count("num_threads", num_threads, remedy="1 runs one call at a time.")
         check_failure_limit("max_failures", max_failures)
         check_seconds("report_stats_interval", report_stats_interval)
+        if on_failure is not None:
+            check_callable("on_failure", on_failure)
+        if task_hook_factory is not None:
+            check_callable("task_hook_factory", task_hook_factory)
         check_progress(progress)
         self._config = with_unique_names(config)
         self._progress = progress
@@ -95,22 +99,26 @@ class Pipeline(Generic[T_co]):
     @property
     def failures(self) -> tuple[FailureRecord, ...]:
         """The last 1,000 failures of this run, or of the last one, the oldest first."""
-        return () if self._run is None else tuple(self._run.log.records.copy())
+        # Read once, here and below: a start that fails in another thread takes it away.
+        run = self._run
+        return () if run is None else tuple(run.log.records.copy())
 
     @property
     def failure_counts(self) -> dict[str, int]:
         """How many items failed, by stage, in this run or in the last one."""
-        return {} if self._run is None else self._run.log.counts()
+        run = self._run
+        return {} if run is None else run.log.counts()
 
     def statistics(self) -> PipelineStatistics:
         """What this run has done so far, or the last one did.
 
         Raises:
-            PipelineError: The pipeline has not been started.
+            PipelineError: The pipeline has not been started, or is just being started.
         """
-        if self._run is None:
+        run = self._run
+        if run is None or not run.has_begun:
             raise PipelineError("a pipeline has no statistics before it is started")
-        return self._run.statistics()
+        return run.statistics()
 
     def to_mermaid(self) -> str:
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""

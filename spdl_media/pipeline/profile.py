@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spdl_media.pipeline.checks import check_count
+from spdl_media.pipeline.engine.routing import routed
 from spdl_media.pipeline.errors import PipelineError
 from spdl_media.pipeline.naming import with_unique_names
 from spdl_media.pipeline.optional import require
@@ -158,8 +159,17 @@ class _Profiler:
 
     def _paths(self, stage: PathVariantsConfig, sample: _Sample) -> _Sample:
         taken: list[list[Any]] = [[] for _ in stage.paths]
+        path_of = routed(stage.router, len(stage.paths))
+        first_failure: Exception | None = None
         for item in sample.items:
-            taken[stage.router(item)].append(item)
+            try:
+                index, _ = path_of(item)
+            except Exception as error:  # noqa: BLE001  # as in a run, it costs the item
+                first_failure = first_failure or error
+            else:
+                taken[index].append(item)
+        if first_failure is not None and not any(taken):
+            raise _all_failed(stage, first_failure) from first_failure
         outputs = []
         for path, items in zip(stage.paths, taken, strict=True):
             if items:  # else there is nothing to measure this path with
@@ -178,10 +188,7 @@ class _Profiler:
             )
             if concurrency == own:
                 if run.first_failure is not None and not run.outputs:
-                    raise PipelineError(
-                        f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The "
-                        f"first failure: {run.first_failure!r}"
-                    ) from run.first_failure
+                    raise _all_failed(stage, run.first_failure) from run.first_failure
                 outputs = _Sample(run.outputs, sample.number * run.outputs_per_input)
         return outputs
 
@@ -197,6 +204,13 @@ class _Profiler:
                 **calls.figures(concurrency),
             )
         )
+
+
+def _all_failed(stage: StageConfig, first_failure: BaseException) -> PipelineError:
+    return PipelineError(
+        f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first failure: "
+        f"{first_failure!r}"
+    )
 
 
 def _joined(samples: list[_Sample]) -> _Sample:

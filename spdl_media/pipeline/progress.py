@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any
 
+from spdl_media.pipeline.checks import source_length
 from spdl_media.pipeline.kinds import kind_of
 from spdl_media.pipeline.optional import require
 from spdl_media.pipeline.stages import (
@@ -65,7 +65,7 @@ def number_of_outputs(config: PipelineConfig) -> int | None:
         parts = [number_of_outputs(pipeline) for pipeline in source.pipelines]
         number = None if None in parts else sum(part or 0 for part in parts)
     else:
-        number = len(source.items) if isinstance(source.items, Sized) else None
+        number = source_length(source.items)
     for stage in config.stages:
         if number is not None:
             number = _outputs(stage, number)

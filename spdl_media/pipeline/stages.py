@@ -10,10 +10,10 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import math
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from spdl_media.pipeline.checks import (
     check_callable,
@@ -21,6 +21,7 @@ from spdl_media.pipeline.checks import (
     check_count,
     check_seconds,
     pickling_error,
+    source_length,
 )
 from spdl_media.pipeline.errors import PipelineError
 from spdl_media.pipeline.executors import (
@@ -58,7 +59,11 @@ class Aggregator(Protocol):
         """Takes an item; returns a complete group, or ``None`` while there is none."""
 
     def flush(self) -> Any | None:
-        """Called at the end (of an epoch): returns what was left over, or ``None``."""
+        """Called at the end (of an epoch): returns what was left over, or ``None``.
+
+        What it raises counts as a failure like others, whose item is none of yours: it is an object that
+        shows itself as ``<no item: flush() at the end>``.
+        """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,7 +90,8 @@ class SourceConfig:
     @property
     def name(self) -> str:
         """What the source is called in drawings and messages."""
-        count = f" of {len(self.items)}" if isinstance(self.items, Sized) else ""
+        length = source_length(self.items)
+        count = "" if length is None else f" of {length}"
         name = getattr(self.items, "__name__", None) or type(self.items).__name__
         return f"{name}{count}"
 
@@ -111,7 +117,7 @@ class PipeConfig:
             executor stays the caller's to shut down.
         output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order of
             the items they were made from.
-        max_failures: How many items (``int``) or which part of them (``float`` below 1) may fail
+        max_failures: How many items (``int``) or which part of them (``float`` of at most 1.0) may fail
             here before the run ends; ``None`` leaves it to the limit of the whole pipeline.
         timeout: Seconds an item may take. ``None`` is no limit.
 
@@ -201,7 +207,7 @@ class PathVariantsConfig:
         name: What statistics and errors call the router.
     """
 
-    router: Callable[[Any], int]
+    router: Callable[[Any], SupportsIndex]
     paths: tuple[tuple[StageConfig, ...], ...]
     name: str = ""
 

@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """What one stage has done since the pipeline started.
+    """What one stage has done in the time that the statistics are of.
 
     Attributes:
         name: Name of the stage.
@@ -60,7 +60,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatistics:
-    """The buffer between the pipeline and its consumer.
+    """The buffer between the pipeline and its consumer, in the time that the statistics are of.
 
     Attributes:
         number: How many items were delivered to it.
@@ -78,10 +78,10 @@ class SinkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics:
-    """What a pipeline has done since it started.
+    """What a pipeline has done since it started; in the log, since the report before.
 
     Attributes:
-        elapsed: Seconds since then.
+        elapsed: The seconds that this is of.
         source_items: How many items the source gave.
         stages: One for each stage, in order; those of paths in the order of the paths.
         sink: The buffer at the end.

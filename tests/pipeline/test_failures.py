@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import math
 import pickle
+import re
+import sys
 import threading
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -255,6 +260,89 @@ def test_no_exception_of_a_stage_ends_a_thread_or_the_program(
         list(PipelineBuilder().add_source([3]).pipe(fn).build())
 
 
+def exit_in_a_task_of_its_own() -> Any:
+    async def leave(item: int) -> int:
+        await asyncio.sleep(0)
+        if item == 3:
+            sys.exit("bye")
+        return item
+
+    async def gather(item: int) -> int:
+        return (await asyncio.gather(leave(item)))[0]
+
+    return gather
+
+
+def exit_in_a_callback() -> Any:
+    async def call_soon(item: int) -> int:
+        if item == 3:
+            asyncio.get_running_loop().call_soon(sys.exit, "bye")
+            await asyncio.sleep(WAIT)
+        return item
+
+    return call_soon
+
+
+def stop_the_loop() -> Any:
+    async def stop(item: int) -> int:
+        if item == 3:
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(WAIT)
+        return item
+
+    return stop
+
+
+@pytest.mark.parametrize("where", ["stage", "source"])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (exit_in_a_task_of_its_own, "SystemExit: bye"),
+        (exit_in_a_callback, "SystemExit: bye"),
+        (stop_the_loop, "RuntimeError: Event loop stopped before Future completed"),
+    ],
+)
+def test_whoever_stops_the_event_loop_ends_the_run_and_the_consumers_wait(
+    make: Callable[[], Any], reason: str, where: str
+) -> None:
+    fn = make()
+
+    async def source() -> AsyncIterator[int]:
+        for item in range(10):
+            yield await fn(item)
+
+    builder = PipelineBuilder[int]()
+    if where == "source":
+        builder.add_source(source())
+    else:
+        builder.add_source(range(10)).pipe(fn, name="fn")
+    seen: list[int] = []
+
+    with pytest.raises(PipelineFailure, match=f"Something stopped the event loop.*{reason}"):
+        seen.extend(builder.build().get_iterator(timeout=WAIT))
+    # What is on its way between two turns of the loop may be lost.
+    assert seen == [0, 1, 2][: len(seen)]
+
+
+def test_an_async_generator_that_exits_while_it_is_closed_keeps_nobody_waiting() -> None:
+    async def ends_badly() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            sys.exit("bye")
+
+    left: list[AsyncIterator[int]] = []
+
+    async def begin(item: int) -> int:
+        left.append(ends_badly())
+        return item + await anext(left[0])
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(begin).build()
+
+    assert list(pipeline.get_iterator(timeout=WAIT)) == [2]
+
+
 def test_a_generator_that_fails_midway_keeps_what_it_yielded() -> None:
     def generate(item: int) -> Iterator[int]:
         yield 2 * item
@@ -396,6 +484,83 @@ def test_records_keep_nothing_alive() -> None:
     assert [one() for one in references] == [None] * 6
     assert all(len(record.input) <= 110 for record in pipeline.failures)
     assert all("KeyError: 'inner'" in record.traceback for record in pipeline.failures)
+
+
+def decode(number: int) -> object:
+    return (number * b"a" + b"\xff").decode()
+
+
+def encode(number: int) -> object:
+    return (number * "a" + "\xff").encode("ascii")
+
+
+def parse(number: int) -> object:
+    return json.loads("[" + number * "1,")
+
+
+def misname(number: int) -> object:
+    return bytearray(number).nope  # type: ignore[attr-defined]
+
+
+def outer(number: int) -> object:
+    try:
+        return parse(number)
+    except ValueError as error:
+        raise LookupError("outer") from error
+
+
+@pytest.mark.parametrize("fn", [decode, encode, parse, misname, outer])
+def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int], object]) -> None:
+    """These do by themselves; all records of a long run would then be gigabytes."""
+    pipeline = PipelineBuilder().add_source([1_000_000]).pipe(fn).build(max_failures=1)
+    tracemalloc.start()
+    try:
+        assert list(pipeline) == []
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+
+    (record,) = pipeline.failures
+    with pytest.raises(type(record.exception)) as caught:
+        fn(1_000_000)
+    # Python needs the data to say which byte it was; the text of the traceback has it.
+    said = re.sub(
+        r"(byte|character) \S+ in position (\d+)", r"\1s in position \2-\2", str(caught.value)
+    )
+    assert str(record.exception) == said
+    assert str(caught.value) in record.traceback
+    assert pickle.loads(pickle.dumps(record.exception)).args == record.exception.args
+
+
+@pytest.mark.parametrize("fn", [decode, encode, parse])
+def test_exceptions_keep_data_that_are_small(fn: Callable[[int], object]) -> None:
+    pipeline = PipelineBuilder().add_source([100]).pipe(fn).build(max_failures=1)
+
+    assert list(pipeline) == []
+    with pytest.raises(ValueError, match=r"ordinal|invalid|Expecting") as caught:
+        fn(100)
+    assert repr(pipeline.failures[0].exception) == repr(caught.value)
+    assert str(pipeline.failures[0].exception) == str(caught.value)
+
+
+def test_exceptions_that_let_nothing_be_taken_off_do_no_harm() -> None:
+    class FixedError(AttributeError):
+        @property
+        def obj(self) -> str:
+            return "fixed"
+
+        @obj.setter
+        def obj(self, _: object) -> None:
+            raise TypeError("read-only")
+
+    def fail(_: int) -> int:
+        raise FixedError("no such thing")
+
+    pipeline = PipelineBuilder().add_source([1]).pipe(fail).build(max_failures=1)
+
+    assert list(pipeline) == []
+    assert str(pipeline.failures[0].exception) == "no such thing"
 
 
 @pytest.mark.parametrize(

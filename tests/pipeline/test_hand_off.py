@@ -348,6 +348,40 @@ def test_of_groups_taken_apart_each_item_counts_once() -> None:
         assert 2 * 16 + 2 <= made - 1 <= 3 * 16 + 2 + 64 + 1
 
 
+@pytest.mark.parametrize("where", ["stages", "paths", "merged"])
+def test_of_groups_of_groups_taken_apart_all_items_count(where: str) -> None:
+    made = 0
+
+    def source() -> Iterator[int]:
+        nonlocal made
+        for _ in range(10_000):
+            made += 1
+            yield made
+
+    def grouped(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
+        return builder.aggregate(4).aggregate(8)
+
+    builder = PipelineBuilder[Any]()
+    if where == "merged":
+        other = PipelineBuilder[Any]().add_source([]).aggregate(32)
+        builder.merge(grouped(PipelineBuilder[Any]().add_source(source())), other)
+    elif where == "paths":
+        ways = [grouped(PipelineBuilder[Any]()), PipelineBuilder[Any]().aggregate(32)]
+        builder.add_source(source()).path_variants(lambda _: 0, ways)
+    else:
+        grouped(builder.add_source(source()))
+    builder.disaggregate().pipe(list).pipe(list)
+    pipeline = builder.add_sink(2).build(num_threads=4)
+    with pipeline.auto_stop():
+        assert len(pipeline.get_item(timeout=WAIT)) == 4
+        _until_still(lambda: made)
+        ahead = made - 4
+
+    router = where == "paths"
+    assert ahead <= router + 4 + 2 * 32 + (2 + 2) * 4 + 64 + 1
+    assert ahead >= router + 2 * 32 + (2 + 2) * 4
+
+
 def _until_still(value: Callable[[], int]) -> None:
     """Wait until a value is above zero and has not changed for some turns of all threads."""
     still, last = 0, 0

@@ -226,17 +226,36 @@ def test_stages_may_go_without_a_hook() -> None:
     assert len(hook.calls) == 2 + 4
 
 
-def test_a_hook_that_raises_fails_the_item() -> None:
-    class Refuse(TaskHook):
-        def task_start(self, item: Any) -> None:
-            if item == 1:
-                raise LookupError("no span")
+def pass_on(item: int) -> int:
+    return item
 
-    builder = PipelineBuilder().add_source(range(3)).pipe(lambda i: i)
-    pipeline = builder.build(task_hook_factory=lambda _: Refuse())
 
-    assert list(pipeline) == [0, 2]
-    assert str(pipeline.failures[0].exception) == "no span"
+async def pass_on_async(item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize("fn", [pass_on, pass_on_async, "pool"])
+@pytest.mark.parametrize("method", ["task_start", "task_end"])
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
+def test_a_hook_that_raises_fails_the_item(fn: Any, method: str, error: Any) -> None:
+    def refuse(item: Any, *_: object) -> None:
+        if item == 1:
+            raise error("no span")
+
+    def make(_: str) -> TaskHook:
+        hook = TaskHook()
+        setattr(hook, method, refuse)
+        return hook
+
+    builder = PipelineBuilder().add_source(range(3))
+    if fn == "pool":
+        builder.pipe(abs, executor=ProcessPoolExecutorConfig(1))
+    else:
+        builder.pipe(fn)
+    pipeline = builder.build(task_hook_factory=make)
+
+    assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 2]
+    assert repr(pipeline.failures[0].exception) == f"{error.__name__}('no span')"
 
 
 def test_a_hook_that_raises_at_the_start_leaves_nothing_behind() -> None:

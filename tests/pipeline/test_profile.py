@@ -144,6 +144,20 @@ def test_paths_and_merged_pipelines_are_measured() -> None:
     assert result.overall.sink.number == 8
 
 
+def route(item: int) -> int:
+    if item == 0:
+        raise LookupError("no path for 0")
+    return {1: -1, 2: 2}.get(item, item % 2)
+
+
+def test_items_without_a_path_are_dropped_as_in_a_run() -> None:
+    paths = [PipelineBuilder().pipe(pass_on), PipelineBuilder().pipe(wait)]
+    result = profile(source(8).path_variants(route, paths))
+    shares = {one.name: one.inputs_per_item for one in result.stages}
+    assert shares == pytest.approx({"source": 1, "pass_on": 2 / 8, "wait": 3 / 8})
+    assert result.overall.sink.number == 5
+
+
 def test_the_whole_is_run_once_over_the_items() -> None:
     builder = PipelineBuilder().add_source(iter(range(1000))).pipe(pass_on)
     result = profile(builder)
@@ -198,6 +212,10 @@ def test_failures_are_counted() -> None:
     ("builder", "message"),
     [
         (source().pipe(fail), r"All inputs of stage 'fail' failed.*LookupError\('no item 0'\)"),
+        (
+            source(1).path_variants(route, [[], []]),
+            r"All inputs of stage 'route' failed.*LookupError\('no path for 0'\)",
+        ),
         (source(0).pipe(pass_on), r"The source range of 0 gave no items"),
         (
             source().pipe(lambda item: None, name="drop").pipe(pass_on),

@@ -62,6 +62,19 @@ class Pairs:
         return None
 
 
+class OfNoLength:
+    """Such as a wrapper around an iterable, which has ``len`` and may not know it."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
+
+    def __len__(self) -> int:
+        raise self._error("no length")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
 def source(number: int = 10) -> PipelineBuilder[Any]:
     return PipelineBuilder().add_source(range(number))
 
@@ -83,12 +96,26 @@ def source(number: int = 10) -> PipelineBuilder[Any]:
         (source().path_variants(lambda item: 0, [str, twice]), None),
         (source().path_variants(lambda item: 0, [PipelineBuilder().aggregate(1)]), None),
         (PipelineBuilder().add_source(iter([1])), None),
+        (PipelineBuilder().add_source(OfNoLength(TypeError)), None),
     ],
 )
 def test_number_of_items_that_are_expected(
     builder: PipelineBuilder[Any], number: int | None
 ) -> None:
     assert number_of_outputs(builder.get_config()) == number
+
+
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError])
+def test_a_source_whose_length_raises_runs_and_is_drawn(
+    error: type[Exception], bars: list[FakeBar]
+) -> None:
+    builder = PipelineBuilder().add_source(OfNoLength(error))
+
+    assert list(builder.build(progress=True)) == [0, 1, 2]
+    assert bars[0].options["total"] is None
+    assert repr(builder) == "<PipelineBuilder: OfNoLength -> no sink>"
+    assert '(["OfNoLength"])' in builder.get_config().to_mermaid()
+    assert str(builder.get_config()).startswith("source: OfNoLength")
 
 
 def test_a_bar_counts(bars: list[FakeBar]) -> None:

@@ -245,6 +245,29 @@ def test_a_stop_during_start() -> None:
     assert list(pipeline) == list(range(1, 11))
 
 
+def test_what_is_told_during_start() -> None:
+    starting, go_on = threading.Event(), threading.Event()
+
+    def slow_factory(_: str) -> None:
+        starting.set()
+        assert go_on.wait(10)
+
+    pipeline = build(task_hook_factory=slow_factory)
+    starter = threading.Thread(target=pipeline.start)
+    starter.start()
+    try:
+        assert starting.wait(10)
+        with pytest.raises(PipelineError, match="has no statistics before it is started"):
+            pipeline.statistics()
+        assert pipeline.failures == ()
+        assert pipeline.failure_counts == {}
+    finally:
+        go_on.set()
+        starter.join(5)
+    assert pipeline.statistics().stages[0].name == "add_one"
+    pipeline.stop()
+
+
 def test_time_outs() -> None:
     gate = threading.Event()
 
@@ -641,3 +664,12 @@ def test_a_forked_child_does_not_inherit_a_running_pipeline() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pipeline(PipelineBuilder().add_source([1]).get_config(), **options)
+
+
+@pytest.mark.parametrize("option", ["on_failure", "task_hook_factory"])
+def test_options_that_cannot_be_called_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: 3}
+    with pytest.raises(
+        TypeError, match=f"{option} must be a function or another callable, not int"
+    ):
+        build(**options)

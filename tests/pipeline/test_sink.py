@@ -64,6 +64,24 @@ def test_items_are_taken_without_waking_the_loop_unless_it_has_stalled() -> None
     assert counts == [0, 0, 1, 1, 1]
 
 
+def test_statistics_of_a_part_of_the_time_are_of_that_alone() -> None:
+    sink = make_sink(buffer_size=9)
+    for item in range(4):
+        sink.accept(item)
+    before = sink.statistics(2.0)
+    assert (before.number, before.rate, before.occupancy) == (4, 2.0, (0 + 1 + 2 + 3) / 4)
+
+    while sink.take() != 3:
+        pass
+    for item in range(2):
+        sink.accept(item)
+
+    later = sink.statistics(2.0, before)
+    assert (later.number, later.rate, later.occupancy) == (2, 1.0, (0 + 1) / 2)
+    nothing = sink.statistics(2.0, sink.statistics(4.0))
+    assert (nothing.number, nothing.rate, nothing.occupancy) == (0, 0.0, 0.0)
+
+
 def test_a_buffer_of_one_without_slack_wakes_the_loop_when_it_is_empty() -> None:
     sink = make_sink(buffer_size=1, slack=0)
     sink.accept(0)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.pipeline import (
@@ -199,6 +200,21 @@ def test_an_aggregator_flushes_in_each_epoch() -> None:
             assert list(pipeline) == [[1, 2, 3, 4], [5, 6], [7]]
 
 
+def test_an_aggregator_whose_flush_raises_fails_no_item() -> None:
+    class Full(ByWeight):
+        def flush(self) -> list[int] | None:
+            raise OSError("the disk is full")
+
+    told = []
+    builder = PipelineBuilder().add_source([1, 2]).aggregate(Full())
+    pipeline = builder.build(max_failures=1, on_failure=lambda _, item: told.append(repr(item)))
+
+    assert list(pipeline) == []
+    (record,) = pipeline.failures
+    assert str(record.exception) == "the disk is full"
+    assert [record.input, *told] == 2 * ["<no item: flush() at the end>"]
+
+
 @pytest.mark.parametrize("kind", [list, tuple, iter, set])
 def test_disaggregate_takes_groups_apart(kind: Any) -> None:
     groups = [[1, 2], [], [3], [4, 5, 6]]
@@ -208,6 +224,25 @@ def test_disaggregate_takes_groups_apart(kind: Any) -> None:
 
 def test_disaggregate_keeps_groups_of_different_kinds_in_order() -> None:
     assert run([iter([1, 2]), [3, 4], iter([5])], lambda b: b.disaggregate()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("base", [list, tuple])
+def test_groups_of_a_class_of_the_callers_are_iterated_in_threads(base: Any) -> None:
+    names = set()
+
+    class Lazy(base):  # type: ignore[misc]  # mypy wants to know which
+        def __iter__(self) -> Iterator[int]:
+            names.add(threading.current_thread().name)
+            if len(self) == 1:
+                raise OSError("the disk is gone")
+            return super().__iter__()  # type: ignore[no-any-return]
+
+    groups = [[1, 2], Lazy([3]), Lazy([4, 5])]
+    pipeline = PipelineBuilder().add_source(groups).disaggregate().build(num_threads=1)
+
+    assert list(pipeline) == [1, 2, 4, 5]
+    assert str(pipeline.failures[0].exception) == "the disk is gone"
+    assert names == {"spdl_media worker-1"}
 
 
 def test_what_cannot_be_taken_apart_fails_alone() -> None:
@@ -256,7 +291,16 @@ def test_paths_keep_epochs_apart() -> None:
             assert len(result) == 2 + 9
 
 
-@pytest.mark.parametrize("index", [2, -1, "0", None])
+@pytest.mark.parametrize("kind", [int, bool, np.int64, np.uint8])
+def test_a_router_may_return_any_kind_of_integer(kind: Any) -> None:
+    paths = [PipelineBuilder(), PipelineBuilder().pipe(double)]
+
+    result = run(range(6), lambda b: b.path_variants(lambda item: kind(item % 2), paths))
+
+    assert sorted(result) == [0, 2, 2, 4, 6, 10]
+
+
+@pytest.mark.parametrize("index", [2, -1, "0", None, 1.0, np.int64(2)])
 def test_a_router_must_name_a_path(index: Any) -> None:
     paths = [PipelineBuilder(), PipelineBuilder()]
     pipeline = (
@@ -269,7 +313,10 @@ def test_a_router_must_name_a_path(index: Any) -> None:
     assert len(list(pipeline)) == 9
     (record,) = pipeline.failures
     assert record.stage == "route"
-    assert "must return the index of one of the 2 paths, from 0 to 1" in str(record.exception)
+    assert isinstance(record.exception, IndexError)
+    assert str(record.exception) == (
+        f"the router returned {index!r}; it must return the index of one of the 2 paths, from 0 to 1"
+    )
 
 
 def test_an_executor_of_the_callers_runs_functions_and_generators() -> None:

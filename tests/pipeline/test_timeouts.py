@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline import FailureRecord, PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.errors import PipelineFailure
 
 WAIT = 20
@@ -76,6 +76,70 @@ def test_a_call_that_comes_back_late_changes_nothing(gate: threading.Event) -> N
 
     assert list(pipeline) == [1, 2]
     assert pipeline.statistics().stages[0].calls.number == 3
+
+
+def test_a_generator_that_goes_on_late_is_closed_and_its_values_are_dropped(
+    gate: threading.Event,
+) -> None:
+    """Also while ``on_failure`` has the item, which has not left its stage then."""
+    closed = threading.Event()
+    made = []
+
+    def generate(item: int) -> Iterator[tuple[int, int]]:
+        try:
+            for value in range(4):
+                if (item, value) == (1, 1):
+                    gate.wait(WAIT)
+                made.append((item, value))
+                yield item, value
+        finally:
+            if item == 1:
+                closed.set()
+
+    def let_it_go_on(_: object, item: int) -> None:
+        assert item == 1
+        gate.set()
+        assert closed.wait(WAIT)
+
+    builder = PipelineBuilder().add_source(range(3)).pipe(generate, timeout=0.2)
+    pipeline = builder.build(num_threads=1, on_failure=let_it_go_on)
+
+    seen = list(pipeline)
+    assert [one for one in seen if one[0] == 1] == [(1, 0)]
+    assert len(seen) == 4 + 1 + 4
+    assert [one for one in made if one[0] == 1] == [(1, 0), (1, 1)]
+    assert pipeline.failure_counts == {"generate": 1}
+
+
+def test_on_failure_gets_the_record_that_was_counted(gate: threading.Event) -> None:
+    """The call that took too long raises while its failure waits for ``on_failure``."""
+    slow_threads = []
+    is_next = threading.Event()
+    told = []
+
+    def call(item: str) -> str:
+        if item == "quick":
+            raise ValueError("quick")
+        if item == "slow":
+            slow_threads.append(threading.current_thread())
+            gate.wait(WAIT)
+            raise ValueError("late")
+        is_next.set()
+        return item
+
+    def tell(record: FailureRecord, item: str) -> None:
+        if item == "quick":
+            assert is_next.wait(WAIT)
+            gate.set()
+            slow_threads[0].join(WAIT)
+        told.append(record)
+
+    builder = PipelineBuilder().add_source(["quick", "slow", "next"]).pipe(call, timeout=0.2)
+    pipeline = builder.build(num_threads=1, max_failures=2, on_failure=tell)
+
+    assert list(pipeline) == ["next"]
+    assert [type(record.exception) for record in told] == [ValueError, TimeoutError]
+    assert tuple(told) == pipeline.failures
 
 
 def test_quick_calls_of_a_stage_with_a_timeout_are_left_alone() -> None:

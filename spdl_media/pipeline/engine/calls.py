@@ -251,10 +251,8 @@ class PoolCalls(CallStage):
             if self._hook is not None:
                 self._hook.task_start(slot.item)
             future = self._pool.submit(slot.item)
-        except PoolBroken as error:
-            self.hub.events.fail(self.name, str(error), error)
-            return
-        except Exception as error:  # noqa: BLE001  # an item that cannot be sent, a hook: fails the item
+        # A hook, or an executor that does not take this item: even SystemExit fails the item, not the loop.
+        except BaseException as error:  # noqa: BLE001
             self._calls[slot] = None
             self._finish(slot, None, error)
             return
@@ -297,7 +295,7 @@ class PoolCalls(CallStage):
         try:
             if self._hook is not None:
                 self._hook.task_end(slot.item, slot.ended_at - slot.started_at, error)
-        except Exception as hook_error:  # noqa: BLE001  # as everywhere, it fails the item
+        except BaseException as hook_error:  # noqa: BLE001  # as everywhere, it fails the item
             error = hook_error
         slot.result = result
         if error is not None:

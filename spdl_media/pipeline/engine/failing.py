@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Slot
@@ -16,6 +16,9 @@ from spdl_media.pipeline.stats import StageCounters
 __all__ = ("FailureDesk", "OnFailure")
 
 OnFailure = Callable[[FailureRecord, Any], object]
+
+# With the record that was counted: the call of a slot that was given up may fail by itself meanwhile.
+_Waiting: TypeAlias = tuple[FailureRecord, Slot, Callable[[Slot], None]]
 
 
 class FailureDesk:
@@ -30,7 +33,7 @@ class FailureDesk:
         self._hub = hub
         self._log = log
         self._on_failure = on_failure
-        self._waiting: SimpleQueue[tuple[Slot, Callable[[Slot], None]]] = SimpleQueue()
+        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         if on_failure is not None:
             self.threads = WorkerThreads(hub, "spdl_media on_failure", 1)
 
@@ -44,7 +47,7 @@ class FailureDesk:
         if self.threads is None:
             release(slot)
         else:
-            self._waiting.put((slot, release))
+            self._waiting.put((record, slot, release))
             self.threads.issue(self)
 
     def check_epoch(self) -> None:
@@ -58,12 +61,11 @@ class FailureDesk:
 
     def serve(self, worker: Worker) -> None:
         """Call ``on_failure`` for one failure. In its thread."""
-        slot, release = self._waiting.get()
+        record, slot, release = self._waiting.get()
         worker.slot = slot
         assert self._on_failure is not None
-        assert slot.record is not None
         try:
-            self._on_failure(slot.record, slot.item)
+            self._on_failure(record, slot.item)
         except BaseException as error:  # noqa: BLE001  # of whatever kind, the caller must hear of it
             self._hub.post(self._blame_callback, error)
         worker.slot = None

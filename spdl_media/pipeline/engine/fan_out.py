@@ -109,7 +109,8 @@ class FanOut(Node):
 
     def yielded(self, slot: FanOutSlot, value: Any) -> None:
         """Hear of a value."""
-        if value is None or slot.finished:
+        # Settled: the generator took too long, and its thread went on.
+        if value is None or slot.settled:
             self.counters.dropped += 1
             return
         slot.outstanding += 1
@@ -121,6 +122,7 @@ class FanOut(Node):
 
     def finish(self, slot: FanOutSlot) -> None:
         """Hear that a generator has ended or failed."""
+        slot.settled = True
         slot.ended_at = perf_counter()
         self.counters.count_call(slot.queued_at, slot.ended_at - slot.spent, slot.ended_at)
         if slot.error is None:
@@ -199,17 +201,18 @@ class ThreadFanOut(FanOut):
         post = self.hub.post
         start = slot.started_at
         try:
-            if slot.generator is None:
-                slot.generator = iter(self.spec.fn(slot.item))
+            # Not read again: the loop takes it from a slot that it gives up.
+            if (generator := slot.generator) is None:
+                generator = slot.generator = iter(self.spec.fn(slot.item))
             for _ in range(self.ahead - slot.outstanding):
                 slot.started_at = perf_counter()
-                value = next(slot.generator, END)
+                value = next(generator, END)
                 if value is END:
                     return self.finish
                 post(self._receive, (slot, value))
-                if self.hub.closed:
-                    # The loop cannot do it while the generator runs.
-                    close_generator(slot.generator)
+                if self.hub.closed or slot.settled:
+                    # The run is over, or the item given up. The loop cannot do it while the generator runs.
+                    close_generator(generator)
                     break
         except BaseException as error:  # noqa: BLE001  # as for functions
             slot.fail(error)
@@ -299,7 +302,7 @@ class Disaggregate(ThreadFanOut):
     """Takes groups apart, one after the other.
 
     Lists and tuples on the loop; what else can be iterated may run code of the caller's when it is, so
-    threads do it.
+    threads do it. So may classes that derive from these.
 
     Args:
         hub: As for all nodes.
@@ -317,7 +320,7 @@ class Disaggregate(ThreadFanOut):
 
     def open(self, slot: FanOutSlot) -> None:
         """Take a group apart, or have a thread do it."""
-        if not isinstance(slot.item, list | tuple):
+        if type(slot.item) not in (list, tuple):
             super().open(slot)
             return
         slot.started_at = perf_counter()

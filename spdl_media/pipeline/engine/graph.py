@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from spdl_media.pipeline.engine.calls import AsyncCalls, CallSpec, CallStage, PoolCalls, ThreadCalls
@@ -149,8 +151,9 @@ class _Builder:
         self._hook_factory = hook_factory
         # One of the items is the one that a source is being asked for.
         self._share = (SLACK - 1) // (_count_nodes(config) + 1)
-        # How many items make one of what comes out of the last node that was made.
-        self._group_size = 1
+        # How many items make a group of what comes out of the last node that was made, for groups within
+        # groups the inner ones first.
+        self._group_sizes: tuple[int, ...] = ()
         self.graph = Graph()
         self._shared = WorkerThreads(hub, "spdl_media worker", num_threads)
         self._num_threads = num_threads
@@ -159,7 +162,7 @@ class _Builder:
     @property
     def _slack(self) -> int:
         """The share of the next node, in groups if items have been grouped."""
-        return self._share // self._group_size
+        return self._share // math.prod(self._group_sizes)
 
     def build(self, config: PipelineConfig) -> None:
         tail = self._chain(config)
@@ -179,14 +182,14 @@ class _Builder:
             sizes = []
             branches = self._branch_losses()
             for part in config.source.pipelines:
-                self._group_size = 1
+                self._group_sizes = ()
                 sources: list[Source] = []
                 with self._losses_in(branches.add(functools.partial(_num_given, sources))):
                     before = len(self.graph.sources)
                     _connect(self._chain(part), join.add_inlet())
                     sources += self.graph.sources[before:]
-                sizes.append(self._group_size)
-            self._group_size = max(sizes)
+                sizes.append(self._group_sizes)
+            self._group_sizes = _largest(sizes)
             return self._stages(config.stages, join)
         return self._stages(config.stages, self._source(config.source))
 
@@ -225,14 +228,14 @@ class _Builder:
         self._add(switch)
         _connect(tail, switch)
         join = Join()
-        before, sizes = self._group_size, []
+        before, sizes = self._group_sizes, []
         branches = self._branch_losses()
         for index, path in enumerate(config.paths):
-            self._group_size = before
+            self._group_sizes = before
             with self._losses_in(branches.add(functools.partial(switch.num_sent, index))):
                 _connect(self._stages(path, switch), join.add_inlet())
-            sizes.append(self._group_size)
-        self._group_size = max(sizes)
+            sizes.append(self._group_sizes)
+        self._group_sizes = _largest(sizes)
         return join
 
     def _branch_losses(self) -> Branches:
@@ -253,7 +256,8 @@ class _Builder:
             return self._aggregate(config)
         assert isinstance(config, DisaggregateConfig)
         spec = CallSpec(iter, config.name, slack=self._slack, ordered=True)
-        self._group_size = 1
+        # As they were put together: nobody knows what a function in between has made of a group.
+        self._group_sizes = self._group_sizes[:-1]
         return self._add(
             Disaggregate(
                 self._hub, spec, self._desk, self._shared_threads(1), ahead=max(1, self._slack)
@@ -263,12 +267,12 @@ class _Builder:
     def _aggregate(self, config: AggregateConfig) -> Node:
         name, slack = config.name, self._slack
         if isinstance(config.aggregator, int):
-            self._group_size *= config.aggregator
+            self._group_sizes += (config.aggregator,)
             return self._add(
                 Aggregate(self._hub, name, config.aggregator, drop_last=config.drop_last)
             )
         # Nobody knows how many items are in its groups.
-        self._group_size = SLACK
+        self._group_sizes += (SLACK,)
         return self._add(
             CustomAggregate(
                 self._hub,
@@ -358,6 +362,12 @@ def _connect(tail: Outlet, inlet: Entrance) -> None:
     else:
         tail.next = inlet
     inlet.upstream = tail
+
+
+def _largest(sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The sizes of groups that come by several ways, the largest of each level. Outer groups are last."""
+    levels = zip_longest(*(reversed(one) for one in sizes), fillvalue=1)
+    return tuple(map(max, levels))[::-1]
 
 
 def _num_given(sources: list[Source]) -> int:

@@ -55,7 +55,14 @@ class Aggregate(Node):
         self.hub.touch(self)
 
 
-FLUSH: Any = object()
+class _Flush:
+    """Stands in for an item when what is left over is asked for."""
+
+    def __repr__(self) -> str:
+        return "<no item: flush() at the end>"
+
+
+FLUSH: Any = _Flush()
 
 
 def _copied(aggregator: Aggregator, name: str) -> Aggregator:

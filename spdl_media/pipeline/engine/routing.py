@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from spdl_media.pipeline.engine.calls import CallSpec, ThreadCalls
 from spdl_media.pipeline.engine.failing import FailureDesk
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.node import Inlet, Upstream
 from spdl_media.pipeline.engine.workers import Threads
+from spdl_media.pipeline.failures import short_repr
 
-__all__ = ("Join", "Switch")
+__all__ = ("Join", "Switch", "routed")
 
 
 class Switch(ThreadCalls):
@@ -24,13 +26,13 @@ class Switch(ThreadCalls):
         self,
         hub: Hub,
         name: str,
-        router: Callable[[Any], int],
+        router: Callable[[Any], SupportsIndex],
         num_paths: int,
         slack: int,
         desk: FailureDesk,
         threads: Threads,
     ) -> None:
-        spec = CallSpec(_routed(router, num_paths), name, slack=slack, ordered=True)
+        spec = CallSpec(routed(router, num_paths), name, slack=slack, ordered=True)
         super().__init__(hub, spec, desk, threads)
         self.paths: list[Inlet] = []
         self._sent = [0] * num_paths
@@ -72,13 +74,21 @@ class _AllPaths:
             path.end_epoch()
 
 
-def _routed(router: Callable[[Any], int], num_paths: int) -> Callable[[Any], tuple[int, Any]]:
+def routed(
+    router: Callable[[Any], SupportsIndex], num_paths: int
+) -> Callable[[Any], tuple[int, Any]]:
+    """A function from an item to the index of its path, which there is, and the item itself."""
+
     def call(item: Any) -> tuple[int, Any]:
-        index = router(item)
-        if not isinstance(index, int) or not 0 <= index < num_paths:
+        returned = router(item)
+        try:
+            index = operator.index(returned)  # of NumPy's integers, too
+        except TypeError:
+            index = -1
+        if not 0 <= index < num_paths:
             raise IndexError(
-                f"the router returned {index!r}; it must return the index of one of the {num_paths} "
-                f"paths, from 0 to {num_paths - 1}"
+                f"the router returned {short_repr(returned)}; it must return the index of one of the "
+                f"{num_paths} paths, from 0 to {num_paths - 1}"
             )
         return index, item
 

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from time import perf_counter
@@ -128,6 +128,11 @@ class Run:
     def was_stopped(self) -> bool:
         """Whether somebody has asked it to stop; not whether it has failed."""
         return self._stop_asked
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has left its start behind, and not by a failure."""
+        return self._thread.ident is not None
 
     # Called by threads of the caller's.
 
@@ -257,11 +262,27 @@ class Run:
 
     def _main(self) -> None:
         try:
-            self._loop.run_until_complete(self._live())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._run_to_its_end(self._live())
+            self._run_to_its_end(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
             self.state = State.STOPPED
+
+    def _run_to_its_end(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run the loop until a coroutine has ended, even if code of the caller's stops the loop meanwhile.
+
+        A ``SystemExit`` in a task of the caller's own passes through the loop. The run then ends as after
+        any failure, which takes the loop.
+        """
+        task = self._loop.create_task(coroutine)
+        while not task.done():
+            try:
+                self._loop.run_until_complete(task)
+            except BaseException as error:
+                if task.done():
+                    raise
+                self.fail("pipeline", _stopped_from_inside(error), error)
+                self._end(None)
 
     async def _live(self) -> None:
         self._loop.set_default_executor(self._executor)
@@ -334,6 +355,13 @@ class Run:
             _listed(calls, "; ") or "of unknown kind",
             _listed(names, ", "),
         )
+
+
+def _stopped_from_inside(error: BaseException) -> str:
+    return (
+        f"Something stopped the event loop of the pipeline ({describe(error)}): a task or callback that an "
+        "asynchronous stage or source started called sys.exit(), or loop.stop(). Raise an exception instead"
+    )
 
 
 def _listed(texts: list[str], separator: str) -> str:

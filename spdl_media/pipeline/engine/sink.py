@@ -109,13 +109,14 @@ class Sink:
 
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
         """What was delivered in the last ``elapsed`` seconds, which began with the totals ``before``."""
-        earlier, waited = (before.number, before.waited) if before else (0, 0.0)
-        number = self.delivered - earlier
+        before = before or SinkStatistics(0, 0.0, 0.0, 0.0)
+        number = self.delivered - before.number
+        occupied = self._occupied - round(before.occupancy * before.number)
         return SinkStatistics(
             number=number,
             rate=number / elapsed if elapsed else 0.0,
-            occupancy=self._occupied / self.delivered if self.delivered else 0.0,
-            waited=self.waited - waited,
+            occupancy=occupied / number if number else 0.0,
+            waited=self.waited - before.waited,
         )
 
     def _end_taken(self, _: None) -> None:
