@@ -12,6 +12,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from spdl_media._dataloading.checks import (
     checked_source,
     source_length,
 )
-from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed
+from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed, snapshot_of
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import State
 from spdl_media._dataloading.tagged import tags_of, value_of
@@ -231,7 +232,7 @@ class DataLoader:
 
         Thread safety: in the thread that iterates.
         """
-        state = self._upcoming() if self._ledger is None else self._ledger.state()
+        state = self._untouched() if self._ledger is None else self._ledger.state()
         return state.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
@@ -290,6 +291,13 @@ class DataLoader:
     def _upcoming(self) -> State:
         chosen = None if self._is_pinned else self._epochs.chosen_by_user()
         return self._next if chosen is None else self._fresh(chosen)
+
+    def _untouched(self) -> State:
+        """The state of an epoch that has not begun; an iterator is where it is, and not at its start."""
+        state, source = self._upcoming(), self._epochs.source
+        if self._is_pinned or not isinstance(source, Iterator | AsyncIterator):
+            return state
+        return replace(state, snapshot=snapshot_of(source, 0))
 
     def _begin(self) -> State:
         """Where the next iteration starts; a source that can be read once needs more thought."""

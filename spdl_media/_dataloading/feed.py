@@ -13,12 +13,19 @@ from spdl_media._dataloading.state import Snapshot, State
 from spdl_media._dataloading.tagged import Item, Sample
 from spdl_media._sources.protocols import HasEpochs, Stateful, epoch_order
 
-__all__ = ("AnySource", "Feed", "SourceEpochs")
+__all__ = ("AnySource", "Feed", "SourceEpochs", "snapshot_of")
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
 # A source's state may be large. Between two copies of it, items are read again and thrown away.
 _SNAPSHOT_INTERVAL = 16
+
+
+def snapshot_of(source: object, position: int) -> Snapshot | None:
+    """What a source says of itself, if it has a state."""
+    if not isinstance(source, Stateful):
+        return None
+    return Snapshot(position, copy.deepcopy(source.state_dict()))
 
 
 class SourceEpochs:
@@ -94,10 +101,22 @@ class Feed:
     def _is_wanted(self, position: int) -> bool:
         return position not in self._done
 
-    def _note(self, source: object, position: int) -> None:
+    def _begin(self) -> tuple[int, Any]:
+        """Begin or go on with the epoch; gives the position of the first item, and the iterator."""
+        position, iterator = self._epochs.begin(self._start)
+        # What is iterated anew needs no state to begin with. An iterator does: the next iteration
+        # of it leads back there, unless it goes on from a state already.
+        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
+        if is_iterator and self._start.snapshot is None:
+            self._note(position)
+        return position, iterator
+
+    def _note(self, position: int) -> None:
         """Ask the source for its state now and then."""
-        if position % _SNAPSHOT_INTERVAL == 0 and isinstance(source, Stateful):
-            self._ledger.keep_snapshot(Snapshot(position, copy.deepcopy(source.state_dict())))
+        if position % _SNAPSHOT_INTERVAL:
+            return
+        if (snapshot := snapshot_of(self._epochs.source, position)) is not None:
+            self._ledger.keep_snapshot(snapshot)
 
 
 class SyncFeed(Feed):
@@ -119,26 +138,23 @@ class SyncFeed(Feed):
                 yield position, order[position]
 
     def _read(self) -> Iterator[tuple[int, Any]]:
-        source = self._epochs.source
-        if isinstance(source, Iterator):
-            self._note(source, 0)
-        position, iterator = self._epochs.begin(self._start)
+        position, iterator = self._begin()
         for value in iterator:
             if self._is_wanted(position):
                 yield position, value
             position += 1
-            self._note(source, position)
+            self._note(position)
 
 
 class AsyncFeed(Feed):
     """The feed of an async iterable."""
 
     async def __aiter__(self) -> AsyncIterator[Item | Sample]:
-        position, iterator = self._epochs.begin(self._start)
+        position, iterator = self._begin()
         async for value in iterator:
             if self._is_wanted(position):
                 tagged = self._tag(position, value)
                 if tagged is not None:
                     yield tagged
             position += 1
-            self._note(self._epochs.source, position)
+            self._note(position)
