@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -23,7 +23,8 @@ from spdl_media._sources.protocols import (
     SizedIterable,
     SizedIterableWithShuffle,
     Stateful,
-    epoch_order,
+    begin_by_position,
+    begin_epoch,
     length_of,
 )
 from spdl_media._sources.repeating import RepeatedSource, ShuffledSource
@@ -115,13 +116,20 @@ class MapIterator(Generic[V_co]):
         if isinstance(self._sampler, HasEpochs):
             self._sampler.set_epoch(epoch)
 
-    def epoch_order(self, epoch: int) -> Sequence[V_co] | None:
-        """The values of an epoch by position; ``None`` if the keys can only be read from their start."""
+    def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
+        """Begin an epoch, and give its values by position; ``None`` if the keys have no length."""
         keys = self._keys()
-        order = epoch_order(keys, epoch)
-        if order is None and isinstance(self._mapping, Mapping) and keys is not self._sampler:
-            order = list(keys)
+        order = begin_by_position(keys, epoch)
+        if order is None and not isinstance(keys, Iterator) and self._has_length():
+            order = list(begin_epoch(keys, epoch))
         return None if order is None else _Mapped(self._mapping.__getitem__, order)
+
+    def _has_length(self) -> bool:
+        try:
+            len(self)
+        except TypeError:
+            return False
+        return True
 
     def _keys(self) -> Iterable[Any]:
         if self._sampler is not None:
@@ -214,20 +222,14 @@ class MergeIterator(Generic[T]):
     def _merge(self, epoch: int) -> Iterator[T]:
         until_one_ends = self._stop_after == -1
         if self._weights is None:
-            iterators = [_begin(iterable, epoch) for iterable in self._iterables]
+            iterators = [begin_epoch(iterable, epoch) for iterable in self._iterables]
             return in_turn(iterators, until_one_ends=until_one_ends)
         # Those without weight are not begun: they may be connections, or one-shot.
         positions = np.flatnonzero(self._weights)
-        iterators = [_begin(self._iterables[position], epoch) for position in positions]
+        iterators = [begin_epoch(self._iterables[position], epoch) for position in positions]
         chances = uniforms(Purpose.MERGE, self._seed, epoch)
         weights = self._weights[positions]
         return weighted(iterators, weights, chances, until_one_ends=until_one_ends)
-
-
-def _begin(source: Iterable[T], epoch: int) -> Iterator[T]:
-    if isinstance(source, HasEpochs):
-        source.set_epoch(epoch)
-    return iter(source)
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:

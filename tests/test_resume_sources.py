@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.dataloader import DataLoader
-from spdl_media.source import repeat_source
+from spdl_media.source import (
+    DistributedRandomSampler,
+    LocalDirectory,
+    MapIterator,
+    embed_shuffle,
+    repeat_source,
+)
 
 
 class Counting(Iterator[int]):
@@ -52,6 +60,56 @@ class CountingAsync:
         raise StopAsyncIteration
 
 
+class Cards(Sequence[int]):
+    """A sequence that is shuffled in place, as a list is."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.order = list(range(n))
+
+    def shuffle(self, seed: int) -> None:
+        self.order[:] = np.random.default_rng(seed).permutation(self.n).tolist()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.order[position]
+
+
+class Deals(Cards):
+    """A sequence that is in another order in each epoch. Iteration moves on to no epoch."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.shuffle(epoch)
+
+
+class TorchSampler:
+    """Like PyTorch's DistributedSampler: has a length and epochs, and moves on to none by itself."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(self.epoch).permutation(self.n).tolist())
+
+    def __len__(self) -> int:
+        return self.n
+
+
+def sampler(n: int) -> DistributedRandomSampler:
+    return DistributedRandomSampler(n, rank=0, world_size=1)
+
+
 def through_pickle(state: dict[str, Any]) -> Any:
     return pickle.loads(pickle.dumps(state))
 
@@ -87,3 +145,90 @@ class TestIteratorsWithState:
         assert list(itertools.islice(loader, 3)) == [0, 1, 2]
         loader.load_state_dict(through_pickle(state))
         assert list(loader) == list(range(90))
+
+
+SEQUENCES: dict[str, Callable[[int], Any]] = {
+    "shuffled": Cards,
+    "with epochs": Deals,
+    "mapped": lambda n: MapIterator(range(n), Deals(n)),
+    "mapped by PyTorch": lambda n: MapIterator(range(n), TorchSampler(n)),
+}
+
+
+class TestSequences:
+    @pytest.mark.parametrize("kind", SEQUENCES)
+    @pytest.mark.parametrize("epoch", [0, 2])
+    def test_the_rest_is_in_the_order_of_its_epoch(self, kind: str, epoch: int) -> None:
+        def make_loader() -> DataLoader:
+            loader = DataLoader(SEQUENCES[kind](20), output_order="input")
+            loader.set_epoch(epoch)
+            return loader
+
+        loader = make_loader()
+        whole, following = list(loader), list(loader)
+        assert (whole == following) == (kind == "shuffled")
+        loader = make_loader()
+        first = list(itertools.islice(loader, 7))
+        state = through_pickle(loader.state_dict())
+        for resumed in (loader, make_loader()):
+            resumed.load_state_dict(state)
+            assert first + list(resumed) == whole
+            assert list(resumed) == following
+
+    @pytest.mark.parametrize("kind", SEQUENCES)
+    @pytest.mark.parametrize("count", [0, 7, 20, 33])
+    def test_repeated(self, kind: str, count: int) -> None:
+        whole = list(itertools.islice(repeat_source(SEQUENCES[kind](20)), 70))
+        source = repeat_source(SEQUENCES[kind](20))
+        first = list(itertools.islice(source, count))
+        state = source.state_dict()
+        list(itertools.islice(source, 15))
+        for resumed in (source, repeat_source(SEQUENCES[kind](20))):
+            resumed.load_state_dict(state)
+            assert first + list(itertools.islice(resumed, 70 - count)) == whole
+
+    def test_a_repeated_folder(self, tmp_path: Path) -> None:
+        for index in range(12):
+            (tmp_path / f"{index}.jpg").touch()
+
+        def source() -> Any:
+            return repeat_source(LocalDirectory(tmp_path))
+
+        saved = source()
+        first = list(itertools.islice(saved, 5))
+        resumed = source()
+        resumed.load_state_dict(saved.state_dict())
+        assert first + list(itertools.islice(resumed, 31)) == list(itertools.islice(source(), 36))
+
+
+@pytest.mark.parametrize(
+    "make_sampler",
+    [
+        sampler,
+        TorchSampler,
+        lambda n: embed_shuffle(sampler(n)),
+        lambda n: dict.fromkeys(range(n)),
+    ],
+    ids=["ours", "PyTorch's", "shuffled", "keys"],
+)
+def test_values_that_are_done_are_not_asked_for_again(make_sampler: Callable[[int], Any]) -> None:
+    touched: list[int] = []
+
+    class Dataset:
+        def __getitem__(self, index: int) -> int:
+            touched.append(index)
+            return index
+
+    def make_loader() -> DataLoader:
+        return DataLoader(MapIterator(Dataset(), make_sampler(100)), output_order="input")
+
+    loader = make_loader()
+    whole, following = list(loader), list(loader)
+    loader = make_loader()
+    first = list(itertools.islice(loader, 90))
+    resumed = make_loader()
+    resumed.load_state_dict(through_pickle(loader.state_dict()))
+    touched.clear()
+    assert first + list(resumed) == whole
+    assert touched == whole[90:]
+    assert list(resumed) == following

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media._sources.protocols import epoch_order
+from spdl_media._sources.protocols import begin_by_position
 from spdl_media.source import (
     DistributedRandomSampler,
     HasEpochs,
@@ -79,7 +79,7 @@ class TestMapIterator:
         assert source.epoch == 2
         source.set_epoch(0)
         assert list(source) == epochs[0]
-        order = source.epoch_order(1)
+        order = source.begin_by_position(1)
         assert order is not None
         assert list(order) == epochs[1]
         assert (order[3], list(order[2:5])) == (epochs[1][3], epochs[1][2:5])
@@ -95,15 +95,15 @@ class TestMapIterator:
         source = MapIterator(Noting({0: 0, 1: 10, 2: 20}), [2, 0, 1])
         next(iter(source))
         assert asked == [2]
-        order = source.epoch_order(0)
+        order = source.begin_by_position(0)
         assert order is not None
         assert order[1] == 0
         assert asked == [2, 0]
 
     def test_order_is_known_of_all_keys_and_of_keys_in_a_list(self) -> None:
-        assert list(MapIterator({"a": 1, "b": 2}).epoch_order(0) or ()) == [1, 2]
-        assert list(MapIterator([5, 6], [1]).epoch_order(0) or ()) == [6]
-        assert MapIterator([5, 6], iter([1])).epoch_order(0) is None
+        assert list(MapIterator({"a": 1, "b": 2}).begin_by_position(0) or ()) == [1, 2]
+        assert list(MapIterator([5, 6], [1]).begin_by_position(0) or ()) == [6]
+        assert MapIterator([5, 6], iter([1])).begin_by_position(0) is None
 
     def test_sampler_without_length_or_epochs(self) -> None:
         source = MapIterator([5, 6], iter([1, 1]))
@@ -271,12 +271,12 @@ class TestEmbedShuffle:
         for name in "abcd":
             (tmp_path / name).touch()
         source = embed_shuffle(LocalDirectory(tmp_path))
-        order = source.epoch_order(1)
+        order = source.begin_by_position(1)
         assert order is not None
         expected = list(order)
         source.set_epoch(1)
         assert list(source) == expected
-        assert embed_shuffle(Letters()).epoch_order(0) is None
+        assert embed_shuffle(Letters()).begin_by_position(0) is None
 
     def test_what_cannot_be_shuffled(self) -> None:
         with pytest.raises(TypeError, match=r"list cannot be shuffled.*shuffle\(seed\)"):
@@ -336,7 +336,7 @@ class TestWhatCanBeReadByPosition:
                 return 2
 
         for source in ([1, 2], range(5), "ab", np.arange(3), Old()):
-            assert epoch_order(source, 0) is source
+            assert begin_by_position(source, 0) is source
 
     def test_a_table_cannot(self) -> None:
         class Table:
@@ -352,7 +352,7 @@ class TestWhatCanBeReadByPosition:
                 return iter(["x", "y"])
 
         for source in (Table(), {"a": 1}, {1, 2}, iter([1])):
-            assert epoch_order(source, 0) is None
+            assert begin_by_position(source, 0) is None
 
 
 def test_epochs_are_a_protocol() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from spdl_media._dataloading.intervals import Intervals
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import Snapshot, State
 from spdl_media._dataloading.tagged import Item, Sample
-from spdl_media._sources.protocols import HasEpochs, Stateful, epoch_order
+from spdl_media._sources.protocols import HasEpochs, Stateful, begin_by_position
 
 __all__ = ("AnySource", "Feed", "SourceEpochs", "snapshot_of")
 
@@ -37,7 +37,6 @@ class SourceEpochs:
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
-        self.num_begun = 0
         self._lock = threading.Lock()
         self._epoch_left: int | None = 0
 
@@ -51,7 +50,6 @@ class SourceEpochs:
     def begin(self, start: State) -> tuple[int, Any]:
         """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
         with self._lock:
-            self.num_begun += 1
             position = 0
             if isinstance(self.source, HasEpochs):
                 self.source.set_epoch(start.epoch)
@@ -64,17 +62,15 @@ class SourceEpochs:
             self._epoch_left = getattr(self.source, "epoch", None)
             return position, iterator
 
-    def order(self, start: State) -> Any:
-        """The items of the epoch by position, if the source can be read that way."""
+    def begin_by_position(self, start: State) -> Sequence[Any] | None:
+        """Begin the epoch and give its items by position, if the source can be read that way."""
         with self._lock:
             if isinstance(self.source, Stateful):
                 return None
-            order = epoch_order(self.source, start.epoch)
-            if order is not None and isinstance(self.source, HasEpochs):
-                # As an iteration would leave it.
-                self.source.set_epoch(start.epoch + 1)
-                self._epoch_left = start.epoch + 1
-            return order
+            items = begin_by_position(self.source, start.epoch)
+            if items is not None:
+                self._epoch_left = getattr(self.source, "epoch", None)
+            return items
 
 
 class Feed:
@@ -129,13 +125,13 @@ class SyncFeed(Feed):
                 yield tagged
 
     def _pairs(self) -> Iterator[tuple[int, Any]]:
-        order = None if self._start.is_fresh else self._epochs.order(self._start)
-        if order is None:
+        items = None if self._start.is_fresh else self._epochs.begin_by_position(self._start)
+        if items is None:
             yield from self._read()
             return
-        for position in range(len(order)):
+        for position in range(len(items)):
             if self._is_wanted(position):
-                yield position, order[position]
+                yield position, items[position]
 
     def _read(self) -> Iterator[tuple[int, Any]]:
         position, iterator = self._begin()

@@ -13,8 +13,8 @@ __all__ = (
     "SizedIterable",
     "SizedIterableWithShuffle",
     "Stateful",
+    "begin_by_position",
     "begin_epoch",
-    "epoch_order",
     "length_of",
     "place_of",
 )
@@ -63,30 +63,35 @@ class Stateful(Protocol):
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
-    """Iterate over an epoch of a source: in that epoch's order, if the source has one for each."""
+    """Iterate over an epoch of a source, if it has epochs, else over the source."""
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
-    elif isinstance(source, IterableWithShuffle):
-        source.shuffle(seed=epoch)
     return iter(source)
 
 
-def epoch_order(source: object, epoch: int) -> Sequence[Any] | None:
-    """The items of an epoch by their position, or ``None`` if the source can only be read from its start.
+def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
+    """Begin an epoch whose items are asked for by position, and leave the source as an iteration does.
+
+    Returns ``None``, and has done nothing, if the source can only be read from its start. The items may be
+    those of the source itself, so they stay the same until its next epoch begins.
 
     Having ``__getitem__`` is not enough: of a table, it takes the names of columns. It is for a class without
     ``__iter__``, whose items Python itself reads by position.
     """
-    order = getattr(source, "epoch_order", None)
-    if order is not None:
-        items: Sequence[Any] | None = order(epoch)
+    begin = getattr(source, "begin_by_position", None)
+    if begin is not None:
+        items: Sequence[Any] | None = begin(epoch)
         return items
     is_indexed = isinstance(source, Sequence | np.ndarray) or (
         hasattr(source, "__getitem__")
         and isinstance(source, Sized)
         and not hasattr(source, "__iter__")
     )
-    return source if is_indexed else None  # type: ignore[return-value]  # a sequence in all but name
+    if not is_indexed:
+        return None
+    if isinstance(source, HasEpochs):
+        source.set_epoch(epoch)
+    return source  # type: ignore[return-value]  # a sequence in all but name
 
 
 def length_of(source: object) -> int:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from spdl_media._sources.checks import whole
-from spdl_media._sources.protocols import IterableWithShuffle, begin_epoch, epoch_order, length_of
+from spdl_media._sources.protocols import (
+    HasEpochs,
+    IterableWithShuffle,
+    begin_by_position,
+    begin_epoch,
+    length_of,
+)
 
 __all__ = ("RepeatedSource", "ShuffledSource")
 
@@ -36,11 +42,14 @@ class RepeatedSource(Iterator[T]):
                 return item
 
     def _begin(self) -> Iterator[T]:
+        source, epoch = self._source, self._epoch
+        if isinstance(source, IterableWithShuffle) and not isinstance(source, HasEpochs):
+            source.shuffle(seed=epoch)
         if self._position:
-            order = epoch_order(self._source, self._epoch)
-            if order is not None:
-                return (order[position] for position in range(self._position, len(order)))
-        return itertools.islice(begin_epoch(self._source, self._epoch), self._position, None)
+            items = begin_by_position(source, epoch)
+            if items is not None:
+                return (items[position] for position in range(self._position, len(items)))
+        return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
     def _end_epoch(self) -> None:
         if not self._position:
@@ -98,10 +107,11 @@ class ShuffledSource(Generic[T]):
         self._shuffle_for(epoch)
         return self._iterate(epoch)
 
-    def epoch_order(self, epoch: int) -> Sequence[T] | None:
-        """The items of an epoch by their position, or ``None``; puts the source in that epoch's order."""
+    def begin_by_position(self, epoch: int) -> Sequence[T] | None:
+        """Begin an epoch, and give its items by position; ``None`` if the source is no sequence."""
         if not isinstance(self._source, Sequence):
             return None
+        self._epoch = epoch + 1
         self._shuffle_for(epoch)
         return self._source
 
