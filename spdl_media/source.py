@@ -275,7 +275,8 @@ def embed_shuffle(
         src: Has ``shuffle(seed=)``, such as :class:`LocalDirectory`.
         shuffle_last: Shuffle at the end of each epoch instead of its start, so that the consumer
             does not wait for it. The first epoch is then in the order in which ``src`` is, epoch
-            ``e + 1`` in that of seed ``e``.
+            ``e + 1`` in that of seed ``e``. The items are listed before the first shuffle, and the
+            list is kept, for that epoch to be had again; so they should be small, such as paths.
         epoch: The first epoch.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,31 @@ SEQUENCES: dict[str, Callable[[int], Any]] = {
     "mapped": lambda n: MapIterator(range(n), Deals(n)),
     "mapped by PyTorch": lambda n: MapIterator(range(n), TorchSampler(n)),
 }
+
+
+class Signalling(Cards):
+    """Tells when it was shuffled."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.was_shuffled = threading.Event()
+
+    def shuffle(self, seed: int) -> None:
+        super().shuffle(seed)
+        self.was_shuffled.set()
+
+
+def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None:
+    cards = Signalling(20)
+    loader = DataLoader(embed_shuffle(cards, shuffle_last=True), output_order="input")
+    iterator = iter(loader)
+    first = list(itertools.islice(iterator, 5))
+    # The source is read to its end, far ahead of what was given out.
+    assert cards.was_shuffled.wait(20)
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    assert first + list(loader) == list(range(20))
 
 
 class TestSequences:

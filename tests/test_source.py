@@ -254,12 +254,24 @@ class TestEmbedShuffle:
         assert ["".join(source) for _ in range(3)] == ["abc", "abc", "bca"]
         assert letters.seeds == [0, 1, 2]
 
+    def test_the_order_before_the_first_shuffle_can_be_had_again(self) -> None:
+        source = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
+        epochs = ["".join(source) for _ in range(3)]
+        assert epochs[0] == "bca"
+        for epoch in (3, 5, 4, 3):
+            source.set_epoch(epoch)
+            assert "".join(source) == epochs[epoch - 3]
+        fresh = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
+        for epoch in (5, 3):
+            fresh.set_epoch(epoch)
+            assert "".join(fresh) == epochs[epoch - 3]
+
     @pytest.mark.parametrize("shuffle_last", [False, True])
     def test_any_epoch_can_be_had(self, shuffle_last: bool) -> None:
         whole = embed_shuffle(Letters(), shuffle_last=shuffle_last)
         epochs = ["".join(whole) for _ in range(5)]
         source = embed_shuffle(Letters(), shuffle_last=shuffle_last)
-        for epoch in (4, 2, 3, 1):
+        for epoch in (4, 2, 3, 1, 0):
             source.set_epoch(epoch)
             assert "".join(source) == epochs[epoch]
         # An epoch that was broken off does not change the next one.

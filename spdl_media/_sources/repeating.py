@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from spdl_media._sources.checks import whole
 from spdl_media._sources.protocols import (
@@ -84,6 +84,8 @@ class ShuffledSource(Generic[T]):
         self._shuffle_last = shuffle_last
         # The seed of the order in which the source is now; it may be shuffled by others.
         self._shuffled_ahead: int | None = None
+        # In the order before the first shuffle, to which no seed leads back.
+        self._first_items: list[T] | None = None
 
     @property
     def epoch(self) -> int:
@@ -104,26 +106,31 @@ class ShuffledSource(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._shuffle_for(epoch)
-        return self._iterate(epoch)
+        return self._iterate(self._items(epoch), epoch)
 
     def begin_by_position(self, epoch: int) -> Sequence[T] | None:
         """Begin an epoch, and give its items by position; ``None`` if the source is no sequence."""
         if not isinstance(self._source, Sequence):
             return None
         self._epoch = epoch + 1
-        self._shuffle_for(epoch)
-        return self._source
+        return cast("Sequence[T]", self._items(epoch))
 
-    def _shuffle_for(self, epoch: int) -> None:
-        ahead, self._shuffled_ahead = self._shuffled_ahead, None
+    def _items(self, epoch: int) -> Iterable[T]:
+        """What an epoch gives: the source, put in the order of the epoch, or a list of its items."""
         if not self._shuffle_last:
             self._source.shuffle(seed=epoch)
-        elif epoch > self._first and ahead != epoch - 1:
+            return self._source
+        if self._first_items is None:
+            self._first_items = list(self._source)
+        if epoch <= self._first:
+            return self._first_items
+        ahead, self._shuffled_ahead = self._shuffled_ahead, None
+        if ahead != epoch - 1:
             self._source.shuffle(seed=epoch - 1)
+        return self._source
 
-    def _iterate(self, epoch: int) -> Iterator[T]:
-        yield from self._source
+    def _iterate(self, items: Iterable[T], epoch: int) -> Iterator[T]:
+        yield from items
         if self._shuffle_last:
             self._source.shuffle(seed=epoch)
             self._shuffled_ahead = epoch
