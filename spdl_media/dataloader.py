@@ -198,7 +198,13 @@ class DataLoader:
         return length // self._batch_size if self._drop_last else -(-length // self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on with that of :meth:`load_state_dict`."""
+        """Begin the next epoch, or go on with that of :meth:`load_state_dict`.
+
+        Raises:
+            TimeoutError: The source is an iterator, or has a state, and is still in a read of the last
+                iteration. Another try may follow when that has ended.
+            ValueError: The source can be read once, and was read.
+        """
         start = self._begin()
         ledger = Ledger(start)
         pipeline = self._build(start, ledger)
@@ -303,12 +309,17 @@ class DataLoader:
         """Where the next iteration starts; a source that can be read once needs more thought."""
         start = self._upcoming()
         source = self._epochs.source
-        if not self._num_iterations or not isinstance(source, Iterator | AsyncIterator):
-            return start
-        if isinstance(source, Stateful):
+        is_iterator = isinstance(source, Iterator | AsyncIterator)
+        if is_iterator and not isinstance(source, Stateful) and self._num_iterations:
+            self._check_reads_once(start)
+        self._epochs.take_turn()
+        if is_iterator and self._ledger is not None and isinstance(source, Stateful):
             # Its reading is ahead of what was given out; its state leads back there.
-            return start if self._ledger is None else self._ledger.state()
-        name = type(source).__name__
+            return self._ledger.state()
+        return start
+
+    def _check_reads_once(self, start: State) -> None:
+        name = type(self._epochs.source).__name__
         if not start.is_fresh:
             raise ValueError(
                 f"the source, a {name}, can be read once, and was read already; make it and the loader "
@@ -318,9 +329,8 @@ class DataLoader:
             f"the source, a {name}, can be read once: another iteration gives what is left of it, "
             "without what was under way when the last one stopped. Pass a list, or an object whose "
             "__iter__ starts anew",
-            stacklevel=3,
+            stacklevel=4,
         )
-        return start
 
     def _completed(self, ledger: Ledger) -> None:
         if self._ledger is ledger:

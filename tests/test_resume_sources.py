@@ -6,6 +6,7 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from spdl_media.dataloader import DataLoader
+from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import (
     DistributedRandomSampler,
     LocalDirectory,
@@ -179,6 +181,94 @@ def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None
     del iterator
     loader.load_state_dict(state)
     assert first + list(loader) == list(range(20))
+
+
+class Slow(Counting):
+    """Gives an item when it may, however long that takes."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.was_asked = threading.Event()
+        self.proceed = threading.Event()
+
+    def __next__(self) -> int:
+        if self.position == 5:
+            self.was_asked.set()
+            assert self.proceed.wait(30)
+        return super().__next__()
+
+
+class Anew:
+    """Begins anew in each iteration, but for the one behind a state that was loaded."""
+
+    def __init__(self, inner: Counting) -> None:
+        self.inner = inner
+        self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.inner.position, self.start = self.start, 0
+        yield from self.inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["position"]
+
+
+class TestReadsThatOutlastTheirIteration:
+    @pytest.mark.parametrize("is_stateful", [True, False])
+    def test_the_next_one_waits_for_it(
+        self, is_stateful: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow = Slow(30)
+        source = slow if is_stateful else (item for item in slow)
+        loader = DataLoader(source, output_order="input")
+        iterator = iter(loader)
+        given = list(itertools.islice(iterator, 5))
+        assert slow.was_asked.wait(20)
+        del iterator
+        monkeypatch.setattr("spdl_media._dataloading.feed._FORMER_READ_SECONDS", 0.01)
+        message = (
+            f"a {type(source).__name__}, that the last iteration began, has not ended within 0.01 s"
+        )
+        with warns_unless(is_stateful), pytest.raises(TimeoutError, match=message):
+            iter(loader)
+        monkeypatch.undo()
+        slow.proceed.set()
+        with warns_unless(is_stateful):
+            given += loader
+        # What a generator gives to an iteration that was stopped is lost, and the warning says so.
+        assert given == [item for item in range(30) if is_stateful or item != 5]
+
+    def test_an_iterable_with_a_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow = Slow(30)
+        loader = DataLoader(Anew(slow), output_order="input")
+        iterator = iter(loader)
+        given = list(itertools.islice(iterator, 5))
+        assert slow.was_asked.wait(20)
+        del iterator
+        loader.load_state_dict(loader.state_dict())
+        monkeypatch.setattr("spdl_media._dataloading.feed._FORMER_READ_SECONDS", 0.01)
+        with pytest.raises(TimeoutError, match="the source, a Anew, that the last iteration"):
+            iter(loader)
+        slow.proceed.set()
+        monkeypatch.undo()
+        assert given + list(loader) == list(range(30))
+
+    @pytest.mark.parametrize("make", [Counting, CountingAsync])
+    def test_an_iteration_that_another_one_overtook_says_so(self, make: Any) -> None:
+        loader = DataLoader(make(4000), output_order="input")
+        former = iter(loader)
+        given = [next(former)]
+        given += loader
+        assert given == list(range(4000))
+        with pytest.raises(PipelineFailure, match=f"later iteration .* source, a {make.__name__},"):
+            list(former)
+
+
+def warns_unless(condition: bool) -> AbstractContextManager[Any]:
+    return nullcontext() if condition else pytest.warns(UserWarning, match="can be read once")
 
 
 class TestSequences:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from spdl_media._dataloading.intervals import Intervals
@@ -20,6 +21,11 @@ AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 # A source's state may be large. Between two copies of it, items are read again and thrown away.
 _SNAPSHOT_INTERVAL = 16
 
+# How long a new iteration waits for the read in which the former one was stopped.
+_FORMER_READ_SECONDS = 30.0
+
+_END: Any = object()
+
 
 def snapshot_of(source: object, position: int) -> Snapshot | None:
     """What a source says of itself, if it has a state."""
@@ -33,10 +39,19 @@ class SourceEpochs:
 
     A source with ``set_epoch`` is told the epoch; a user who sets it there means the loader's as
     well.
+
+    Attributes:
+        source: The source.
+        is_shared: Whether runs read one and the same thing, an iterator or what has a state. Then they take
+            turns: what is read for a former one is missing in the next.
+        turn: Which run may read a source that is shared.
     """
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
+        self.is_shared = isinstance(source, Iterator | AsyncIterator | Stateful)
+        self.turn = 0
+        # Held during each read of a source that is shared.
         self._lock = threading.Lock()
         self._epoch_left: int | None = 0
 
@@ -47,9 +62,42 @@ class SourceEpochs:
             return None
         return None if epoch == self._epoch_left else epoch
 
-    def begin(self, start: State) -> tuple[int, Any]:
-        """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
+    def take_turn(self) -> None:
+        """Let former runs read a shared source no more, and wait for the read in which one may be.
+
+        Raises:
+            TimeoutError: That read takes too long. Another try may follow.
+        """
+        if not self.is_shared:
+            return
+        # First, so that a run that reads on and on does not come in again.
+        self.turn += 1
+        if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
+            raise TimeoutError(
+                f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
+                f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
+                "iterate again when it has ended, or make the source and the loader anew"
+            )
+        self._lock.release()
+
+    @contextmanager
+    def reading(self, turn: int) -> Iterator[None]:
+        """Ask the source for something; other runs wait meanwhile, if they share it.
+
+        Raises:
+            RuntimeError: It is the turn of a later run.
+        """
         with self._lock:
+            if self.is_shared and turn != self.turn:
+                raise RuntimeError(
+                    f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
+                    "which one at a time can read; make a loader and a source for each"
+                )
+            yield
+
+    def begin(self, start: State, turn: int) -> tuple[int, Any]:
+        """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
+        with self.reading(turn):
             position = 0
             if isinstance(self.source, HasEpochs):
                 self.source.set_epoch(start.epoch)
@@ -80,6 +128,7 @@ class Feed:
         self, epochs: SourceEpochs, start: State, ledger: Ledger, *, as_samples: bool
     ) -> None:
         self._epochs = epochs
+        self._turn = epochs.turn
         self._start = start
         self._ledger = ledger
         self._as_samples = as_samples
@@ -99,7 +148,7 @@ class Feed:
 
     def _begin(self) -> tuple[int, Any]:
         """Begin or go on with the epoch; gives the position of the first item, and the iterator."""
-        position, iterator = self._epochs.begin(self._start)
+        position, iterator = self._epochs.begin(self._start, self._turn)
         # What is iterated anew needs no state to begin with. An iterator does: the next iteration
         # of it leads back there, unless it goes on from a state already.
         is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
@@ -111,7 +160,9 @@ class Feed:
         """Ask the source for its state now and then."""
         if position % _SNAPSHOT_INTERVAL:
             return
-        if (snapshot := snapshot_of(self._epochs.source, position)) is not None:
+        with self._epochs.reading(self._turn):
+            snapshot = snapshot_of(self._epochs.source, position)
+        if snapshot is not None:
             self._ledger.keep_snapshot(snapshot)
 
 
@@ -135,11 +186,19 @@ class SyncFeed(Feed):
 
     def _read(self) -> Iterator[tuple[int, Any]]:
         position, iterator = self._begin()
-        for value in iterator:
+        for value in self._in_turn(iterator) if self._epochs.is_shared else iterator:
             if self._is_wanted(position):
                 yield position, value
             position += 1
             self._note(position)
+
+    def _in_turn(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self._epochs.reading(self._turn):
+                value = next(iterator, _END)
+            if value is _END:
+                return
+            yield value
 
 
 class AsyncFeed(Feed):
@@ -147,10 +206,17 @@ class AsyncFeed(Feed):
 
     async def __aiter__(self) -> AsyncIterator[Item | Sample]:
         position, iterator = self._begin()
-        async for value in iterator:
+        while (value := await self._next(iterator)) is not _END:
             if self._is_wanted(position):
                 tagged = self._tag(position, value)
                 if tagged is not None:
                     yield tagged
             position += 1
             self._note(position)
+
+    async def _next(self, iterator: AsyncIterator[Any]) -> Any:
+        if not self._epochs.is_shared:
+            return await anext(iterator, _END)
+        # Nobody waits for this on the loop: a later run begins when it is over.
+        with self._epochs.reading(self._turn):
+            return await anext(iterator, _END)

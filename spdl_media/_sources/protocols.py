@@ -53,7 +53,11 @@ class HasEpochs(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An iterable that can tell where it is, and go on from there, as those of torchdata do."""
+    """An iterable that can tell where it is, and go on from there, as those of torchdata do.
+
+    If it is no iterator, each iteration begins at its start, but for the first one after
+    :meth:`load_state_dict`.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the iteration is: behind the item that it gave last."""
