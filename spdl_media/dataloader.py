@@ -89,7 +89,9 @@ class DataLoader:
 
     Args:
         src: The items: an iterable, which is iterated in a thread of its own, or an async iterable.
-            One with ``set_epoch`` (the samplers of :mod:`spdl_media.source`) is told the epoch.
+            What can be iterated both ways is iterated asynchronously, as by
+            :class:`~spdl_media.pipeline.PipelineBuilder`. One with ``set_epoch`` (the samplers of
+            :mod:`spdl_media.source`) is told the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             from an item to a sample, or several. If it has a parameter named ``rng``, it gets
             :func:`sample_rng` of the item there. Without one, items are samples.
@@ -109,8 +111,8 @@ class DataLoader:
             of the source.
         max_failures: How many items (``int``), or which part of them (``float`` up to 1), may fail
             before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
-            half of them; and an epoch of which everything fails is always an error.
-            ``float("inf")``: no limit.
+            half of them, so that an epoch of which everything fails is an error. With ``1.0``,
+            ``float("inf")`` or a number that all of them do not exceed, it gives nothing.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
             its own. What it raises ends the epoch.
         seed: For :func:`sample_rng`.
@@ -338,7 +340,7 @@ class DataLoader:
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
         source = self._epochs.source
-        feed = SyncFeed if isinstance(source, Iterable) else AsyncFeed
+        feed = AsyncFeed if isinstance(source, AsyncIterable) else SyncFeed
         as_samples = self._preprocessor is None
         builder = PipelineBuilder().add_source(
             feed(self._epochs, start, ledger, as_samples=as_samples)

@@ -104,8 +104,9 @@ class SourceEpochs:
             if isinstance(self.source, Stateful) and start.snapshot is not None:
                 self.source.load_state_dict(copy.deepcopy(start.snapshot.state))
                 position = start.snapshot.position
+            # As in pipelines: what can be iterated both ways is asynchronous.
             iterator = (
-                iter(self.source) if isinstance(self.source, Iterable) else aiter(self.source)
+                aiter(self.source) if isinstance(self.source, AsyncIterable) else iter(self.source)
             )
             self._epoch_left = getattr(self.source, "epoch", None)
             return position, iterator
