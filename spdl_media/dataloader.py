@@ -30,7 +30,7 @@ from spdl_media._dataloading.state import State
 from spdl_media._dataloading.tagged import tags_of, value_of
 from spdl_media._sources.chance import Purpose, generator
 from spdl_media._sources.checks import whole
-from spdl_media._sources.protocols import Stateful, place_of
+from spdl_media._sources.protocols import Stateful, iterator_in, place_of
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -311,17 +311,21 @@ class DataLoader:
         """Where the next iteration starts; a source that can be read once needs more thought."""
         start = self._upcoming()
         source = self._epochs.source
-        is_iterator = isinstance(source, Iterator | AsyncIterator)
-        if is_iterator and not isinstance(source, Stateful) and self._num_iterations:
-            self._check_reads_once(start)
+        iterator = iterator_in(source)
+        leads_back = iterator is source and isinstance(source, Stateful)
+        if iterator is not None and not leads_back and self._num_iterations:
+            self._check_reads_once(start, iterator)
         self._epochs.take_turn()
-        if is_iterator and self._ledger is not None and isinstance(source, Stateful):
+        if leads_back and self._ledger is not None:
             # Its reading is ahead of what was given out; its state leads back there.
             return self._ledger.state()
         return start
 
-    def _check_reads_once(self, start: State) -> None:
-        name = type(self._epochs.source).__name__
+    def _check_reads_once(self, start: State, iterator: object) -> None:
+        source = self._epochs.source
+        name = type(source).__name__
+        if iterator is not source:
+            name += f" over a {type(iterator).__name__}"
         if not start.is_fresh:
             raise ValueError(
                 f"the source, a {name}, can be read once, and was read already; make it and the loader "

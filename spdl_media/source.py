@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-import numpy as np
-
 from spdl_media._sources.chance import Purpose, permutation, uniforms
 from spdl_media._sources.checks import checked_weights, whole
 from spdl_media._sources.merging import in_turn, weighted
@@ -105,6 +103,11 @@ class MapIterator(Generic[V_co]):
     def sampler(self) -> Iterable[Any] | None:
         """Where the keys come from."""
         return self._sampler
+
+    @property
+    def made_of(self) -> tuple[Iterable[Any], ...]:
+        """What is iterated."""
+        return () if self._sampler is None else (self._sampler,)
 
     @property
     def epoch(self) -> int | None:
@@ -206,6 +209,12 @@ class MergeIterator(Generic[T]):
         self._epoch = 0
 
     @property
+    def made_of(self) -> tuple[Iterable[T], ...]:
+        """What is iterated: the iterables but for those without weight."""
+        weights = itertools.repeat(1) if self._weights is None else self._weights
+        return tuple(itertools.compress(self._iterables, weights))
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
         return self._epoch
@@ -221,14 +230,12 @@ class MergeIterator(Generic[T]):
 
     def _merge(self, epoch: int) -> Iterator[T]:
         until_one_ends = self._stop_after == -1
-        if self._weights is None:
-            iterators = [begin_epoch(iterable, epoch) for iterable in self._iterables]
-            return in_turn(iterators, until_one_ends=until_one_ends)
         # Those without weight are not begun: they may be connections, or one-shot.
-        positions = np.flatnonzero(self._weights)
-        iterators = [begin_epoch(self._iterables[position], epoch) for position in positions]
+        iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
+        if self._weights is None:
+            return in_turn(iterators, until_one_ends=until_one_ends)
         chances = uniforms(Purpose.MERGE, self._seed, epoch)
-        weights = self._weights[positions]
+        weights = self._weights[self._weights > 0]
         return weighted(iterators, weights, chances, until_one_ends=until_one_ends)
 
 

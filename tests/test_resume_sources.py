@@ -19,6 +19,7 @@ from spdl_media.source import (
     DistributedRandomSampler,
     LocalDirectory,
     MapIterator,
+    MergeIterator,
     embed_shuffle,
     repeat_source,
 )
@@ -265,6 +266,43 @@ class TestReadsThatOutlastTheirIteration:
         assert given == list(range(4000))
         with pytest.raises(PipelineFailure, match=f"later iteration .* source, a {make.__name__},"):
             list(former)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (
+            lambda: MergeIterator([[1, 2], repeat_source([3])]),
+            "MergeIterator over a RepeatedSource",
+        ),
+        (
+            lambda: MapIterator(range(99), iter(range(99))),
+            "MapIterator over a range_iterator",
+        ),
+        (
+            lambda: MapIterator(range(99), MergeIterator([iter(range(99))])),
+            "MapIterator over a range_iterator",
+        ),
+    ],
+)
+def test_what_is_made_of_an_iterator_can_be_read_once(make: Any, name: str) -> None:
+    loader = DataLoader(make(), output_order="input")
+    first = list(itertools.islice(loader, 3))
+    state = loader.state_dict()
+    with pytest.warns(UserWarning, match=f"a {name}, can be read once"):
+        iter(loader)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"a {name}, can be read once, and was read already"):
+        iter(loader)
+    resumed = DataLoader(make(), output_order="input")
+    resumed.load_state_dict(state)
+    whole = DataLoader(make(), output_order="input")
+    assert first + list(itertools.islice(resumed, 20)) == list(itertools.islice(whole, 23))
+
+
+def test_what_has_no_weight_is_not_read_at_all() -> None:
+    loader = DataLoader(MergeIterator([[1, 2], iter([3])], weights=[1, 0]), output_order="input")
+    assert [list(loader), list(loader)] == [[1, 2], [1, 2]]
 
 
 def warns_unless(condition: bool) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from spdl_media._dataloading.intervals import Intervals
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import Snapshot, State
 from spdl_media._dataloading.tagged import Item, Sample
-from spdl_media._sources.protocols import HasEpochs, Stateful, begin_by_position
+from spdl_media._sources.protocols import HasEpochs, Stateful, begin_by_position, iterator_in
 
 __all__ = ("AnySource", "Feed", "SourceEpochs", "snapshot_of")
 
@@ -42,14 +42,14 @@ class SourceEpochs:
 
     Attributes:
         source: The source.
-        is_shared: Whether runs read one and the same thing, an iterator or what has a state. Then they take
+        is_shared: Whether runs read one and the same thing, an iterator or what has a state: then they take
             turns: what is read for a former one is missing in the next.
         turn: Which run may read a source that is shared.
     """
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
-        self.is_shared = isinstance(source, Iterator | AsyncIterator | Stateful)
+        self.is_shared = iterator_in(source) is not None or isinstance(source, Stateful)
         self.turn = 0
         # Held during each read of a source that is shared.
         self._lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ __all__ = (
     "Stateful",
     "begin_by_position",
     "begin_epoch",
+    "iterator_in",
     "length_of",
     "place_of",
 )
@@ -96,6 +97,15 @@ def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
     return source  # type: ignore[return-value]  # a sequence in all but name
+
+
+def iterator_in(source: object) -> object | None:
+    """What of a source can be read once: itself if it is an iterator, or one that it is ``made_of``."""
+    if isinstance(source, Iterator | AsyncIterator):
+        return source
+    parts = getattr(source, "made_of", ())
+    found = map(iterator_in, parts if isinstance(parts, tuple) else ())
+    return next((iterator for iterator in found if iterator is not None), None)
 
 
 def length_of(source: object) -> int:
