@@ -208,7 +208,7 @@ class DataLoader:
             ValueError: The source can be read once, and was read.
         """
         start = self._begin()
-        ledger = Ledger(start)
+        ledger = Ledger(self._from_here(start))
         pipeline = self._build(start, ledger)
         self._ledger, self._pipeline = ledger, pipeline
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
@@ -240,7 +240,8 @@ class DataLoader:
 
         Thread safety: in the thread that iterates.
         """
-        state = self._untouched() if self._ledger is None else self._ledger.state()
+        ledger = self._ledger
+        state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
         return state.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
@@ -300,12 +301,12 @@ class DataLoader:
         chosen = None if self._is_pinned else self._epochs.chosen_by_user()
         return self._next if chosen is None else self._fresh(chosen)
 
-    def _untouched(self) -> State:
-        """The state of an epoch that has not begun; an iterator is where it is, and not at its start."""
-        state, source = self._upcoming(), self._epochs.source
-        if self._is_pinned or not isinstance(source, Iterator | AsyncIterator):
-            return state
-        return replace(state, snapshot=snapshot_of(source, 0))
+    def _from_here(self, start: State) -> State:
+        """The start of an iteration, with where an iterator is now: it has no start to go back to."""
+        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
+        if self._is_pinned or not is_iterator or start.snapshot is not None:
+            return start
+        return replace(start, snapshot=snapshot_of(self._epochs.source, 0))
 
     def _begin(self) -> State:
         """Where the next iteration starts; a source that can be read once needs more thought."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from resumable_sources import Anew, Cards, Counting, CountingAsync, Deals, TorchSampler
@@ -56,6 +56,23 @@ class TestIteratorsWithState:
             assert list(itertools.islice(resumed, 2)) == [start, start + 1]
             assert source.num_read < 200
             loader = resumed
+
+    def test_a_state_from_before_the_source_was_asked_for_anything(self) -> None:
+        class Late(Counting):
+            proceed = threading.Event()
+
+            def __iter__(self) -> Self:
+                assert self.proceed.wait(20)
+                return self
+
+        loader = DataLoader(Late(90), output_order="input")
+        iterator = iter(loader)
+        state = loader.state_dict()
+        Late.proceed.set()
+        assert list(itertools.islice(iterator, 3)) == [0, 1, 2]
+        del iterator
+        loader.load_state_dict(through_pickle(state))
+        assert list(loader) == list(range(90))
 
     @pytest.mark.parametrize("make", [Counting, CountingAsync])
     def test_a_state_from_before_the_first_item(self, make: Any) -> None:

@@ -150,8 +150,8 @@ class Feed:
     def _begin(self) -> tuple[int, Any]:
         """Begin or go on with the epoch; gives the position of the first item, and the iterator."""
         position, iterator = self._epochs.begin(self._start, self._turn)
-        # What is iterated anew needs no state to begin with. An iterator does: the next iteration
-        # of it leads back there, unless it goes on from a state already.
+        # What is iterated anew needs no state to begin with. An iterator does, and it knows its epoch by
+        # now: the next iteration of it leads back there, unless it goes on from a state already.
         is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
         if is_iterator and self._start.snapshot is None:
             self._note(position)
