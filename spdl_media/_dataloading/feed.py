@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from spdl_media._dataloading.intervals import Intervals
@@ -45,14 +44,14 @@ class SourceEpochs:
         is_shared: Whether runs read one and the same thing, an iterator or what has a state: then they take
             turns: what is read for a former one is missing in the next.
         turn: Which run may read a source that is shared.
+        lock: Held when an epoch begins, and during each read of a source that is shared.
     """
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
         self.is_shared = iterator_in(source) is not None or isinstance(source, Stateful)
         self.turn = 0
-        # Held during each read of a source that is shared.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._epoch_left: int | None = 0
 
     def chosen_by_user(self) -> int | None:
@@ -72,32 +71,30 @@ class SourceEpochs:
             return
         # First, so that a run that reads on and on does not come in again.
         self.turn += 1
-        if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
+        if not self.lock.acquire(timeout=_FORMER_READ_SECONDS):
             raise TimeoutError(
                 f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
                 f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
                 "iterate again when it has ended, or make the source and the loader anew"
             )
-        self._lock.release()
+        self.lock.release()
 
-    @contextmanager
-    def reading(self, turn: int) -> Iterator[None]:
-        """Ask the source for something; other runs wait meanwhile, if they share it.
+    def check(self, turn: int) -> None:
+        """Before each read of a source that is shared, with the lock held: see whose turn it is.
 
         Raises:
-            RuntimeError: It is the turn of a later run.
+            RuntimeError: It is that of a later run.
         """
-        with self._lock:
-            if self.is_shared and turn != self.turn:
-                raise RuntimeError(
-                    f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
-                    "which one at a time can read; make a loader and a source for each"
-                )
-            yield
+        if self.is_shared and turn != self.turn:
+            raise RuntimeError(
+                f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
+                "which one at a time can read; make a loader and a source for each"
+            )
 
     def begin(self, start: State, turn: int) -> tuple[int, Any]:
         """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
-        with self.reading(turn):
+        with self.lock:
+            self.check(turn)
             position = 0
             if isinstance(self.source, HasEpochs):
                 self.source.set_epoch(start.epoch)
@@ -113,7 +110,7 @@ class SourceEpochs:
 
     def begin_by_position(self, start: State) -> Sequence[Any] | None:
         """Begin the epoch and give its items by position, if the source can be read that way."""
-        with self._lock:
+        with self.lock:
             if isinstance(self.source, Stateful):
                 return None
             items = begin_by_position(self.source, start.epoch)
@@ -161,7 +158,8 @@ class Feed:
         """Ask the source for its state now and then."""
         if position % _SNAPSHOT_INTERVAL:
             return
-        with self._epochs.reading(self._turn):
+        with self._epochs.lock:
+            self._epochs.check(self._turn)
             snapshot = snapshot_of(self._epochs.source, position)
         if snapshot is not None:
             self._ledger.keep_snapshot(snapshot)
@@ -195,7 +193,8 @@ class SyncFeed(Feed):
 
     def _in_turn(self, iterator: Iterator[Any]) -> Iterator[Any]:
         while True:
-            with self._epochs.reading(self._turn):
+            with self._epochs.lock:
+                self._epochs.check(self._turn)
                 value = next(iterator, _END)
             if value is _END:
                 return
@@ -219,5 +218,6 @@ class AsyncFeed(Feed):
         if not self._epochs.is_shared:
             return await anext(iterator, _END)
         # Nobody waits for this on the loop: a later run begins when it is over.
-        with self._epochs.reading(self._turn):
+        with self._epochs.lock:
+            self._epochs.check(self._turn)
             return await anext(iterator, _END)
