@@ -12,6 +12,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from spdl_media._dataloading.checks import (
     checked_source,
     source_length,
 )
-from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed
+from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed, snapshot_of
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import State
 from spdl_media._dataloading.tagged import tags_of, value_of
 from spdl_media._sources.chance import Purpose, generator
 from spdl_media._sources.checks import whole
-from spdl_media._sources.protocols import Stateful, place_of
+from spdl_media._sources.protocols import Stateful, iterator_in, place_of
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -88,7 +89,9 @@ class DataLoader:
 
     Args:
         src: The items: an iterable, which is iterated in a thread of its own, or an async iterable.
-            One with ``set_epoch`` (the samplers of :mod:`spdl_media.source`) is told the epoch.
+            What can be iterated both ways is iterated asynchronously, as by
+            :class:`~spdl_media.pipeline.PipelineBuilder`. One with ``set_epoch`` (the samplers of
+            :mod:`spdl_media.source`) is told the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             from an item to a sample, or several. If it has a parameter named ``rng``, it gets
             :func:`sample_rng` of the item there. Without one, items are samples.
@@ -108,8 +111,8 @@ class DataLoader:
             of the source.
         max_failures: How many items (``int``), or which part of them (``float`` up to 1), may fail
             before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
-            half of them; and an epoch of which everything fails is always an error.
-            ``float("inf")``: no limit.
+            half of them, so that an epoch of which everything fails is an error. With ``1.0``,
+            ``float("inf")`` or a number that all of them do not exceed, it gives nothing.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
             its own. What it raises ends the epoch.
         seed: For :func:`sample_rng`.
@@ -197,9 +200,15 @@ class DataLoader:
         return length // self._batch_size if self._drop_last else -(-length // self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on with that of :meth:`load_state_dict`."""
+        """Begin the next epoch, or go on with that of :meth:`load_state_dict`.
+
+        Raises:
+            TimeoutError: The source is an iterator, or has a state, and is still in a read of the last
+                iteration. Another try may follow when that has ended.
+            ValueError: The source can be read once, and was read.
+        """
         start = self._begin()
-        ledger = Ledger(start)
+        ledger = Ledger(self._from_here(start))
         pipeline = self._build(start, ledger)
         self._ledger, self._pipeline = ledger, pipeline
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
@@ -231,7 +240,8 @@ class DataLoader:
 
         Thread safety: in the thread that iterates.
         """
-        state = self._upcoming() if self._ledger is None else self._ledger.state()
+        ledger = self._ledger
+        state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
         return state.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
@@ -291,16 +301,32 @@ class DataLoader:
         chosen = None if self._is_pinned else self._epochs.chosen_by_user()
         return self._next if chosen is None else self._fresh(chosen)
 
+    def _from_here(self, start: State) -> State:
+        """The start of an iteration, with where an iterator is now: it has no start to go back to."""
+        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
+        if self._is_pinned or not is_iterator or start.snapshot is not None:
+            return start
+        return replace(start, snapshot=snapshot_of(self._epochs.source, 0))
+
     def _begin(self) -> State:
         """Where the next iteration starts; a source that can be read once needs more thought."""
         start = self._upcoming()
         source = self._epochs.source
-        if not self._num_iterations or not isinstance(source, Iterator | AsyncIterator):
-            return start
-        if isinstance(source, Stateful):
+        iterator = iterator_in(source)
+        leads_back = iterator is source and isinstance(source, Stateful)
+        if iterator is not None and not leads_back and self._num_iterations:
+            self._check_reads_once(start, iterator)
+        self._epochs.take_turn()
+        if leads_back and self._ledger is not None:
             # Its reading is ahead of what was given out; its state leads back there.
-            return start if self._ledger is None else self._ledger.state()
+            return self._ledger.state()
+        return start
+
+    def _check_reads_once(self, start: State, iterator: object) -> None:
+        source = self._epochs.source
         name = type(source).__name__
+        if iterator is not source:
+            name += f" over a {type(iterator).__name__}"
         if not start.is_fresh:
             raise ValueError(
                 f"the source, a {name}, can be read once, and was read already; make it and the loader "
@@ -310,9 +336,8 @@ class DataLoader:
             f"the source, a {name}, can be read once: another iteration gives what is left of it, "
             "without what was under way when the last one stopped. Pass a list, or an object whose "
             "__iter__ starts anew",
-            stacklevel=3,
+            stacklevel=4,
         )
-        return start
 
     def _completed(self, ledger: Ledger) -> None:
         if self._ledger is ledger:
@@ -320,7 +345,7 @@ class DataLoader:
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
         source = self._epochs.source
-        feed = SyncFeed if isinstance(source, Iterable) else AsyncFeed
+        feed = AsyncFeed if isinstance(source, AsyncIterable) else SyncFeed
         as_samples = self._preprocessor is None
         builder = PipelineBuilder().add_source(
             feed(self._epochs, start, ledger, as_samples=as_samples)

@@ -81,8 +81,9 @@ class _DistributedSampler(ABC):
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
-    def epoch_order(self, epoch: int) -> Sequence[int]:
-        """The indices of an epoch by their position, in the order of an iteration. Moves on to no epoch."""
+    def begin_by_position(self, epoch: int) -> Sequence[int]:
+        """Begin an epoch, and give its indices by position, in the order of an iteration."""
+        self.set_epoch(epoch + 1)
         return _Indices(self._order_of_rank(epoch))
 
     def _positions(self) -> range:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
-
-import numpy as np
 
 from spdl_media._sources.chance import Purpose, permutation, uniforms
 from spdl_media._sources.checks import checked_weights, whole
@@ -23,7 +21,8 @@ from spdl_media._sources.protocols import (
     SizedIterable,
     SizedIterableWithShuffle,
     Stateful,
-    epoch_order,
+    begin_by_position,
+    begin_epoch,
     length_of,
 )
 from spdl_media._sources.repeating import RepeatedSource, ShuffledSource
@@ -106,6 +105,11 @@ class MapIterator(Generic[V_co]):
         return self._sampler
 
     @property
+    def made_of(self) -> tuple[Iterable[Any], ...]:
+        """What is iterated."""
+        return () if self._sampler is None else (self._sampler,)
+
+    @property
     def epoch(self) -> int | None:
         """The epoch of the next iteration, if the sampler has epochs."""
         return getattr(self._sampler, "epoch", None)
@@ -115,13 +119,20 @@ class MapIterator(Generic[V_co]):
         if isinstance(self._sampler, HasEpochs):
             self._sampler.set_epoch(epoch)
 
-    def epoch_order(self, epoch: int) -> Sequence[V_co] | None:
-        """The values of an epoch by position; ``None`` if the keys can only be read from their start."""
+    def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
+        """Begin an epoch, and give its values by position; ``None`` if the keys have no length."""
         keys = self._keys()
-        order = epoch_order(keys, epoch)
-        if order is None and isinstance(self._mapping, Mapping) and keys is not self._sampler:
-            order = list(keys)
+        order = begin_by_position(keys, epoch)
+        if order is None and not isinstance(keys, Iterator) and self._has_length():
+            order = list(begin_epoch(keys, epoch))
         return None if order is None else _Mapped(self._mapping.__getitem__, order)
+
+    def _has_length(self) -> bool:
+        try:
+            len(self)
+        except TypeError:
+            return False
+        return True
 
     def _keys(self) -> Iterable[Any]:
         if self._sampler is not None:
@@ -198,6 +209,12 @@ class MergeIterator(Generic[T]):
         self._epoch = 0
 
     @property
+    def made_of(self) -> tuple[Iterable[T], ...]:
+        """What is iterated: the iterables but for those without weight."""
+        weights = itertools.repeat(1) if self._weights is None else self._weights
+        return tuple(itertools.compress(self._iterables, weights))
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
         return self._epoch
@@ -213,21 +230,13 @@ class MergeIterator(Generic[T]):
 
     def _merge(self, epoch: int) -> Iterator[T]:
         until_one_ends = self._stop_after == -1
-        if self._weights is None:
-            iterators = [_begin(iterable, epoch) for iterable in self._iterables]
-            return in_turn(iterators, until_one_ends=until_one_ends)
         # Those without weight are not begun: they may be connections, or one-shot.
-        positions = np.flatnonzero(self._weights)
-        iterators = [_begin(self._iterables[position], epoch) for position in positions]
+        iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
+        if self._weights is None:
+            return in_turn(iterators, until_one_ends=until_one_ends)
         chances = uniforms(Purpose.MERGE, self._seed, epoch)
-        weights = self._weights[positions]
+        weights = self._weights[self._weights > 0]
         return weighted(iterators, weights, chances, until_one_ends=until_one_ends)
-
-
-def _begin(source: Iterable[T], epoch: int) -> Iterator[T]:
-    if isinstance(source, HasEpochs):
-        source.set_epoch(epoch)
-    return iter(source)
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
@@ -273,7 +282,8 @@ def embed_shuffle(
         src: Has ``shuffle(seed=)``, such as :class:`LocalDirectory`.
         shuffle_last: Shuffle at the end of each epoch instead of its start, so that the consumer
             does not wait for it. The first epoch is then in the order in which ``src`` is, epoch
-            ``e + 1`` in that of seed ``e``.
+            ``e + 1`` in that of seed ``e``. The items are listed before the first shuffle, and the
+            list is kept, for that epoch to be had again; so they should be small, such as paths.
         epoch: The first epoch.
 
     Returns:

@@ -217,6 +217,18 @@ def test_none_drops_at_each_stage() -> None:
     assert list(loader) == [[1, 2], [10, 11]]
 
 
+def test_what_can_be_iterated_both_ways_is_asynchronous() -> None:
+    class Both:
+        def __iter__(self) -> Iterator[str]:
+            return iter(["sync"])
+
+        async def __aiter__(self) -> AsyncIterator[str]:
+            yield "async"
+
+    pipeline = PipelineBuilder().add_source(Both()).add_sink().build()
+    assert list(DataLoader(Both())) == list(pipeline) == ["async"]
+
+
 class TestEpochs:
     def test_each_iteration_is_one(self) -> None:
         loader = DataLoader(range(5), preprocessor=double, output_order="input")
@@ -266,6 +278,11 @@ class TestEpochs:
         for epoch in (0, 2):
             shared.set_epoch(epoch)
             assert list(loader) == expected[epoch]
+        # Where it is already, so nothing was chosen; but the loader hears of it.
+        shared.set_epoch(2)
+        assert loader.epoch == 3
+        loader.set_epoch(2)
+        assert list(loader) == expected[2]
 
     def test_two_at_a_time(self) -> None:
         sampler = DistributedRandomSampler(20, rank=0, world_size=1)

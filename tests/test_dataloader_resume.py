@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_media.dataloader import DataLoader, MapIterator, sample_rng
+from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import (
     DistributedRandomSampler,
     LocalDirectory,
@@ -421,6 +422,78 @@ def test_failed_batches_are_not_made_again() -> None:
     resumed.load_state_dict({**state, "num_done": 6, "done_beyond": []})
     assert list(resumed) == [13]
     assert calls == [[6, 7]]
+
+
+def exits(item: int) -> int:
+    if item == 3:
+        sys.exit(1)
+    return item
+
+
+async def cancels(item: int) -> int:
+    if item == 3:
+        raise asyncio.CancelledError
+    return item
+
+
+def exits_in_generator(item: int) -> Iterator[int]:
+    yield exits(item)
+
+
+async def cancels_in_generator(item: int) -> AsyncIterator[int]:
+    yield await cancels(item)
+
+
+@pytest.mark.parametrize(
+    ("place", "fn"),
+    [
+        *itertools.product(["preprocessor", "aggregator"], [exits, cancels]),
+        *itertools.product(["preprocessor"], [exits_in_generator, cancels_in_generator]),
+    ],
+)
+def test_what_failed_by_whatever_error_is_not_made_again(place: str, fn: Any) -> None:
+    loader = DataLoader(range(9), output_order="input", **{place: fn})  # type: ignore[arg-type]  # one of several
+    assert list(itertools.islice(loader, 4)) == [0, 1, 2, 4]
+    assert loader.failure_counts[fn.__name__] == 1
+    state = loader.state_dict()
+    assert (state["num_done"], state["done_beyond"], state["partly_done"]) == (5, [], [])
+
+
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_what_a_failed_run_cancels_is_made_again(is_generator: bool) -> None:
+    """A run that ends because of another item's failure cancels the calls that are under way."""
+    others = asyncio.Event()
+    was_cancelled = threading.Event()
+
+    async def wait(item: int) -> int:
+        if item == 2:
+            others.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                was_cancelled.set()
+        await others.wait()
+        if item == 1:
+            raise ValueError("one")
+        return item
+
+    async def wait_in_generator(item: int) -> AsyncIterator[int]:
+        yield await wait(item)
+
+    loader = DataLoader(
+        range(3), preprocessor=wait_in_generator if is_generator else wait, max_failures=0
+    )
+    iterator = iter(loader)
+    assert was_cancelled.wait(20)
+    with pytest.raises(PipelineFailure, match="one"):
+        list(iterator)
+    state = loader.state_dict()
+    done = {
+        *range(state["num_done"]),
+        *itertools.chain(*itertools.starmap(range, state["done_beyond"])),
+    }
+    assert 1 in done
+    assert 2 not in done
 
 
 PROGRAM = """

@@ -96,7 +96,7 @@ JOINS_PIPELINE = {
 PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
-    "asyncio": {"pipeline", "dataloader", "async_load"},
+    "asyncio": {"pipeline", "_dataloading.calls", "dataloader", "async_load"},
     # Through the table in _backends alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},

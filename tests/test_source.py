@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media._sources.protocols import epoch_order
+from spdl_media._sources.protocols import begin_by_position
 from spdl_media.source import (
     DistributedRandomSampler,
     HasEpochs,
@@ -79,7 +79,7 @@ class TestMapIterator:
         assert source.epoch == 2
         source.set_epoch(0)
         assert list(source) == epochs[0]
-        order = source.epoch_order(1)
+        order = source.begin_by_position(1)
         assert order is not None
         assert list(order) == epochs[1]
         assert (order[3], list(order[2:5])) == (epochs[1][3], epochs[1][2:5])
@@ -95,15 +95,15 @@ class TestMapIterator:
         source = MapIterator(Noting({0: 0, 1: 10, 2: 20}), [2, 0, 1])
         next(iter(source))
         assert asked == [2]
-        order = source.epoch_order(0)
+        order = source.begin_by_position(0)
         assert order is not None
         assert order[1] == 0
         assert asked == [2, 0]
 
     def test_order_is_known_of_all_keys_and_of_keys_in_a_list(self) -> None:
-        assert list(MapIterator({"a": 1, "b": 2}).epoch_order(0) or ()) == [1, 2]
-        assert list(MapIterator([5, 6], [1]).epoch_order(0) or ()) == [6]
-        assert MapIterator([5, 6], iter([1])).epoch_order(0) is None
+        assert list(MapIterator({"a": 1, "b": 2}).begin_by_position(0) or ()) == [1, 2]
+        assert list(MapIterator([5, 6], [1]).begin_by_position(0) or ()) == [6]
+        assert MapIterator([5, 6], iter([1])).begin_by_position(0) is None
 
     def test_sampler_without_length_or_epochs(self) -> None:
         source = MapIterator([5, 6], iter([1, 1]))
@@ -254,12 +254,24 @@ class TestEmbedShuffle:
         assert ["".join(source) for _ in range(3)] == ["abc", "abc", "bca"]
         assert letters.seeds == [0, 1, 2]
 
+    def test_the_order_before_the_first_shuffle_can_be_had_again(self) -> None:
+        source = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
+        epochs = ["".join(source) for _ in range(3)]
+        assert epochs[0] == "bca"
+        for epoch in (3, 5, 4, 3):
+            source.set_epoch(epoch)
+            assert "".join(source) == epochs[epoch - 3]
+        fresh = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
+        for epoch in (5, 3):
+            fresh.set_epoch(epoch)
+            assert "".join(fresh) == epochs[epoch - 3]
+
     @pytest.mark.parametrize("shuffle_last", [False, True])
     def test_any_epoch_can_be_had(self, shuffle_last: bool) -> None:
         whole = embed_shuffle(Letters(), shuffle_last=shuffle_last)
         epochs = ["".join(whole) for _ in range(5)]
         source = embed_shuffle(Letters(), shuffle_last=shuffle_last)
-        for epoch in (4, 2, 3, 1):
+        for epoch in (4, 2, 3, 1, 0):
             source.set_epoch(epoch)
             assert "".join(source) == epochs[epoch]
         # An epoch that was broken off does not change the next one.
@@ -271,12 +283,12 @@ class TestEmbedShuffle:
         for name in "abcd":
             (tmp_path / name).touch()
         source = embed_shuffle(LocalDirectory(tmp_path))
-        order = source.epoch_order(1)
+        order = source.begin_by_position(1)
         assert order is not None
         expected = list(order)
         source.set_epoch(1)
         assert list(source) == expected
-        assert embed_shuffle(Letters()).epoch_order(0) is None
+        assert embed_shuffle(Letters()).begin_by_position(0) is None
 
     def test_what_cannot_be_shuffled(self) -> None:
         with pytest.raises(TypeError, match=r"list cannot be shuffled.*shuffle\(seed\)"):
@@ -336,7 +348,7 @@ class TestWhatCanBeReadByPosition:
                 return 2
 
         for source in ([1, 2], range(5), "ab", np.arange(3), Old()):
-            assert epoch_order(source, 0) is source
+            assert begin_by_position(source, 0) is source
 
     def test_a_table_cannot(self) -> None:
         class Table:
@@ -352,7 +364,7 @@ class TestWhatCanBeReadByPosition:
                 return iter(["x", "y"])
 
         for source in (Table(), {"a": 1}, {1, 2}, iter([1])):
-            assert epoch_order(source, 0) is None
+            assert begin_by_position(source, 0) is None
 
 
 def test_epochs_are_a_protocol() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from asyncio import CancelledError, current_task
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from types import CoroutineType
@@ -45,7 +46,7 @@ def _of_function(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callab
             value = fn(item.value, **extra(item.position))
             if isinstance(value, CoroutineType):
                 refuse_coroutine(value, name_of(fn))
-        except Exception:
+        except BaseException:
             ledger.settle([(item.position, None)])
             raise
         return _sample(item.position, None, value, ledger)
@@ -57,8 +58,9 @@ def _of_async(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[
     async def preprocess(item: Item) -> Sample | None:
         try:
             value = await fn(item.value, **extra(item.position))
-        except Exception:
-            ledger.settle([(item.position, None)])
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.settle([(item.position, None)])
             raise
         return _sample(item.position, None, value, ledger)
 
@@ -75,7 +77,10 @@ def _of_generator(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Calla
                 sample = None if offset in done else _sample(item.position, offset, value, ledger)
                 if sample is not None:
                     yield sample
-        except Exception:
+        except GeneratorExit:
+            # The run has ended, and the item is made again in the next one.
+            raise
+        except BaseException:
             ledger.count_samples(item.position, count)
             raise
         ledger.count_samples(item.position, count)
@@ -98,12 +103,22 @@ def _of_async_generator(
                     )
                     if sample is not None:
                         yield sample
-        except Exception:
-            ledger.count_samples(item.position, count)
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.count_samples(item.position, count)
             raise
         ledger.count_samples(item.position, count)
 
     return preprocess
+
+
+def _ends_with_run(error: BaseException) -> bool:
+    """Whether a call did not end by itself: what it was given is then made again in the next run."""
+    if isinstance(error, CancelledError):
+        # The function may raise it as well, and has failed then.
+        task = current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit)
 
 
 _ITEM_STAGES: dict[FunctionKind, Callable[[Callable[..., Any], Ledger, Extra], Any]] = {
@@ -131,7 +146,7 @@ def batch_stage(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any
             value = fn(value_of(tagged))
             if isinstance(value, CoroutineType):
                 refuse_coroutine(value, name_of(fn))
-        except Exception:
+        except BaseException:
             ledger.settle(tags_of(tagged))
             raise
         return _batch(tagged, value, ledger)
@@ -143,8 +158,9 @@ def _of_async_on_batches(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[
     async def convert(tagged: Any) -> Batch | None:
         try:
             value = await fn(value_of(tagged))
-        except Exception:
-            ledger.settle(tags_of(tagged))
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.settle(tags_of(tagged))
             raise
         return _batch(tagged, value, ledger)
 

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from spdl_media._dataloading.intervals import Intervals
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import Snapshot, State
 from spdl_media._dataloading.tagged import Item, Sample
-from spdl_media._sources.protocols import HasEpochs, Stateful, epoch_order
+from spdl_media._sources.protocols import HasEpochs, Stateful, begin_by_position, iterator_in
 
-__all__ = ("AnySource", "Feed", "SourceEpochs")
+__all__ = ("AnySource", "Feed", "SourceEpochs", "snapshot_of")
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
 # A source's state may be large. Between two copies of it, items are read again and thrown away.
 _SNAPSHOT_INTERVAL = 16
+
+# How long a new iteration waits for the read in which the former one was stopped.
+_FORMER_READ_SECONDS = 30.0
+
+_END: Any = object()
+
+
+def snapshot_of(source: object, position: int) -> Snapshot | None:
+    """What a source says of itself, if it has a state."""
+    if not isinstance(source, Stateful):
+        return None
+    return Snapshot(position, copy.deepcopy(source.state_dict()))
 
 
 class SourceEpochs:
@@ -26,12 +38,20 @@ class SourceEpochs:
 
     A source with ``set_epoch`` is told the epoch; a user who sets it there means the loader's as
     well.
+
+    Attributes:
+        source: The source.
+        is_shared: Whether runs read one and the same thing, an iterator or what has a state: then they take
+            turns: what is read for a former one is missing in the next.
+        turn: Which run may read a source that is shared.
+        lock: Held when an epoch begins, and during each read of a source that is shared.
     """
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
-        self.num_begun = 0
-        self._lock = threading.Lock()
+        self.is_shared = iterator_in(source) is not None or isinstance(source, Stateful)
+        self.turn = 0
+        self.lock = threading.Lock()
         self._epoch_left: int | None = 0
 
     def chosen_by_user(self) -> int | None:
@@ -41,33 +61,62 @@ class SourceEpochs:
             return None
         return None if epoch == self._epoch_left else epoch
 
-    def begin(self, start: State) -> tuple[int, Any]:
+    def take_turn(self) -> None:
+        """Let former runs read a shared source no more, and wait for the read in which one may be.
+
+        Raises:
+            TimeoutError: That read takes too long. Another try may follow.
+        """
+        if not self.is_shared:
+            return
+        # First, so that a run that reads on and on does not come in again.
+        self.turn += 1
+        if not self.lock.acquire(timeout=_FORMER_READ_SECONDS):
+            raise TimeoutError(
+                f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
+                f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
+                "iterate again when it has ended, or make the source and the loader anew"
+            )
+        self.lock.release()
+
+    def check(self, turn: int) -> None:
+        """Before each read of a source that is shared, with the lock held: see whose turn it is.
+
+        Raises:
+            RuntimeError: It is that of a later run.
+        """
+        if self.is_shared and turn != self.turn:
+            raise RuntimeError(
+                f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
+                "which one at a time can read; make a loader and a source for each"
+            )
+
+    def begin(self, start: State, turn: int) -> tuple[int, Any]:
         """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
-        with self._lock:
-            self.num_begun += 1
+        with self.lock:
+            self.check(turn)
             position = 0
             if isinstance(self.source, HasEpochs):
                 self.source.set_epoch(start.epoch)
             if isinstance(self.source, Stateful) and start.snapshot is not None:
                 self.source.load_state_dict(copy.deepcopy(start.snapshot.state))
                 position = start.snapshot.position
+            # As in pipelines: what can be iterated both ways is asynchronous.
             iterator = (
-                iter(self.source) if isinstance(self.source, Iterable) else aiter(self.source)
+                aiter(self.source) if isinstance(self.source, AsyncIterable) else iter(self.source)
             )
             self._epoch_left = getattr(self.source, "epoch", None)
             return position, iterator
 
-    def order(self, start: State) -> Any:
-        """The items of the epoch by position, if the source can be read that way."""
-        with self._lock:
+    def begin_by_position(self, start: State) -> Sequence[Any] | None:
+        """Begin the epoch and give its items by position, if the source can be read that way."""
+        with self.lock:
             if isinstance(self.source, Stateful):
                 return None
-            order = epoch_order(self.source, start.epoch)
-            if order is not None and isinstance(self.source, HasEpochs):
-                # As an iteration would leave it.
-                self.source.set_epoch(start.epoch + 1)
-                self._epoch_left = start.epoch + 1
-            return order
+            items = begin_by_position(self.source, start.epoch)
+            if items is not None:
+                self._epoch_left = getattr(self.source, "epoch", None)
+            return items
 
 
 class Feed:
@@ -77,6 +126,7 @@ class Feed:
         self, epochs: SourceEpochs, start: State, ledger: Ledger, *, as_samples: bool
     ) -> None:
         self._epochs = epochs
+        self._turn = epochs.turn
         self._start = start
         self._ledger = ledger
         self._as_samples = as_samples
@@ -94,10 +144,25 @@ class Feed:
     def _is_wanted(self, position: int) -> bool:
         return position not in self._done
 
-    def _note(self, source: object, position: int) -> None:
+    def _begin(self) -> tuple[int, Any]:
+        """Begin or go on with the epoch; gives the position of the first item, and the iterator."""
+        position, iterator = self._epochs.begin(self._start, self._turn)
+        # What is iterated anew needs no state to begin with. An iterator does, and it knows its epoch by
+        # now: the next iteration of it leads back there, unless it goes on from a state already.
+        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
+        if is_iterator and self._start.snapshot is None:
+            self._note(position)
+        return position, iterator
+
+    def _note(self, position: int) -> None:
         """Ask the source for its state now and then."""
-        if position % _SNAPSHOT_INTERVAL == 0 and isinstance(source, Stateful):
-            self._ledger.keep_snapshot(Snapshot(position, copy.deepcopy(source.state_dict())))
+        if position % _SNAPSHOT_INTERVAL:
+            return
+        with self._epochs.lock:
+            self._epochs.check(self._turn)
+            snapshot = snapshot_of(self._epochs.source, position)
+        if snapshot is not None:
+            self._ledger.keep_snapshot(snapshot)
 
 
 class SyncFeed(Feed):
@@ -110,35 +175,49 @@ class SyncFeed(Feed):
                 yield tagged
 
     def _pairs(self) -> Iterator[tuple[int, Any]]:
-        order = None if self._start.is_fresh else self._epochs.order(self._start)
-        if order is None:
+        items = None if self._start.is_fresh else self._epochs.begin_by_position(self._start)
+        if items is None:
             yield from self._read()
             return
-        for position in range(len(order)):
+        for position in range(len(items)):
             if self._is_wanted(position):
-                yield position, order[position]
+                yield position, items[position]
 
     def _read(self) -> Iterator[tuple[int, Any]]:
-        source = self._epochs.source
-        if isinstance(source, Iterator):
-            self._note(source, 0)
-        position, iterator = self._epochs.begin(self._start)
-        for value in iterator:
+        position, iterator = self._begin()
+        for value in self._in_turn(iterator) if self._epochs.is_shared else iterator:
             if self._is_wanted(position):
                 yield position, value
             position += 1
-            self._note(source, position)
+            self._note(position)
+
+    def _in_turn(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self._epochs.lock:
+                self._epochs.check(self._turn)
+                value = next(iterator, _END)
+            if value is _END:
+                return
+            yield value
 
 
 class AsyncFeed(Feed):
     """The feed of an async iterable."""
 
     async def __aiter__(self) -> AsyncIterator[Item | Sample]:
-        position, iterator = self._epochs.begin(self._start)
-        async for value in iterator:
+        position, iterator = self._begin()
+        while (value := await self._next(iterator)) is not _END:
             if self._is_wanted(position):
                 tagged = self._tag(position, value)
                 if tagged is not None:
                     yield tagged
             position += 1
-            self._note(self._epochs.source, position)
+            self._note(position)
+
+    async def _next(self, iterator: AsyncIterator[Any]) -> Any:
+        if not self._epochs.is_shared:
+            return await anext(iterator, _END)
+        # Nobody waits for this on the loop: a later run begins when it is over.
+        with self._epochs.lock:
+            self._epochs.check(self._turn)
+            return await anext(iterator, _END)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -13,8 +13,9 @@ __all__ = (
     "SizedIterable",
     "SizedIterableWithShuffle",
     "Stateful",
+    "begin_by_position",
     "begin_epoch",
-    "epoch_order",
+    "iterator_in",
     "length_of",
     "place_of",
 )
@@ -53,7 +54,11 @@ class HasEpochs(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An iterable that can tell where it is, and go on from there, as those of torchdata do."""
+    """An iterable that can tell where it is, and go on from there, as those of torchdata do.
+
+    If it is no iterator, each iteration begins at its start, but for the first one after
+    :meth:`load_state_dict`.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the iteration is: behind the item that it gave last."""
@@ -63,30 +68,44 @@ class Stateful(Protocol):
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
-    """Iterate over an epoch of a source: in that epoch's order, if the source has one for each."""
+    """Iterate over an epoch of a source, if it has epochs, else over the source."""
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
-    elif isinstance(source, IterableWithShuffle):
-        source.shuffle(seed=epoch)
     return iter(source)
 
 
-def epoch_order(source: object, epoch: int) -> Sequence[Any] | None:
-    """The items of an epoch by their position, or ``None`` if the source can only be read from its start.
+def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
+    """Begin an epoch whose items are asked for by position, and leave the source as an iteration does.
+
+    Returns ``None``, and has done nothing, if the source can only be read from its start. The items may be
+    those of the source itself, so they stay the same until its next epoch begins.
 
     Having ``__getitem__`` is not enough: of a table, it takes the names of columns. It is for a class without
     ``__iter__``, whose items Python itself reads by position.
     """
-    order = getattr(source, "epoch_order", None)
-    if order is not None:
-        items: Sequence[Any] | None = order(epoch)
+    begin = getattr(source, "begin_by_position", None)
+    if begin is not None:
+        items: Sequence[Any] | None = begin(epoch)
         return items
     is_indexed = isinstance(source, Sequence | np.ndarray) or (
         hasattr(source, "__getitem__")
         and isinstance(source, Sized)
         and not hasattr(source, "__iter__")
     )
-    return source if is_indexed else None  # type: ignore[return-value]  # a sequence in all but name
+    if not is_indexed:
+        return None
+    if isinstance(source, HasEpochs):
+        source.set_epoch(epoch)
+    return source  # type: ignore[return-value]  # a sequence in all but name
+
+
+def iterator_in(source: object) -> object | None:
+    """What of a source can be read once: itself if it is an iterator, or one that it is ``made_of``."""
+    if isinstance(source, Iterator | AsyncIterator):
+        return source
+    parts = getattr(source, "made_of", ())
+    found = map(iterator_in, parts if isinstance(parts, tuple) else ())
+    return next((iterator for iterator in found if iterator is not None), None)
 
 
 def length_of(source: object) -> int:

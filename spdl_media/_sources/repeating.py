@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from spdl_media._sources.checks import whole
-from spdl_media._sources.protocols import IterableWithShuffle, begin_epoch, epoch_order, length_of
+from spdl_media._sources.protocols import (
+    HasEpochs,
+    IterableWithShuffle,
+    begin_by_position,
+    begin_epoch,
+    length_of,
+)
 
 __all__ = ("RepeatedSource", "ShuffledSource")
 
@@ -36,11 +42,14 @@ class RepeatedSource(Iterator[T]):
                 return item
 
     def _begin(self) -> Iterator[T]:
+        source, epoch = self._source, self._epoch
+        if isinstance(source, IterableWithShuffle) and not isinstance(source, HasEpochs):
+            source.shuffle(seed=epoch)
         if self._position:
-            order = epoch_order(self._source, self._epoch)
-            if order is not None:
-                return (order[position] for position in range(self._position, len(order)))
-        return itertools.islice(begin_epoch(self._source, self._epoch), self._position, None)
+            items = begin_by_position(source, epoch)
+            if items is not None:
+                return (items[position] for position in range(self._position, len(items)))
+        return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
     def _end_epoch(self) -> None:
         if not self._position:
@@ -75,6 +84,8 @@ class ShuffledSource(Generic[T]):
         self._shuffle_last = shuffle_last
         # The seed of the order in which the source is now; it may be shuffled by others.
         self._shuffled_ahead: int | None = None
+        # In the order before the first shuffle, to which no seed leads back.
+        self._first_items: list[T] | None = None
 
     @property
     def epoch(self) -> int:
@@ -95,25 +106,31 @@ class ShuffledSource(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._shuffle_for(epoch)
-        return self._iterate(epoch)
+        return self._iterate(self._items(epoch), epoch)
 
-    def epoch_order(self, epoch: int) -> Sequence[T] | None:
-        """The items of an epoch by their position, or ``None``; puts the source in that epoch's order."""
+    def begin_by_position(self, epoch: int) -> Sequence[T] | None:
+        """Begin an epoch, and give its items by position; ``None`` if the source is no sequence."""
         if not isinstance(self._source, Sequence):
             return None
-        self._shuffle_for(epoch)
-        return self._source
+        self._epoch = epoch + 1
+        return cast("Sequence[T]", self._items(epoch))
 
-    def _shuffle_for(self, epoch: int) -> None:
-        ahead, self._shuffled_ahead = self._shuffled_ahead, None
+    def _items(self, epoch: int) -> Iterable[T]:
+        """What an epoch gives: the source, put in the order of the epoch, or a list of its items."""
         if not self._shuffle_last:
             self._source.shuffle(seed=epoch)
-        elif epoch > self._first and ahead != epoch - 1:
+            return self._source
+        if self._first_items is None:
+            self._first_items = list(self._source)
+        if epoch <= self._first:
+            return self._first_items
+        ahead, self._shuffled_ahead = self._shuffled_ahead, None
+        if ahead != epoch - 1:
             self._source.shuffle(seed=epoch - 1)
+        return self._source
 
-    def _iterate(self, epoch: int) -> Iterator[T]:
-        yield from self._source
+    def _iterate(self, items: Iterable[T], epoch: int) -> Iterator[T]:
+        yield from items
         if self._shuffle_last:
             self._source.shuffle(seed=epoch)
             self._shuffled_ahead = epoch

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+from spdl_media._inputs.memory import memory_of
 from spdl_media.array_formats._tar_input import open_tar_input
 from spdl_media.array_formats.tar import Archive
 from spdl_media.inputs import Source
@@ -36,10 +37,11 @@ def iter_samples(
     are left out.
 
     Args:
-        shards: One archive, or a sequence of them; each of them a path, a URL, bytes or another buffer, or a
-            file object (of a pipe: ``subprocess.Popen(...).stdout``), see :func:`~spdl_media.iter_tarfile`.
-            In a ``str``, ``{000..099}`` stands for each number, with zeros before it up to that many digits,
-            and ``{train,val}`` for each word; a ``PathLike`` is taken as it is.
+        shards: One archive, or a sequence of them, such as a :class:`~spdl_media.source.LocalDirectory`;
+            each of them a path, a URL, bytes or another buffer, or a file object (of a pipe:
+            ``subprocess.Popen(...).stdout``), see :func:`~spdl_media.iter_tarfile`. In a ``str``,
+            ``{000..099}`` stands for each number, with zeros before it up to that many digits, and
+            ``{train,val}`` for each word; a ``PathLike`` is taken as it is.
         rank: Which of ``world_size`` processes this is. It gets every ``world_size``-th shard.
         world_size: Processes that share the shards.
         worker: Which of ``num_workers`` workers of the process this is. It gets every ``num_workers``-th of
@@ -82,7 +84,9 @@ def _check_place(name: str, value: int, of_name: str, of: int) -> None:
 
 
 def _expand(shards: Any) -> Sequence[Source]:
-    if isinstance(shards, list | tuple):
+    # Strings and memory are sequences as well, and each of them is one shard.
+    is_one = isinstance(shards, str) or memory_of(shards) is not None
+    if isinstance(shards, Sequence) and not is_one:
         return [source for shard in shards for source in _expand_one(shard)]
     return _expand_one(shards)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import io
 import itertools
 import json
+import mmap
 import subprocess
 import sys
+from collections import UserList, deque
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from array_formats.made_files import tar
 
 import spdl_media as sm
 from spdl_media.array_formats import samples as samples_module
+from spdl_media.source import LocalDirectory
 
 
 def keys(samples: Any) -> list[str]:
@@ -102,6 +106,21 @@ def test_patterns_of_numbers_and_words(shards: Path) -> None:
     assert keys(sm.iter_samples(f"{shards}/train-{{003,001}}.tar")) == ["3", "1"]
     some = [shards / "train-005.tar", f"{shards}/train-{{000..001}}.tar", tar({"x.cls": b""})]
     assert keys(sm.iter_samples(some)) == ["5", "0", "1", "x"]
+
+
+def test_any_sequence_of_shards(shards: Path) -> None:
+    folder = LocalDirectory(shards, "*.tar")
+    for some in (folder, folder[:], deque(folder), UserList(folder)):
+        assert keys(sm.iter_samples(some)) == [str(k) for k in range(12)]
+    data = tar({"a.jpg": b"1"})
+    for memory in (data, bytearray(data), memoryview(data), array.array("b", data), mmap_of(data)):
+        assert keys(sm.iter_samples(memory)) == ["a"]
+
+
+def mmap_of(data: bytes) -> mmap.mmap:
+    memory = mmap.mmap(-1, len(data))
+    memory.write(data)
+    return memory
 
 
 @pytest.mark.parametrize(

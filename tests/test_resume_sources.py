@@ -1,0 +1,302 @@
+"""Each kind of source goes on where the loader was stopped, in the same process and in another."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from resumable_sources import Anew, Cards, Counting, CountingAsync, Deals, TorchSampler
+
+from spdl_media.dataloader import DataLoader
+from spdl_media.pipeline import PipelineFailure
+from spdl_media.source import (
+    DistributedRandomSampler,
+    LocalDirectory,
+    MapIterator,
+    MergeIterator,
+    embed_shuffle,
+    repeat_source,
+)
+
+
+def sampler(n: int) -> DistributedRandomSampler:
+    return DistributedRandomSampler(n, rank=0, world_size=1)
+
+
+def through_pickle(state: dict[str, Any]) -> Any:
+    return pickle.loads(pickle.dumps(state))
+
+
+class TestIteratorsWithState:
+    @pytest.mark.parametrize("make", [Counting, CountingAsync, lambda n: repeat_source(range(n))])
+    def test_stopped_over_and_over(self, make: Any) -> None:
+        """Each time the loader begins behind what it gave last, wherever the reading was."""
+        loader = DataLoader(make(400), output_order="input")
+        given: list[int] = []
+        for count in (4, 39, 3, 16, 5, 0, 30):
+            given += itertools.islice(loader, count)
+        assert given == list(range(97))
+        resumed = DataLoader(make(400), output_order="input")
+        resumed.load_state_dict(through_pickle(loader.state_dict()))
+        assert list(itertools.islice(resumed, 303)) == list(range(97, 400))
+
+    def test_little_is_read_again_however_often_it_went_on(self) -> None:
+        loader = DataLoader(Counting(5000), output_order="input")
+        list(itertools.islice(loader, 3000))
+        for start in (3000, 3002, 3004):
+            source = Counting(5000)
+            resumed = DataLoader(source, output_order="input")
+            resumed.load_state_dict(through_pickle(loader.state_dict()))
+            assert list(itertools.islice(resumed, 2)) == [start, start + 1]
+            assert source.num_read < 200
+            loader = resumed
+
+    def test_a_state_from_before_the_source_was_asked_for_anything(self) -> None:
+        class Late(Counting):
+            proceed = threading.Event()
+
+            def __iter__(self) -> Self:
+                assert self.proceed.wait(20)
+                return self
+
+        loader = DataLoader(Late(90), output_order="input")
+        iterator = iter(loader)
+        state = loader.state_dict()
+        Late.proceed.set()
+        assert list(itertools.islice(iterator, 3)) == [0, 1, 2]
+        del iterator
+        loader.load_state_dict(through_pickle(state))
+        assert list(loader) == list(range(90))
+
+    @pytest.mark.parametrize("make", [Counting, CountingAsync])
+    def test_a_state_from_before_the_first_item(self, make: Any) -> None:
+        loader = DataLoader(make(90), output_order="input")
+        state = loader.state_dict()
+        assert list(itertools.islice(loader, 3)) == [0, 1, 2]
+        loader.load_state_dict(through_pickle(state))
+        assert list(loader) == list(range(90))
+
+
+SEQUENCES: dict[str, Callable[[int], Any]] = {
+    "shuffled": Cards,
+    "with epochs": Deals,
+    "mapped": lambda n: MapIterator(range(n), Deals(n)),
+    "mapped by PyTorch": lambda n: MapIterator(range(n), TorchSampler(n)),
+}
+
+
+class Signalling(Cards):
+    """Tells when it was shuffled."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.was_shuffled = threading.Event()
+
+    def shuffle(self, seed: int) -> None:
+        super().shuffle(seed)
+        self.was_shuffled.set()
+
+
+def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None:
+    cards = Signalling(20)
+    loader = DataLoader(embed_shuffle(cards, shuffle_last=True), output_order="input")
+    iterator = iter(loader)
+    first = list(itertools.islice(iterator, 5))
+    # The source is read to its end, far ahead of what was given out.
+    assert cards.was_shuffled.wait(20)
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    assert first + list(loader) == list(range(20))
+
+
+class Slow(Counting):
+    """Gives an item when it may, however long that takes."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.was_asked = threading.Event()
+        self.proceed = threading.Event()
+
+    def __next__(self) -> int:
+        if self.position == 5:
+            self.was_asked.set()
+            assert self.proceed.wait(30)
+        return super().__next__()
+
+
+class TestReadsThatOutlastTheirIteration:
+    @pytest.mark.parametrize("is_stateful", [True, False])
+    def test_the_next_one_waits_for_it(
+        self, is_stateful: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow = Slow(30)
+        source = slow if is_stateful else (item for item in slow)
+        loader = DataLoader(source, output_order="input")
+        iterator = iter(loader)
+        given = list(itertools.islice(iterator, 5))
+        assert slow.was_asked.wait(20)
+        del iterator
+        monkeypatch.setattr("spdl_media._dataloading.feed._FORMER_READ_SECONDS", 0.01)
+        message = (
+            f"a {type(source).__name__}, that the last iteration began, has not ended within 0.01 s"
+        )
+        with warns_unless(is_stateful), pytest.raises(TimeoutError, match=message):
+            iter(loader)
+        monkeypatch.undo()
+        slow.proceed.set()
+        with warns_unless(is_stateful):
+            given += loader
+        # What a generator gives to an iteration that was stopped is lost, and the warning says so.
+        assert given == [item for item in range(30) if is_stateful or item != 5]
+
+    def test_an_iterable_with_a_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow = Slow(30)
+        loader = DataLoader(Anew(slow), output_order="input")
+        iterator = iter(loader)
+        given = list(itertools.islice(iterator, 5))
+        assert slow.was_asked.wait(20)
+        del iterator
+        loader.load_state_dict(loader.state_dict())
+        monkeypatch.setattr("spdl_media._dataloading.feed._FORMER_READ_SECONDS", 0.01)
+        with pytest.raises(TimeoutError, match="the source, a Anew, that the last iteration"):
+            iter(loader)
+        slow.proceed.set()
+        monkeypatch.undo()
+        assert given + list(loader) == list(range(30))
+
+    @pytest.mark.parametrize("make", [Counting, CountingAsync])
+    def test_an_iteration_that_another_one_overtook_says_so(self, make: Any) -> None:
+        loader = DataLoader(make(4000), output_order="input")
+        former = iter(loader)
+        given = [next(former)]
+        given += loader
+        assert given == list(range(4000))
+        with pytest.raises(PipelineFailure, match=f"later iteration .* source, a {make.__name__},"):
+            list(former)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (
+            lambda: MergeIterator([[1, 2], repeat_source([3])]),
+            "MergeIterator over a RepeatedSource",
+        ),
+        (
+            lambda: MapIterator(range(99), iter(range(99))),
+            "MapIterator over a range_iterator",
+        ),
+        (
+            lambda: MapIterator(range(99), MergeIterator([iter(range(99))])),
+            "MapIterator over a range_iterator",
+        ),
+    ],
+)
+def test_what_is_made_of_an_iterator_can_be_read_once(make: Any, name: str) -> None:
+    loader = DataLoader(make(), output_order="input")
+    first = list(itertools.islice(loader, 3))
+    state = loader.state_dict()
+    with pytest.warns(UserWarning, match=f"a {name}, can be read once"):
+        iter(loader)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"a {name}, can be read once, and was read already"):
+        iter(loader)
+    resumed = DataLoader(make(), output_order="input")
+    resumed.load_state_dict(state)
+    whole = DataLoader(make(), output_order="input")
+    assert first + list(itertools.islice(resumed, 20)) == list(itertools.islice(whole, 23))
+
+
+def test_what_has_no_weight_is_not_read_at_all() -> None:
+    loader = DataLoader(MergeIterator([[1, 2], iter([3])], weights=[1, 0]), output_order="input")
+    assert [list(loader), list(loader)] == [[1, 2], [1, 2]]
+
+
+def warns_unless(condition: bool) -> AbstractContextManager[Any]:
+    return nullcontext() if condition else pytest.warns(UserWarning, match="can be read once")
+
+
+class TestSequences:
+    @pytest.mark.parametrize("kind", SEQUENCES)
+    @pytest.mark.parametrize("epoch", [0, 2])
+    def test_the_rest_is_in_the_order_of_its_epoch(self, kind: str, epoch: int) -> None:
+        def make_loader() -> DataLoader:
+            loader = DataLoader(SEQUENCES[kind](20), output_order="input")
+            loader.set_epoch(epoch)
+            return loader
+
+        loader = make_loader()
+        whole, following = list(loader), list(loader)
+        assert (whole == following) == (kind == "shuffled")
+        loader = make_loader()
+        first = list(itertools.islice(loader, 7))
+        state = through_pickle(loader.state_dict())
+        for resumed in (loader, make_loader()):
+            resumed.load_state_dict(state)
+            assert first + list(resumed) == whole
+            assert list(resumed) == following
+
+    @pytest.mark.parametrize("kind", SEQUENCES)
+    @pytest.mark.parametrize("count", [0, 7, 20, 33])
+    def test_repeated(self, kind: str, count: int) -> None:
+        whole = list(itertools.islice(repeat_source(SEQUENCES[kind](20)), 70))
+        source = repeat_source(SEQUENCES[kind](20))
+        first = list(itertools.islice(source, count))
+        state = source.state_dict()
+        list(itertools.islice(source, 15))
+        for resumed in (source, repeat_source(SEQUENCES[kind](20))):
+            resumed.load_state_dict(state)
+            assert first + list(itertools.islice(resumed, 70 - count)) == whole
+
+    def test_a_repeated_folder(self, tmp_path: Path) -> None:
+        for index in range(12):
+            (tmp_path / f"{index}.jpg").touch()
+
+        def source() -> Any:
+            return repeat_source(LocalDirectory(tmp_path))
+
+        saved = source()
+        first = list(itertools.islice(saved, 5))
+        resumed = source()
+        resumed.load_state_dict(saved.state_dict())
+        assert first + list(itertools.islice(resumed, 31)) == list(itertools.islice(source(), 36))
+
+
+@pytest.mark.parametrize(
+    "make_sampler",
+    [
+        sampler,
+        TorchSampler,
+        lambda n: embed_shuffle(sampler(n)),
+        lambda n: dict.fromkeys(range(n)),
+    ],
+    ids=["ours", "PyTorch's", "shuffled", "keys"],
+)
+def test_values_that_are_done_are_not_asked_for_again(make_sampler: Callable[[int], Any]) -> None:
+    touched: list[int] = []
+
+    class Dataset:
+        def __getitem__(self, index: int) -> int:
+            touched.append(index)
+            return index
+
+    def make_loader() -> DataLoader:
+        return DataLoader(MapIterator(Dataset(), make_sampler(100)), output_order="input")
+
+    loader = make_loader()
+    whole, following = list(loader), list(loader)
+    loader = make_loader()
+    first = list(itertools.islice(loader, 90))
+    resumed = make_loader()
+    resumed.load_state_dict(through_pickle(loader.state_dict()))
+    touched.clear()
+    assert first + list(resumed) == whole
+    assert touched == whole[90:]
+    assert list(resumed) == following
