@@ -62,7 +62,10 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         {'label': <CPUBuffer: (2,) int64>, 'name': ['cat', 'dog']}
     """
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-        raise TypeError(f"collate takes a sequence of items, not one of {type(items).__name__}")
+        raise TypeError(
+            f"collate takes a sequence of items, not one of {type(items).__name__}; as the aggregator of a "
+            "DataLoader it gets one with batch_size="
+        )
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")

@@ -149,7 +149,9 @@ class MediaInfo:
 def probe(
     src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
 ) -> MediaInfo:
-    """Tell what a source holds, decoding at most one frame (of stills, whose size stands in the data).
+    """Tell what a source holds.
+
+    Of a still one frame is decoded, because its size stands in the data; of all else none.
 
     Args:
         src: As for :func:`~spdl_media.demux_image`.

@@ -413,7 +413,7 @@ def test_no_device_at_all(card: Card, library: Any) -> None:
 def test_a_pytorch_without_cuda_is_named(card: Card, torch: FakeTorch) -> None:
     card.devices = 0
     torch.backends.cuda.is_built = lambda: False
-    message = r"there is none: torch 0.fake is built without CUDA. .*pytorch.org.*pip install cupy-cuda12x"
+    message = r"there is none: torch 0.fake is built without CUDA. .*pytorch.org.*pip install .cupy-cuda12x"
     with pytest.raises(sm.TransferError, match=message):
         sm.transfer_buffer(buffer_of([1]), cuda_config=0)
 

@@ -3,7 +3,8 @@
 Every way gets the same bytes in memory and gives the same thing: a batch (B, size, size, 3) uint8 in RGB,
 each picture stretched to the square with a bicubic kernel. One round measures all ways one after the other,
 at each number of threads; the next round goes backwards, so that a machine that grows slower or faster
-meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest.
+meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest. Pictures
+that their EXIF tag turns are left out, for not every library turns them.
 
     python samples/benchmarks/images.py --images DIR [--json FILE] [--chart FILE.png]
 
@@ -275,6 +276,11 @@ def make_ways(peers: Sequence[str], size: int) -> dict[str, Way]:
 # What is measured.
 
 
+def is_upright(data: bytes) -> bool:
+    """Whether the picture is shown as it is stored."""
+    return sm.demux_image(data).orientation == 1
+
+
 def reference(data: bytes, size: int) -> Array:
     """The picture as FFmpeg's own decoder and the most exact way of its scaler have it."""
     with av.open(io.BytesIO(data)) as container:
@@ -496,7 +502,7 @@ def draw(results: dict[str, dict[str, Any]], threads: Sequence[int], path: str) 
         axes.barh(positions, medians, height, xerr=spans, label=label)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("images a second (median; lines: lowest to highest)")
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=len(threads))
     figure.savefig(path)
 
 
@@ -527,8 +533,11 @@ def main() -> None:
     paths = sorted(p for p in options.images.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         parser.error(f"there is no .jpg or .jpeg file in {options.images}")
-    images = [path.read_bytes() for path in paths]
-    ways = make_ways(chosen_peers(parser, options.peers), options.size)
+    peers = chosen_peers(parser, options.peers)
+    images = [data for path in paths if is_upright(data := path.read_bytes())]
+    if not images:
+        parser.error(f"every JPEG in {options.images} is turned by its EXIF tag")
+    ways = make_ways(peers, options.size)
     wanted = [reference(data, options.size) for data in images]
     for way in ways.values():
         way.error = mean_error(way.load, images, wanted)

@@ -98,7 +98,8 @@ def draw(results: dict[str, dict[str, Any]], settle: int, path: str) -> None:
     for name, row in results.items():
         axes.plot(*zip(*row["sizes"], strict=True), label=name)
     axes.axvline(settle, color="gray", linestyle=":")
-    axes.set_ylim(bottom=0)
+    highest = max(size for row in results.values() for _, size in row["sizes"])
+    axes.set_ylim(0, 1.2 * highest)
     axes.set_xlabel(f"pictures loaded (dotted: the first {settle})")
     axes.set_ylabel("resident size, MiB")
     axes.legend()

@@ -3,15 +3,12 @@
 One round runs a case through both, in an order that alternates from round to round, so that a machine
 that grows slower or faster meanwhile shows in both. The source is a range, the sink holds 3 items, and all
 else is as it is by default: failures are watched, statistics counted. What is printed is the median rate
-of each, and the median of the ratios of the rounds. SPDL is left out where it is not installed.
+of each, and the median of the ratios of the rounds. SPDL is left out and named where it is not installed.
 
     python samples/benchmarks/pipeline_overhead.py [--rounds 5] [--seconds 1.0] [--json result.json]
     python samples/benchmarks/pipeline_overhead.py --ten-million
 
 The second form runs a source of ten million integers and prints how the memory grows meanwhile.
-
-Expected: 10 times SPDL's items a second at 4 and 8 threads, 6 times at 1 thread, 10 times with asynchronous
-functions and with aggregate(32).
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ import os
 import platform
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,11 +58,6 @@ class Case:
         order = ", in order" if self.order == "input" else ""
         stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
         return f"{kind}, {stages}, concurrency {self.threads}{order}"
-
-    @property
-    def wanted(self) -> float:
-        """How many times SPDL's rate it is to reach."""
-        return 6.0 if self.fn is no_op and self.threads == 1 else 10.0
 
 
 CASES = [
@@ -115,7 +108,6 @@ def measure(builders: dict[str, Any], case: Case, rounds: int, seconds: float) -
             "ratio": statistics.median(ratios),
             "lowest": min(ratios),
             "highest": max(ratios),
-            "wanted": case.wanted,
         }
     return result
 
@@ -157,16 +149,16 @@ def main() -> None:
     builders: dict[str, Any] = {"spdl_media": PipelineBuilder}
     if (spdl := find_spdl()) is not None:
         builders["spdl"] = spdl
+    else:
+        print("SPDL is left out: it is not installed", file=sys.stderr)
     results = {}
-    print(
-        f"{'items a second':40}{'spdl_media':>12}{'SPDL':>10}{'ratio':>8}   lowest-highest  wanted"
-    )
+    print(f"{'items a second':40}{'spdl_media':>12}{'SPDL':>10}{'ratio':>8}   lowest-highest")
     for case in CASES:
         row = results[case.name] = measure(builders, case, options.rounds, options.seconds)
         line = f"{case.name:40}{row['spdl_media']:>12,.0f}"
         if spdl is not None:
             spread = f"{row['lowest']:.1f}-{row['highest']:.1f}"
-            line += f"{row['spdl']:>10,.0f}{row['ratio']:>8.1f}   {spread:>14}{row['wanted']:>8.0f}"
+            line += f"{row['spdl']:>10,.0f}{row['ratio']:>8.1f}   {spread:>14}"
         print(line, flush=True)
     machine = {
         "cores": os.cpu_count(),

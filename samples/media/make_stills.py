@@ -131,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Take the stills of this folder from the clip.")
     parser.add_argument("folder", nargs="?", type=Path, default=HERE)
     folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
     frames = read_frames({number for _, number, *_ in STILLS})
     for name, number, size, make, what in STILLS:
         (folder / name).write_bytes(make(frames[number]))

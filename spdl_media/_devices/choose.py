@@ -76,11 +76,14 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
 
 def _hint(reason: str) -> str:
     if reason == NEITHER:
-        return 'pip install "spdl_media[torch]" or pip install cupy-cuda12x (or cupy-cuda13x) brings one'
+        return (
+            'pip install "spdl_media[torch]" brings one, and so does pip install "cupy-cuda12x[ctk]" (or '
+            '"cupy-cuda13x[ctk]")'
+        )
     if reason.endswith(WITHOUT_CUDA):
         return (
             "Install one that has it (https://pytorch.org/get-started/locally), or beside it CuPy: pip "
-            "install cupy-cuda12x (or cupy-cuda13x, as the driver is)"
+            'install "cupy-cuda12x[ctk]" (or "cupy-cuda13x[ctk]", as the driver is)'
         )
     return "nvidia-smi shows whether the driver sees one, and CUDA_VISIBLE_DEVICES whether this process may"
 
