@@ -34,6 +34,14 @@ WITHOUT_SIGNATURE = frozenset(
 
 _SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
 
+# Pictures found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
+# where the file ends.
+_STAYS_AT_END = frozenset({"image2", "webp_anim"})
+
+# Of pictures one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
+# places: it lands inside one, or takes a later one for the first.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim"})
+
 
 class Container:
     """One open container. Opened once, read from any place as often as the source can be sought."""
@@ -265,7 +273,9 @@ class Container:
         # Some formats cannot seek by time, and raw streams, which have none, end up anywhere. Matroska and
         # Ogg say only once after opening how many samples to skip at the start of a sound.
         start, format = self._av.start_time, self._av.format.name
-        if start is None or (self._av.streams.audio and not format.startswith(_SEEKS_TO_START)):
+        if start is None or format in _STAYS_AT_END:
+            return False
+        if self._av.streams.audio and not format.startswith(_SEEKS_TO_START):
             return False
         # In MP4, packets that an edit list skips lie before the start.
         before = 1_000_000 if "mp4" in format else 0
@@ -277,7 +287,8 @@ class Container:
 
     def seek(self, seconds: Fraction, index: int) -> bool:
         """Go to about this time on FFmpeg's clock; False where the format or the source cannot."""
-        if not self._input.seekable:
+        format = self._av.format.name
+        if not self._input.seekable or format in _SEEKS_ASTRAY or format.endswith("_pipe"):
             return False
         stream = self._av.streams[index]
         self._select((index,))
