@@ -208,14 +208,19 @@ def test_the_orientation_costs_no_further_reading(suffix: str, rng: np.random.Ge
         "avif": lambda: MAKERS["avif"](6) + box(b"free", bytes(1 << 20)),
     }[suffix]()
     # FFmpeg reads it, and what FFmpeg does not tell (whether the end is missing) is looked up in it.
-    file = Counting(data)
-    sm.demux_video(file)
-    assert file.count < 2.5 * len(data)
-    with sm.Demuxer(file) as demuxer:
-        demuxer.demux_video()
-        file.count = 0
-        demuxer.demux_video()
-    assert file.count < 1.5 * len(data)
+    for demux in (sm.demux_image, sm.demux_video):
+        file = Counting(data)
+        demux(file)
+        assert file.count < 2.5 * len(data)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "avif"])
+def test_the_memory_of_a_still_is_given_back(suffix: str) -> None:
+    data = bytearray(MAKERS[suffix](6))
+    for demux in (PACKETS["demux_video"], PACKETS["Demuxer.demux_image"], sm.probe):
+        kept = demux(data)
+        data.extend(b"more")
+        del data[-4:], kept
 
 
 def test_real_photographs(media_dir: Path) -> None:

@@ -320,7 +320,9 @@ class Container:
             return 1
         stream = as_video(self._av.streams[index])
         if self._is_heif_picture(stream):
-            return exif_orientation(self.content())
+            # Kept, because its end is looked at later; what is not HEIF can be a long row of pictures.
+            self._content = self.content()
+            return exif_orientation(self._content)
         matrix = muxed_matrix(stream) or decoded_matrix(stream, packets)
         return matrix_orientation(matrix) if matrix else 1
 
@@ -337,10 +339,8 @@ class Container:
         return container_still(self._input.head(HEAD_SIZE)) == "avif"
 
     def content(self) -> bytes | memoryview:
-        """The whole file, of a picture, read once."""
-        if self._content is None:
-            self._content = self._input.read_all()
-        return self._content
+        """The whole file of a picture. That of a HEIF is read once."""
+        return self._input.read_all() if self._content is None else self._content
 
 
 def as_video(stream: av.stream.Stream) -> av.VideoStream:
