@@ -62,8 +62,8 @@ __all__ = (
 )
 
 
-# What the builders read of codecs and packets, whose own modules would tie this one, which is text only, to
-# PyAV.
+# What the builders read of codecs and packets, whose own modules come later: this one writes text, and asks
+# FFmpeg nothing but whether a name is one.
 
 
 class _VideoCodec(Protocol):
@@ -212,7 +212,7 @@ def get_audio_filter_desc(
         filters += [f"apad=whole_len={end}", f"atrim=end_sample={end}"]
     filters += own_filters(filter_desc)
     if sample_fmt is not None:
-        filters.append(f"aformat=sample_fmts={format_name('sample_fmt', sample_fmt, 'fltp')}")
+        filters.append(f"aformat=sample_fmts={format_name('sample_fmt', sample_fmt)}")
     return ",".join(filters) or None
 
 
@@ -321,7 +321,7 @@ def get_buffer_desc(
     orientation: int = getattr(source, "orientation", 1)
     any_source: Any = source
     codec: _VideoCodec = getattr(any_source, "codec", any_source)
-    pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt, "rgb24")
+    pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
     if not (codec.width and codec.height and pix_fmt):
         raise ValueError(
             "the size and the pixel format of this stream are known once a frame is decoded; leave the "
@@ -358,7 +358,7 @@ def get_abuffer_desc(
     any_source: Any = source
     codec: _AudioCodec = getattr(any_source, "codec", any_source)
     if sample_fmt is not None:
-        format_name("sample_fmt", sample_fmt, "fltp")
+        format_name("sample_fmt", sample_fmt)
     if not (sample_fmt or codec.sample_fmt):
         raise ValueError(
             "the sample format of this stream is known once a frame is decoded; say it as sample_fmt=, or "

@@ -45,7 +45,7 @@ def remux(data: bytes, format: str) -> bytes:
         av.open(result, "w", format=format, options={"strict": "-2"}) as sink,
     ):
         stream = source.streams.video[0]
-        copy = sink.add_stream_from_template(stream)
+        copy = sink.add_stream_from_template(stream, opaque=True)  # no encoder is called libdav1d
         for packet in source.demux(stream):
             if packet.dts is not None:
                 packet.stream = copy

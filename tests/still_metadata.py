@@ -150,3 +150,28 @@ def avif_with_properties(
 
     offset = len(ftyp) + len(meta(0)) + 8
     return ftyp + meta(offset) + box(b"mdat", bytes(num_bytes))
+
+
+def turned_avif(avif: bytes, properties: list[bytes]) -> bytes:
+    """An AVIF of one item, as FFmpeg writes it, with more properties, which apply in this order."""
+    data = bytearray(avif)
+    meta, iprp, ipco, ipma = (avif.index(kind) - 4 for kind in (b"meta", b"iprp", b"ipco", b"ipma"))
+    assert data[ipma + 12 : ipma + 16] == struct.pack(">I", 1), "one item"
+    known, added, count = data[ipma + 18], b"".join(properties), len(properties)
+    # FFmpeg associates all properties that it writes, by numbers of one byte.
+    for start, more in ((meta, len(added) + count), (iprp, len(added) + count)):
+        _grow(data, start, more)
+    _grow(data, ipco, len(added))
+    _grow(data, ipma, count)
+    data[ipma + 18] = known + count
+    end = ipma + 19 + known
+    data[end:end] = bytes(0x80 | number for number in range(known + 1, known + count + 1))
+    data[ipma:ipma] = added
+    # The one extent of the one item: version and flags, widths, two counts and two numbers come first.
+    _grow(data, avif.index(b"iloc") + 4 + 14, len(added) + count)
+    return bytes(data)
+
+
+def _grow(data: bytearray, position: int, by: int) -> None:
+    (value,) = struct.unpack_from(">I", data, position)
+    struct.pack_into(">I", data, position, value + by)

@@ -155,8 +155,20 @@ def test_audio_descriptions(arguments: dict[str, Any], desc: str | None) -> None
         ({"scale_mode": "fit"}, ValueError, "scale_mode must be 'pad', 'crop' or None, not 'fit'"),
         ({"scale_algo": "cubic"}, ValueError, "scale_algo must be one of .*bicubic.*not 'cubic'"),
         ({"pix_fmt": "rgb24,hflip"}, ValueError, "pix_fmt must be one of FFmpeg's names"),
+        (
+            {"pix_fmt": "rgb"},
+            ValueError,
+            r"pix_fmt must be one of FFmpeg's names, such as 'rgb24', not 'rgb'\. Did you mean 'rgb24', ",
+        ),
+        ({"pix_fmt": "RGBA"}, ValueError, r"not 'RGBA'\. Did you mean 'rgba', "),
+        ({"pix_fmt": "yuv420"}, ValueError, r"not 'yuv420'\. Did you mean 'yuv420p', "),
+        ({"pix_fmt": "i420"}, ValueError, r"not 'i420'$"),
+        ({"pix_fmt": "none"}, ValueError, r"not 'none'"),
         ({"pix_fmt": 3}, TypeError, "pix_fmt must be a str, such as 'rgb24', not 3"),
         ({"pad_color": "red:x"}, ValueError, "pad_color must be a colour by name"),
+        ({"pad_color": "blak"}, ValueError, "pad_color must be a colour by name.*not 'blak'"),
+        ({"pad_color": "red@7"}, ValueError, "pad_color must be a colour by name.*not 'red@7'"),
+        ({"pad_mode": "whit"}, ValueError, "pad_mode must be a colour by name.*not 'whit'"),
         ({"pad_mode": "#12"}, ValueError, "pad_mode must be a colour by name"),
         ({"frame_rate": 0}, ValueError, "frame_rate must be positive, not 0"),
         ({"frame_rate": "x"}, ValueError, "frame_rate must be a number"),
@@ -190,6 +202,7 @@ def test_bad_arguments_are_refused(
         ({"sample_rate": 0}, "sample_rate must be positive"),
         ({"num_channels": -1}, "num_channels must be positive"),
         ({"sample_fmt": "f l t"}, "sample_fmt must be one of FFmpeg's names"),
+        ({"sample_fmt": "float"}, r"such as 'fltp', not 'float'\. Did you mean .*'fltp'"),
     ],
 )
 def test_bad_audio_arguments_are_refused(arguments: dict[str, Any], match: str) -> None:
@@ -431,6 +444,35 @@ def test_buffer_desc() -> None:
     turned = Packets(Codec(sample_aspect_ratio=Fraction(4, 3), frame_rate=None), orientation=6)
     assert get_buffer_desc(turned) == f"buffer=video_size=48x64:{common}:pixel_aspect=3/4"
     assert "pix_fmt=rgb24:" in get_buffer_desc(Codec(), pix_fmt="rgb24")
+
+
+@pytest.mark.parametrize("pix_fmt", ["rgb48", "gray16", "rgb32", "p010le", "cuda"])
+def test_every_name_that_ffmpeg_has_is_taken(pix_fmt: str) -> None:
+    assert f"format={pix_fmt}" in (get_video_filter_desc(pix_fmt=pix_fmt) or "")
+
+
+@pytest.mark.parametrize(
+    "color", ["White", "#ff8000", "#ff800080", "0xff8000", "red@0.5", "red@0x80", "random"]
+)
+def test_every_colour_that_ffmpeg_has_is_taken(color: str) -> None:
+    size: dict[str, Any] = {"scale_width": 8, "scale_height": 8}
+    assert f":color={color}," in (get_video_filter_desc(**size, pad_color=color) or "")
+    assert f":color={color}," in (get_video_filter_desc(num_frames=2, pad_mode=color) or "")
+
+
+def test_formats_that_frames_enter_by_must_exist() -> None:
+    with pytest.raises(ValueError, match=r"pix_fmt must be .*not 'rgb'\. Did you mean 'rgb24'"):
+        get_buffer_desc(Codec(), pix_fmt="rgb")
+    with pytest.raises(ValueError, match=r"sample_fmt must be .*not 'float'"):
+        get_abuffer_desc(Sound(), sample_fmt="float")
+
+
+def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {"scale_width": 8, "scale_height": 8, "pad_color": "#123456"}
+    desc = get_video_filter_desc(**arguments)
+    monkeypatch.setattr(av, "VideoFormat", None)
+    monkeypatch.setattr(av.filter, "Graph", None)
+    assert get_video_filter_desc(**arguments) == desc
 
 
 def test_buffer_desc_needs_a_known_size_and_a_plain_label() -> None:

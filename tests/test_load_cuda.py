@@ -28,6 +28,7 @@ from cupy_stand_in import CupyWithKernels, LazyCard, host
 from dali_oracle import CLOSE, differences, jpeg, photo
 from fake_cuda import FakeTorch
 from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
+from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
 from spdl_media._decoding.defaults import DEFAULT_FILTER
@@ -42,6 +43,7 @@ from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
+    index_frames,
     index_planes,
     index_samples,
     make_image,
@@ -283,6 +285,29 @@ def test_yuv_and_its_colours_arrive(torch: FakeTorch) -> None:
     np.testing.assert_array_equal(host(buffer), want)
     assert (buffer.colorspace, buffer.color_range) == (want.colorspace, want.color_range)
     assert buffer.color_range == "pc"
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+@pytest.mark.parametrize("codec", ["mjpeg", "png"])
+def test_a_still_loaded_as_a_video_stands_upright(
+    nvdec: CupyWithKernels, codec: str, orientation: int
+) -> None:
+    put = {"mjpeg": jpeg_with_exif, "png": png_with_exif}[codec]
+    stored = index_frames(1, 96, 64)[0]
+    data = put(make_image(stored, codec=codec), exif_block(orientation))
+    with warnings.catch_warnings(action="ignore", category=sm.CPUFallbackWarning):
+        for layout in (None, "NCHW"):
+            got = host(sm.load_video(data, cuda=0, layout=layout))  # type: ignore[arg-type]
+            want = sm.load_video(data, layout=layout).array  # type: ignore[arg-type]
+            assert got.shape == want.shape
+            assert np.abs(got.astype(int) - want).max() <= 2
+    upright_height = 96 if orientation > 4 else 64
+    assert sm.load_video(data, cuda=0, decoder="cpu").shape == (
+        1,
+        upright_height,
+        160 - upright_height,
+        3,
+    )
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])

@@ -86,7 +86,7 @@ def test_storage_is_filled() -> None:
         ({"layout": "planes"}, ValueError, r"convert_frames\(layout='planes'\)"),
         ({"quality": "best"}, ValueError, "quality must be one of"),
         ({"scale_mode": "fit"}, ValueError, "scale_mode must be"),
-        ({"pix_fmt": "rgb99"}, sm.FilterError, "rgb99"),
+        ({"pix_fmt": "rgb99"}, ValueError, "pix_fmt must be one of .*, not 'rgb99'"),
         ({"pix_fmt": "pal8"}, ValueError, "pal8"),
     ],
 )

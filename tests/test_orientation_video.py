@@ -69,7 +69,7 @@ def test_all_eight(format: str, codec: str, orientation: int) -> None:
 @pytest.mark.parametrize("orientation", [2, 6, 7])
 def test_a_matrix_that_no_muxer_tells(orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """AV1 takes this way: it is found by decoding one frame."""
-    monkeypatch.setattr(container_module, "_muxed_matrix", lambda stream: None)
+    monkeypatch.setattr(container_module, "muxed_matrix", lambda stream: None)
     data = oriented_clip(orientation, codec="ffv1", format="matroska")
     packets = sm.demux_video(data, timestamp=(0.3, None))
     assert packets.orientation == orientation

@@ -205,7 +205,7 @@ def test_a_source_that_cannot_seek(movie: bytes) -> None:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which streams were decoded to be probed."""
     calls: list[str] = []
-    decoded_matrix, first_frame = container_module._decoded_matrix, probe_module._first_frame
+    decoded_matrix, first_frame = container_module.decoded_matrix, probe_module._first_frame
 
     def matrix(stream: Any, packets: Any) -> Any:
         taken = []
@@ -217,7 +217,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append("still")
         return first_frame(packets)
 
-    monkeypatch.setattr(container_module, "_decoded_matrix", matrix)
+    monkeypatch.setattr(container_module, "decoded_matrix", matrix)
     monkeypatch.setattr(probe_module, "_first_frame", frame)
     return calls
 
@@ -234,7 +234,7 @@ def test_at_most_one_frame_is_decoded(decoded: list[str], monkeypatch: pytest.Mo
     sm.probe(make_image(index_frames(1, 64, 48)[0]))
     assert decoded == ["still"]
     decoded.clear()
-    monkeypatch.setattr(container_module, "_muxed_matrix", lambda stream: None)
+    monkeypatch.setattr(container_module, "muxed_matrix", lambda stream: None)
     tracks = [VideoTrack(frames=index_planes(9, 64, 48), codec="libx264", max_b_frames=2)] * 2
     data = make_media(tracks, format="matroska")
     info = sm.probe(data)

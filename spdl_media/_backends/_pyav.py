@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import av
+import av.filter
 import av.logging
 from av.codec.context import CodecContext
 
@@ -206,6 +207,39 @@ def check_format_options(format: str, options: Mapping[str, str]) -> None:
             f"format {format!r} has no option {_listed(unknown)}. "
             "See https://ffmpeg.org/ffmpeg-formats.html"
         )
+
+
+@lru_cache(maxsize=256)
+def is_pixel_format(name: str) -> bool:
+    """Whether FFmpeg has a pixel format of this name."""
+    try:
+        av.VideoFormat(name)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def is_sample_format(name: str) -> bool:
+    """Whether FFmpeg has a sample format of this name."""
+    try:
+        av.AudioFormat(name)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def is_color(text: str) -> bool:
+    """Whether FFmpeg reads this as a colour. It must need no quoting in the options of a filter."""
+    with ffmpeg_log():
+        try:
+            av.filter.Graph().add(
+                "color", f"color={text}"
+            )  # some 60 microseconds, and no frame is made
+        except (av.FFmpegError, ValueError):
+            return False
+    return True
 
 
 def _listed(names: list[str]) -> str:

@@ -9,7 +9,7 @@ import av
 
 from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media._decoding.sei import states_orientation
-from spdl_media._demuxing.container import frame_matrix
+from spdl_media._demuxing.matrices import frame_matrix
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import operator
-import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -15,13 +13,14 @@ from av.container import InputContainer
 from av.stream import Discard, Disposition
 
 from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
+from spdl_media._demuxing.matrices import decoded_matrix, muxed_matrix
 from spdl_media._inputs.endings import mp3_frame_size
 from spdl_media._stills.completeness import check_complete
-from spdl_media._stills.stills import HEAD_SIZE, container_still, still_codec
+from spdl_media._stills.stills import HEAD_SIZE, container_still, still_codec, still_orientation
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
-from spdl_media.orientation import matrix_orientation
+from spdl_media.orientation import exif_orientation, matrix_orientation
 
 Stream: TypeAlias = av.VideoStream | av.AudioStream
 Kind: TypeAlias = Literal["video", "audio"]
@@ -34,6 +33,14 @@ WITHOUT_SIGNATURE = frozenset(
 
 _SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
 
+# Pictures found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
+# where the file ends.
+_STAYS_AT_END = frozenset({"image2", "webp_anim"})
+
+# Of pictures one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
+# places: it lands inside one, or takes a later one for the first.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim"})
+
 
 class Container:
     """One open container. Opened once, read from any place as often as the source can be sought."""
@@ -42,6 +49,7 @@ class Container:
         self._input = input
         self._config = config
         self._orientations: dict[int, int] = {}
+        self._content: bytes | memoryview | None = None
         self._ended = self._checksum_failed = self._empty = False
         self.turn = 0
         """How often reading was started, so that a reader can tell that another has moved the place."""
@@ -84,6 +92,7 @@ class Container:
     def close(self) -> None:
         """Free FFmpeg's structures. The input is its owner's to close."""
         self._av.close()
+        self._content = None
 
     def error(self, text: str) -> DemuxError:
         """A DemuxError that names the source."""
@@ -225,7 +234,7 @@ class Container:
         if kind := container_still(head) or still_codec(head):
             if self._empty:  # a parser of FFmpeg's that finds the header implausible
                 raise self.error(f"FFmpeg finds no picture in this {kind} data")
-            return check_complete(kind, self._input.read_all())
+            return check_complete(kind, self.content())
         return self._input.missing_end() or self._short_packet(packets)
 
     def _short_packet(self, packets: Sequence[AvPacket]) -> str | None:
@@ -256,7 +265,7 @@ class Container:
             )
         self._select(range(len(list(self._av.streams))))
         if not self._seek_to_start():
-            self.close()
+            self._av.close()
             self._open()
         self._fresh = True
 
@@ -265,7 +274,9 @@ class Container:
         # Some formats cannot seek by time, and raw streams, which have none, end up anywhere. Matroska and
         # Ogg say only once after opening how many samples to skip at the start of a sound.
         start, format = self._av.start_time, self._av.format.name
-        if start is None or (self._av.streams.audio and not format.startswith(_SEEKS_TO_START)):
+        if start is None or format in _STAYS_AT_END:
+            return False
+        if self._av.streams.audio and not format.startswith(_SEEKS_TO_START):
             return False
         # In MP4, packets that an edit list skips lie before the start.
         before = 1_000_000 if "mp4" in format else 0
@@ -277,7 +288,8 @@ class Container:
 
     def seek(self, seconds: Fraction, index: int) -> bool:
         """Go to about this time on FFmpeg's clock; False where the format or the source cannot."""
-        if not self._input.seekable:
+        format = self._av.format.name
+        if not self._input.seekable or format in _SEEKS_ASTRAY or format.endswith("_pipe"):
             return False
         stream = self._av.streams[index]
         self._select((index,))
@@ -289,23 +301,46 @@ class Container:
         return True
 
     def orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
-        """How the pictures of a video stream stand, by the display matrix that its container states.
+        """How the pictures of a video stream stand: by the metadata of a still, by the matrix of a video.
 
         Args:
             index: Index of the stream.
-            packets: Some of its packets, the first a key frame, in case one has to be decoded to know.
+            packets: Some of its packets, the first a key frame, in case one has to be looked at to know.
         """
-        if not self._states_matrix():
-            return 1
+        format = self._av.format.name
+        if format == "image2" or format.endswith("_pipe"):  # each packet is a file
+            first = next(iter(packets), None)
+            return 1 if first is None else still_orientation(memoryview(first))
         if index not in self._orientations:
-            stream = self._av.streams[index]
-            assert isinstance(stream, av.VideoStream), "only those have an orientation"
-            matrix = _muxed_matrix(stream) or _decoded_matrix(stream, packets)
-            self._orientations[index] = matrix_orientation(matrix) if matrix else 1
+            self._orientations[index] = self._stated_orientation(index, packets)
         return self._orientations[index]
 
-    def _states_matrix(self) -> bool:
-        return any(name in self._av.format.name for name in ("mp4", "matroska"))
+    def _stated_orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
+        if not any(name in self._av.format.name for name in ("mp4", "matroska")):
+            return 1
+        stream = as_video(self._av.streams[index])
+        if self._is_heif_picture(stream):
+            # Kept, because its end is looked at later; what is not HEIF can be a long row of pictures.
+            self._content = self.content()
+            return exif_orientation(self._content)
+        matrix = muxed_matrix(stream) or decoded_matrix(stream, packets)
+        return matrix_orientation(matrix) if matrix else 1
+
+    def _is_heif_picture(self, stream: Stream) -> bool:
+        """Whether a stream is the picture of a HEIF file, no part of it, and the file can be looked at.
+
+        The file may say to mirror before turning. FFmpeg's matrix is always that of mirroring afterwards.
+        """
+        if self._av.duration is not None or not self._input.seekable:
+            return False
+        best = self._av.streams.best("video")
+        if best is None or best.index != stream.index or stream.disposition & Disposition.dependent:
+            return False
+        return container_still(self._input.head(HEAD_SIZE)) == "avif"
+
+    def content(self) -> bytes | memoryview:
+        """The whole file of a picture. That of a HEIF is read once."""
+        return self._input.read_all() if self._content is None else self._content
 
 
 def as_video(stream: av.stream.Stream) -> av.VideoStream:
@@ -318,61 +353,3 @@ def as_audio(stream: av.stream.Stream) -> av.AudioStream:
     """The stream, for the type checker, as what :meth:`Container.stream` has found it to be."""
     assert isinstance(stream, av.AudioStream), "Container.stream compared its type"
     return stream
-
-
-def _muxed_matrix(stream: av.VideoStream) -> tuple[int, ...] | None:
-    """Display matrix of a stream, by way of a QuickTime header.
-
-    PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
-    track header (``tkhd``), which takes some 0.1 ms where decoding a frame takes up to ten.
-    """
-    # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
-    written = _muxed_header(stream, "mov") or _muxed_header(stream, "mp4")
-    start = written.find(b"tkhd") + 4
-    if start < 4:
-        return None
-    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
-    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
-
-
-def _muxed_header(stream: av.VideoStream, format: str) -> bytes:
-    header = io.BytesIO()
-    options = {"movflags": "empty_moov", "strict": "-2"}
-    try:
-        with av.open(header, "w", format=format, options=options) as mov:
-            # Opaque: otherwise PyAV looks for an encoder by the name of the decoder (libdav1d).
-            mov.add_stream_from_template(stream, opaque=True)
-            mov.start_encoding()
-            return header.getvalue()
-    except (av.FFmpegError, ValueError):  # a codec that the format does not take
-        return b""
-
-
-def _decoded_matrix(stream: av.VideoStream, packets: Iterable[AvPacket]) -> tuple[int, ...] | None:
-    """Display matrix of a stream, from its first decoded frame."""
-    context = stream.codec_context
-    context.thread_count = 1
-    try:
-        for packet in packets:
-            for frame in context.decode(packet):
-                return frame_matrix(frame)
-        for frame in context.decode(None):
-            return frame_matrix(frame)
-    except av.FFmpegError:  # damaged data; decoding it in earnest will say so
-        return None
-    finally:
-        context.flush_buffers()
-    return None
-
-
-def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """The display matrix that a decoded frame carries, as FFmpeg's nine numbers."""
-    try:
-        side_data: Any = frame.side_data  # by position, which the stubs do not know
-        entries = [side_data[index] for index in range(len(side_data))]
-    except ValueError:  # PyAV 18 does not know the type of every entry
-        return None
-    for entry in entries:
-        if entry.type.name == "DISPLAYMATRIX":
-            return struct.unpack("=9i", bytes(entry))
-    return None

@@ -9,12 +9,17 @@ import av
 from spdl_media._demuxing.container import Container, as_video
 from spdl_media._stills.completeness import check_complete
 from spdl_media._stills.jpeg import read_jpeg_head
-from spdl_media._stills.stills import HEAD_SIZE, STILL_FORMATS, container_still, still_codec
+from spdl_media._stills.stills import (
+    HEAD_SIZE,
+    STILL_FORMATS,
+    container_still,
+    still_codec,
+    still_orientation,
+)
 from spdl_media.codec import VideoCodec, read_video_codec
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, open_input
-from spdl_media.orientation import exif_orientation
 from spdl_media.packets import ImagePackets, PacketFacts, make_packet
 
 
@@ -39,16 +44,12 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     try:
         decoder = container.named_still()
         packets = first_picture(container) if decoder is None else None
+        missing = None if kind is None else check_complete(kind, container.content())
     finally:
         container.close()
     if packets is None:
         return _demux_still(input, decoder or "")
-    if kind is None:
-        return packets
-    data = input.read_all()
-    return packets.with_facts(
-        orientation=exif_orientation(data), incomplete=check_complete(kind, data)
-    )
+    return packets if kind is None else packets.with_facts(incomplete=missing)
 
 
 def is_still(input: Input, config: DemuxConfig) -> bool:
@@ -67,7 +68,7 @@ def _demux_still(input: Input, decoder: str) -> ImagePackets:
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
     facts = PacketFacts(
         input.name,
-        orientation=exif_orientation(data) if head is None else head.orientation,
+        orientation=still_orientation(data) if head is None else head.orientation,
         incomplete=check_complete(decoder, data),
         jpeg=head,
     )

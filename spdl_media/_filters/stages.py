@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
+from spdl_media._backends._pyav import is_color, is_pixel_format, is_sample_format
+from spdl_media.layouts import PIXEL_LAYOUTS, SAMPLE_DTYPES
 from spdl_media.timing import Timestamp, parse_window
 
 ScaleAlgo: TypeAlias = Literal[
@@ -50,6 +53,20 @@ _COLOR = re.compile(
 _RGB = re.compile("rgb|bgr|gbr")
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
 
+# An example of each kind of format, what tells whether a name is one, and the usual ones for a hint.
+_FORMATS: Mapping[str, tuple[str, Callable[[str], bool], tuple[str, ...]]] = {
+    "pix_fmt": (
+        "rgb24",
+        is_pixel_format,
+        tuple(name for name, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"),
+    ),
+    "sample_fmt": (
+        "fltp",
+        is_sample_format,
+        (*SAMPLE_DTYPES, *(f"{name}p" for name in SAMPLE_DTYPES)),
+    ),
+}
+
 
 def check_names(
     scale_algo: str,
@@ -67,7 +84,7 @@ def check_names(
     if quality not in get_args(Quality):
         raise ValueError(f"quality must be one of {get_args(Quality)}, not {quality!r}")
     if pix_fmt is not None:
-        format_name("pix_fmt", pix_fmt, "rgb24")
+        format_name("pix_fmt", pix_fmt)
     _check_color("pad_color", pad_color)
     if pad_mode is not None:
         _check_color("pad_mode", pad_mode)
@@ -263,19 +280,30 @@ def _microseconds(seconds: Fraction) -> str:
     return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
 
 
-def format_name(argument: str, name: str, example: str) -> str:
-    """Check the form of a format's name; whether it exists is found out when the graph is made."""
+def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
+    """Check that FFmpeg has a format of this name."""
+    example, exists, usual = _FORMATS[argument]
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
-    if not _FORMAT_NAME.match(name):
+    if not (_FORMAT_NAME.match(name) and exists(name)):
         raise ValueError(
             f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
+            f"{_similar(name.lower(), usual, example)}"
         )
     return name
 
 
+def _similar(name: str, usual: Sequence[str], example: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, usual, n=3)
+    close.sort(key=lambda found: (found != name, found != example))
+    return f". Did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
 def _check_color(argument: str, color: str) -> None:
-    if not isinstance(color, str) or not _COLOR.match(color):
+    if not (isinstance(color, str) and _COLOR.match(color) and is_color(color)):
         raise ValueError(
-            f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}"
+            f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}. "
+            "See https://ffmpeg.org/ffmpeg-utils.html#Color"
         )

@@ -103,10 +103,15 @@ class FileReader:
         return size
 
     def read_all(self) -> bytes:
-        """The whole content: a new ``bytes`` object, and not a copy of what the file gave."""
+        """The whole content: a new ``bytes`` object, and not a copy of what the file gave.
+
+        In a file that can seek, the place of reading stays.
+        """
         if self._seekable:
             self._move(0)
-            return self._pull(None)
+            data = self._pull(None)
+            self._move(self._position)
+            return data
         if self._position:
             raise ValueError(f"{self._name}: it cannot seek, and some of it has been read")
         rest = self._pull(None)

@@ -12,8 +12,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from spdl_media._stills.parts import Bytes, byte_view, png_chunks
+from spdl_media.orientation import exif_orientation
 
-__all__ = ("ERR_DETECT", "HEAD_SIZE", "STILL_FORMATS", "container_still", "still_codec")
+__all__ = (
+    "ERR_DETECT",
+    "HEAD_SIZE",
+    "STILL_FORMATS",
+    "container_still",
+    "still_codec",
+    "still_orientation",
+)
 
 HEAD_SIZE = 1 << 16
 """Bytes of a file that :func:`still_codec` may want.
@@ -100,6 +108,18 @@ def still_codec(head: Bytes) -> str | None:
         if view[: len(signature)] == signature:
             return find(view)
     return _pnm_codec(view)
+
+
+def still_orientation(data: Bytes) -> int:
+    """Say how a picture lies whose file is one packet, whichever way the file was opened.
+
+    Args:
+        data: The whole file. Not copied.
+
+    Returns:
+        1 to 8; 1 for animations, whatever is said of them.
+    """
+    return 1 if still_codec(data) is None else exif_orientation(data)
 
 
 _AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
