@@ -213,6 +213,21 @@ def test_windows_that_touch_lose_nothing(one: float, two: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate", "count"),
+    [(8000, 1024), (11025, 512), (22050, 1024), (44100, 1024), (44100, 441), (48000, 1000)],
+)
+def test_windows_computed_in_floats_share_no_sample(rate: int, count: int) -> None:
+    original = np.arange(300 * count, dtype="<i4").reshape(-1, 1)
+    data = wav(wav_format(PCM, 1, 32, rate=rate), original.tobytes())
+    duration, added = count / rate, 0.0
+    for index in range(300):
+        window = original[index * count : (index + 1) * count]
+        np.testing.assert_array_equal(sm.load_wav(data, index * count / rate, duration), window)
+        np.testing.assert_array_equal(sm.load_wav(data, added, duration), window)
+        added += duration
+
+
+@pytest.mark.parametrize(
     ("offset", "duration", "match"),
     [
         (-0.1, None, "time_offset_seconds must be a number of seconds, 0 or more, not -0.1"),
