@@ -96,7 +96,8 @@ def _status_of(file: Any) -> os.stat_result | None:
         return None
     try:
         status = os.fstat(file.fileno())
-    except (OSError, ValueError):  # no file behind it, or closed; reading will tell
+    # No file behind it (tarfile and zipfile give such ones), or closed: reading will tell.
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
     return status if stat.S_ISREG(status.st_mode) else None
 

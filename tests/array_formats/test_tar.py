@@ -228,6 +228,25 @@ def test_a_stream_is_read_from_where_it_is() -> None:
     assert contents(file) == {"a": b"abc"}
 
 
+def test_an_archive_in_an_archive() -> None:
+    outer = tar({"inner.tar": tar(MEMBERS)})
+    with tarfile.open(fileobj=io.BytesIO(outer)) as archive:
+        inner = archive.extractfile("inner.tar")  # a BufferedReader over a file without fileno
+        assert contents(inner) == MEMBERS
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError, None])
+def test_a_buffered_stream_without_a_descriptor(error: type[Exception] | None) -> None:
+    class Raw(io.BytesIO):
+        def fileno(self) -> int:
+            if error is not None:
+                raise error("no descriptor")
+            return None  # type: ignore[return-value]  # that is what is tried
+
+    reader = io.BufferedReader(Raw(tar(MEMBERS)))  # type: ignore[arg-type]  # it wants a RawIOBase
+    assert contents(reader) == MEMBERS
+
+
 def test_a_pipe_is_asked_for_no_more_than_must_be_there() -> None:
     """Each member arrives before the next one is written: a read too many would wait for ever."""
     reading, writing = os.pipe()
