@@ -90,7 +90,7 @@ class Archive:
 
     def _next_header(self, block: bytes) -> Header:
         if len(block) < BLOCK:
-            self._fail_end(len(block))
+            self._fail_end(block)
         try:
             header = _tar_header.parse_header(block)
             is_special = header.kind in _SPECIAL
@@ -126,7 +126,8 @@ class Archive:
             self.fail(f"{self._behind()}{what}; {_MAX_HEADER_SIZE} are the most read")
         data = bytes(self._source.read(header.size))
         if len(data) < header.size:
-            self._fail_cut(header.size, len(data))
+            found = f"{len(data)} of {header.size} bytes of a pax header or long name are there"
+            self.fail(f"{self._behind()}is cut short: {found}")
         if header.kind == _tar_header.LONG_NAME:
             self._long_name = data.partition(b"\0")[0]
         elif header.kind != _tar_header.LONG_LINK:
@@ -148,19 +149,23 @@ class Archive:
         message = f"{self._behind()}{error}"
         if self._header_offset == 0 and isinstance(error, ChecksumError):
             message = f"is not a tar archive: it begins with {block[:16]!r}"
+        self._check_unpacked(block)
+        self.fail(message, error)
+
+    def _check_unpacked(self, block: bytes) -> None:
         for magic, name in _PACKED.items():
             if self._header_offset == 0 and block.startswith(magic):
-                message = f"is packed by {name}; unpack it on the way in, as with {name}.open(...)"
-        self.fail(message, error)
+                self.fail(f"is packed by {name}; unpack it on the way in, as with {name}.open(...)")
 
     def _behind(self) -> str:
         """What begins a message about the header that is being read: the last member is named before it."""
         return "the header behind it " if self._member is not None else ""
 
-    def _fail_end(self, length: int) -> NoReturn:
+    def _fail_end(self, block: bytes) -> NoReturn:
+        self._check_unpacked(block)
         if self._header_offset == 0:
-            self.fail(f"is not a tar archive: it has {length} bytes, less than a header")
-        where = "within the header behind it" if length else "behind it: there is no end mark"
+            self.fail(f"is not a tar archive: it has {len(block)} bytes, less than a header")
+        where = "within the header behind it" if block else "behind it: there is no end mark"
         self.fail(f"the archive is cut short {where}")
 
     def _fail_cut(self, size: int, there: int) -> NoReturn:

@@ -372,6 +372,31 @@ def test_no_cut_goes_unnoticed(format: str) -> None:
                 contents(source)
 
 
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+@pytest.mark.parametrize("first", [{}, {"whole.txt": b"ab"}])
+def test_a_cut_in_what_stands_before_a_member_is_not_in_the_one_before(
+    format: str, first: dict[str, bytes]
+) -> None:
+    place = len(first) * 1024
+    data = tar({**first, "n" * 150: b"long"}, FORMATS[format])
+    size = int(data[place + 124 : place + 135], 8)
+    behind = "member 'whole.txt': the header behind it " if first else ""
+    for there in range(size):
+        match = f"{behind}is cut short: {there} of {size} bytes of a pax header or long name"
+        with pytest.raises(sm.ArrayFormatError, match=match) as caught:
+            contents(data[: place + 512 + there])
+        assert (caught.value.member, caught.value.offset) == (next(iter(first), None), place)
+
+
+@pytest.mark.parametrize(("packer", "name"), [(gzip, "gzip"), (bz2, "bz2"), (lzma, "lzma")])
+def test_packed_archives_of_less_than_a_header(packer: Any, name: str) -> None:
+    data = packer.compress(tar({"a": b"abc"}))
+    assert len(data) < 512
+    for source in (data, io.BytesIO(data)):
+        with pytest.raises(sm.ArrayFormatError, match=f"is packed by {name}; unpack it"):
+            contents(source)
+
+
 def test_one_block_of_zeros_ends_an_archive() -> None:
     assert list(contents(CUT[:-512])) == ["first", "second"]
 
@@ -404,7 +429,7 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11), "0 of 309485009821345068724781055 bytes"),
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11, b"Z"), "0 of 309485009821345068724781055 "),
         (GOOD + with_field(124, b"77777777777\0", b"L"), "a pax header or long name of 8589934591"),
-        (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes are there"),
+        (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes of a pax header or long"),
         (with_field(124, b"-0000000001\0"), "^[^:]*: has b'-0000000001.x00' where a number of octal"),
         (GOOD + with_field(156, b"S"), "member 'name': is a sparse file"),
         (GOOD + with_field(156, b"M"), "member 'name': goes on from another volume"),
