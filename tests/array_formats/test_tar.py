@@ -9,6 +9,7 @@ import lzma
 import os
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -322,9 +323,12 @@ def test_a_file_is_closed_when_the_iteration_is(path_of: Callable[[bytes], Path]
     assert num_open_files() == before
 
 
-def test_what_follows_the_end_is_not_read() -> None:
+def test_what_follows_the_end_is_left_out() -> None:
     data = tar({"a": b"abc"}) + tar({"b": b"def"})
     assert contents(data) == {"a": b"abc"} == dict(of_tarfile(data))
+    stream = io.BytesIO(data)
+    assert contents(stream) == {"a": b"abc"}
+    assert stream.tell() == 2 * 512 + 512  # one member, and the first block of zeros
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 20])
@@ -527,6 +531,21 @@ def test_a_stream_that_is_interrupted() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         contents(Interrupted(CUT))
+
+
+@pytest.mark.parametrize("as_given", ["path", "memory"])
+def test_a_size_that_is_not_there_takes_no_memory(
+    as_given: str, path_of: Callable[[bytes], Path]
+) -> None:
+    data = with_field(124, b"\x80" + (8 << 40).to_bytes(11, "big")) + bytes(8 << 20)
+    source = data if as_given == "memory" else path_of(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(sm.ArrayFormatError, match="8388608 of 8796093022208 bytes are there"):
+            contents(source)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_stream_is_asked_for_pieces_whatever_the_header_says() -> None:
