@@ -19,8 +19,9 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_SIZE = 1 << 20
 # As in NumPy. The product of more sides than fit into an array takes seconds.
 _MAX_DIMENSIONS = 64
-# Levels of brackets. Records inside records take two each.
-_MAX_DEPTH = 32
+# Levels of brackets. Records inside records take two each, and each level takes three calls, of the 1000 that
+# Python allows in all.
+_MAX_DEPTH = 64
 
 _WRITTEN_BY_NUMPY = re.compile(
     r"\{'descr': '(?P<descr>[^'\\]+)', 'fortran_order': (?P<fortran>True|False), "

@@ -143,6 +143,19 @@ def test_a_copy_of_records_has_the_gaps_of_the_file(order: Any, behind: bytes) -
     assert copied.tobytes("A") == content
 
 
+@pytest.mark.parametrize(("depth", "is_read"), [(1, True), (16, True), (31, True), (32, False)])
+def test_records_in_records(depth: int, is_read: bool) -> None:
+    dtype = np.dtype("<i2")
+    for _ in range(depth):
+        dtype = np.dtype([("inner", dtype)])
+    data = npy(np.arange(3, dtype="<i2").view(dtype))
+    if is_read:
+        same(sm.load_npy(data), np.load(io.BytesIO(data)))
+    else:
+        with pytest.raises(sm.ArrayFormatError, match="the header is nested too deeply"):
+            sm.load_npy(data)
+
+
 @pytest.mark.parametrize("num_dimensions", [31, 32, 33, 64, 65])
 @pytest.mark.parametrize("dtype", ["|i1", ("|i1", (1,))], ids=str)
 @pytest.mark.parametrize("kind", [bytes, bytearray])
@@ -307,11 +320,11 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         ("{'a' 'b'}", "where : is due"),
         ("{'a': 1 2}", "where } is due"),
         ("__import__('os')", "cannot be read from \"__import__"),
-        (60 * "(" + 60 * ")", "nested too deeply"),
+        (70 * "(" + 70 * ")", "nested too deeply"),
         (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is no type of NumPy"),
         (header("'\\U00110000'"), "which is no character"),
-        (header(34 * "(" + "'<i2'" + 34 * ", (1,))"), "nested too deeply"),
-        (header(34 * "[('a', " + "'<i2'" + 34 * ")]"), "nested too deeply"),
+        (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "nested too deeply"),
+        (header(66 * "[('a', " + "'<i2'" + 66 * ")]"), "nested too deeply"),
     ],
 )  # fmt: skip
 def test_headers_that_cannot_be(text: str, match: str) -> None:
