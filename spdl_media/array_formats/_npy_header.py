@@ -142,7 +142,11 @@ def _plain_dtype(descr: str) -> np.dtype[Any]:
         raise HeaderError(
             f"the type {_short(descr)} is unknown; types are written as '<f4', '|u1', '<U8' or '<M8[ns]'"
         )
-    return np.dtype(descr)
+    dtype = np.dtype(descr)
+    # NumPy 1.26 counts on from 0 where text is too long for it: 'S4294967297' becomes 'S1'.
+    if dtype.kind in "SUV" and dtype.str[2:] != descr.lstrip("<>|=")[1:].lstrip("0").zfill(1):
+        raise ValueError(f"it would be {dtype.str}")
+    return dtype
 
 
 def _record_dtype(fields: list[Any], depth: int) -> np.dtype[Any]:

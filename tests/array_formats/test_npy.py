@@ -301,6 +301,8 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         (header("'<i2,<i4'"), "the type '<i2,<i4' is unknown"),
         (header("'|T16'"), "is unknown"),
         (header("'|S9999999999'"), "is no type of NumPy"),
+        (header("'|S4294967297'"), "is no type of NumPy"),
+        (header("'<U1073741825'"), "is no type of NumPy"),
         (header("7"), "7 is no description of a type"),
         (header("('<i2', -1)"), "the shape is -1, not a tuple"),
         (header("('<i2', (99999999999,))"), "is no type of NumPy"),
