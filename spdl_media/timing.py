@@ -20,10 +20,19 @@ Seconds: TypeAlias = float | int | Decimal | Fraction | str
 Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 """A half-open window ``(start, end)`` in seconds; ``None`` (or infinity) leaves a side open."""
 
+# Times closer than this are one. A moment that users compute in floats, as start + duration or by adding up,
+# lies a few of their last places beside the exact one: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s
+# apart.
+_HAIR = Fraction(1, 10**10)
+_HAIR_AS_FLOAT = float(_HAIR)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side."""
+    """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side.
+
+    What lies less than 1e-10 s before a side counts as at it, so that sides may come from floats.
+    """
 
     start: Fraction | None = None
     end: Fraction | None = None
@@ -35,9 +44,7 @@ class Window:
             )
 
     def __contains__(self, seconds: Fraction) -> bool:
-        # Users take edges from frames.timestamps, which are floats and lie a hair beside the exact times of
-        # the frames; as floats, both are the same.
-        time = float(seconds)
+        time = float(seconds) + _HAIR_AS_FLOAT
         return (self.start is None or float(self.start) <= time) and (
             self.end is None or time < float(self.end)
         )
@@ -63,10 +70,8 @@ class Window:
 
 
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
-    """The first sample at or after a time, which may be a float that stands for the sample's own."""
-    first = max(0, math.ceil(seconds * sample_rate))
-    before = Fraction(first - 1, sample_rate)
-    return first - 1 if first > 0 and float(before) == float(seconds) else first
+    """The first sample at or after a time."""
+    return max(0, math.ceil((seconds - _HAIR) * sample_rate))
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:

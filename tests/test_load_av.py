@@ -143,6 +143,31 @@ def test_a_clip_is_what_the_two_streams_give_alone(
     assert (clip.audio_timestamp, clip.sample_rate) == (samples.timestamp, samples.sample_rate)
 
 
+def test_windows_computed_in_floats_share_no_frame_and_no_sample() -> None:
+    fps, rate, num_frames = 30, 44100, 90
+    size = rate // fps
+    samples = index_samples(num_frames * size, 1)
+    data = make_media(
+        [
+            VideoTrack(
+                frames=index_frames(num_frames, 32, 24),
+                codec="png",
+                pix_fmt="rgb24",
+                frame_rate=fps,
+            ),
+            AudioTrack(samples=samples, sample_rate=rate, codec="pcm_s16le"),
+        ],
+        format="mov",
+    )
+    for index in range(num_frames):
+        start, wanted = index / fps, samples[index * size : (index + 1) * size].reshape(-1)
+        clip = sm.load_clip(data, start, 1 / fps)
+        assert len(clip.video) == len(sm.load_video(data, (start, start + 1 / fps))) == 1
+        sound = sm.load_audio(data, (start, start + 1 / fps), filter_desc=None)
+        np.testing.assert_array_equal(np.asarray(sound).reshape(-1), wanted)
+        assert np.asarray(clip.audio).size == size
+
+
 def test_a_clip_has_its_options(clips: dict[str, bytes]) -> None:
     storages = [sm.cpu_storage(1 << 20, pin_memory=False) for _ in range(2)]
     clip = sm.load_clip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -83,6 +84,14 @@ def test_marks_pass_through_filters_and_slices() -> None:
 def test_window_before_the_damage_is_whole() -> None:
     packets = sm.demux_video(damaged_stream(), timestamp=(0, 0.9))
     assert len(sm.decode_packets(packets, None)) == 9
+
+
+def test_a_window_that_ends_at_the_damage_by_a_sum_of_floats_is_whole() -> None:
+    data = damaged_stream()
+    damaged = decode_video(data, on_corrupt="keep").is_corrupt.index(True)
+    end = Fraction(damaged, 10) + Fraction(1, 10**12)
+    packets = sm.demux_video(data, timestamp=(0, end))
+    assert len(sm.decode_packets(packets, None)) == damaged
 
 
 def test_streaming_decoder_keeps_and_drops_alike() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media.timing import Window, nearest_sample, parse_window, ticks_to_seconds
+from spdl_media.timing import Window, clip_window, nearest_sample, parse_window, ticks_to_seconds
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=100_000)
 decimals = st.decimals(min_value=-1000, max_value=1000, places=6)
@@ -151,8 +151,8 @@ def test_windows_that_touch_share_no_time_and_lose_none(
     a: Fraction, b: Fraction, time: Fraction
 ) -> None:
     a, b = min(a, b), max(a, b) + 1
-    before, after = Window(a, b), Window(b, None)
-    assert (time in before) + (time in after) == (float(time) >= float(a))
+    before, after, both = Window(a, b), Window(b, None), Window(a, None)
+    assert (time in before) + (time in after) == (time in both)
 
 
 @given(st.lists(fractions, min_size=2, max_size=6, unique=True), rates)
@@ -201,6 +201,39 @@ def test_the_nearest_sample_is_at_most_half_a_sample_away(
     assert abs(ticks_to_seconds(pts, time_base, zero) - Fraction(sample, rate)) * rate <= Fraction(
         1, 2
     )
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5000), rates)
+def test_windows_computed_in_floats_hold_their_samples(first: int, count: int, rate: int) -> None:
+    start, duration = first / rate, count / rate
+    assert parse_window((start, start + duration)).samples(rate) == (first, first + count)
+    assert clip_window(start, duration).samples(rate) == (first, first + count)
+
+
+@pytest.mark.parametrize("fps", [Fraction(24), Fraction(25), Fraction(30), Fraction(30000, 1001)])
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_windows_computed_in_floats_hold_their_frames(fps: Fraction, count: int) -> None:
+    duration = float(count / fps)
+    for first in range(0, 1000, count):
+        start = float(first / fps)
+        for window in (parse_window((start, start + duration)), clip_window(start, duration)):
+            near = range(max(0, first - 1), first + count + 1)
+            assert [k for k in near if k / fps in window] == list(range(first, first + count))
+
+
+@given(st.integers(1, 2000), rates.filter(lambda rate: rate >= 8000))
+def test_windows_whose_starts_are_added_up_tile(num_windows: int, rate: int) -> None:
+    start = 0.0
+    for _ in range(num_windows):
+        start += 1024 / rate
+    assert parse_window((start, None)).samples(rate)[0] == 1024 * num_windows
+
+
+@pytest.mark.parametrize(("nanoseconds", "first"), [("-1", 1), ("-0.01", 1), ("0.01", 1), ("1", 2)])
+def test_only_a_hair_is_forgiven(nanoseconds: str, first: int) -> None:
+    edge = Fraction(1, 48000) + Fraction(nanoseconds) / 10**9
+    assert Window(edge).samples(48000)[0] == first
+    assert (Fraction(1, 48000) in Window(edge)) is (first == 1)
 
 
 @given(st.integers(0, 10**8), rates)

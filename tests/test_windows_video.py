@@ -90,7 +90,7 @@ CLIPS = [
 
 SIDES = st.one_of(
     st.none(),
-    st.integers(-3, 40).map(lambda k: 0.1 * k),  # 0.1 * 3 is not 0.3, and must not lose frame 3
+    st.integers(-3, 40).map(lambda k: 0.1 * k),  # 0.1 * 3 is not 0.3, and means frame 3
     st.integers(-3, 40).map(lambda k: k / 10),
     st.integers(-3, 40).map(lambda k: Fraction(k, 10)),
     st.integers(-3, 40).map(lambda k: f"{k / 10}"),
@@ -106,10 +106,11 @@ def as_fraction(side: object) -> Fraction | None:
 
 def expected(start: object, end: object, times: list[Fraction]) -> list[int]:
     first, stop = as_fraction(start), as_fraction(end)
+    hair = Fraction(1, 10**10)
     return [
         index
         for index, time in enumerate(times)
-        if (first is None or time >= first) and (stop is None or time < stop)
+        if (first is None or time + hair >= first) and (stop is None or time + hair < stop)
     ]
 
 

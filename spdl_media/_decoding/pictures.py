@@ -15,7 +15,7 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketFacts
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import Window, ticks_to_seconds
 
 
 class PictureDecoder:
@@ -135,8 +135,8 @@ class PictureDecoder:
     def _keeps_corrupt(self, frame: av.VideoFrame) -> bool:
         if self._is_lead_in(frame.pts):
             return False
-        end = self.facts.window.end
-        if frame.pts is not None and end is not None and self._seconds(frame.pts) >= end:
+        before_end = Window(None, self.facts.window.end)
+        if frame.pts is not None and self._seconds(frame.pts) not in before_end:
             return False
         if self._config.on_corrupt == "raise":
             raise self._error("the decoder reports that the frame is damaged", frame.pts)

@@ -19,8 +19,9 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_SIZE = 1 << 20
 # As in NumPy. The product of more sides than fit into an array takes seconds.
 _MAX_DIMENSIONS = 64
-# Levels of brackets. Records inside records take two each.
-_MAX_DEPTH = 32
+# Levels of brackets. Records inside records take two each, and each level takes three calls, of the 1000 that
+# Python allows in all.
+_MAX_DEPTH = 64
 
 _WRITTEN_BY_NUMPY = re.compile(
     r"\{'descr': '(?P<descr>[^'\\]+)', 'fortran_order': (?P<fortran>True|False), "
@@ -141,7 +142,11 @@ def _plain_dtype(descr: str) -> np.dtype[Any]:
         raise HeaderError(
             f"the type {_short(descr)} is unknown; types are written as '<f4', '|u1', '<U8' or '<M8[ns]'"
         )
-    return np.dtype(descr)
+    dtype = np.dtype(descr)
+    # NumPy 1.26 counts on from 0 where text is too long for it: 'S4294967297' becomes 'S1'.
+    if dtype.kind in "SUV" and dtype.str[2:] != descr.lstrip("<>|=")[1:].lstrip("0").zfill(1):
+        raise ValueError(f"it would be {dtype.str}")
+    return dtype
 
 
 def _record_dtype(fields: list[Any], depth: int) -> np.dtype[Any]:

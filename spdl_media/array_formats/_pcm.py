@@ -15,7 +15,10 @@ from spdl_media.array_formats._content import Content
 Reader: TypeAlias = Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
 """Makes the array of (content, offset of the first byte, shape)."""
 
-_PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
+PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
+FORMATS = frozenset({PCM, _FLOAT, _A_LAW, _MU_LAW})
+"""The formats whose samples are of one size each. What else there is comes in packets."""
+
 # np.take needs eight bytes for each index, so not all at once; each piece hands the GIL over twice, so not in
 # small ones: with 16 Ki indices two threads get 1.2 times as much done as one, with these 1.8 times.
 _BLOCK = 256 * 1024
@@ -90,11 +93,11 @@ def _a_law() -> np.ndarray[Any, Any]:
 
 READERS: Mapping[tuple[int, int], Reader] = MappingProxyType(
     {
-        (_PCM, 1): partial(_view, np.dtype("u1")),
-        (_PCM, 2): partial(_view, np.dtype("<i2")),
-        (_PCM, 3): _read_24_bits,
-        (_PCM, 4): partial(_view, np.dtype("<i4")),
-        (_PCM, 8): partial(_view, np.dtype("<i8")),
+        (PCM, 1): partial(_view, np.dtype("u1")),
+        (PCM, 2): partial(_view, np.dtype("<i2")),
+        (PCM, 3): _read_24_bits,
+        (PCM, 4): partial(_view, np.dtype("<i4")),
+        (PCM, 8): partial(_view, np.dtype("<i8")),
         (_FLOAT, 4): partial(_view, np.dtype("<f4")),
         (_FLOAT, 8): partial(_view, np.dtype("<f8")),
         (_A_LAW, 1): partial(_read_by_table, _a_law),

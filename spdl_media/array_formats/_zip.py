@@ -98,7 +98,7 @@ def data_of(content: Content, member: Member) -> tuple[int, int]:
         fail(content, message, member.name, start)
     name = content[start + _LOCAL.size : start + _LOCAL.size + name_size]
     _check_flags(content, flags, method, member.name, start)
-    if _decode(content, name, flags, start) != member.name:
+    if _decode(content, name, flags, start, member.name) != member.name:
         fail(content, f"its own header calls it {bytes(name)!r}", member.name, start)
     if (method == DEFLATED) != member.is_deflated:
         fail(content, "its own header says another compression", member.name, start)
@@ -141,8 +141,9 @@ def _check_end(content: Content, end: int, fields: tuple[int, ...]) -> _Director
             fail(content, f"has no ZIP64 end record: {signature!r} stands there", offset=end)
     if disk or directory_disk or num_here != num_entries:
         fail(content, "is one part of an archive in several", offset=end)
-    if offset + size > end:
-        fail(content, f"its directory of {size} bytes at {offset} runs past {end}", offset=end)
+    if offset + size != end:  # less would leave members out without a word
+        where = "runs past" if offset + size > end else "ends before"
+        fail(content, f"its directory of {size} bytes at {offset} {where} {end}", offset=end)
     if num_entries * _ENTRY.size > size:
         fail(content, f"{num_entries} members do not fit into its directory", offset=end)
     return _Directory(num_entries, offset, offset + size)
@@ -164,7 +165,9 @@ def _read_entry(content: Content, offset: int, directory: _Directory) -> tuple[M
     _check_flags(content, flags, method, name, offset)
     if _IN_ZIP64 in (size, compressed, header):
         extra = bytes(content[name_stop : name_stop + extra_size])
-        size, compressed, header = _read_zip64(content, extra, (size, compressed, header), name)
+        size, compressed, header = _read_zip64(
+            content, extra, (size, compressed, header), name, offset
+        )
     if disk not in (0, 0xFFFF):
         fail(content, "lies in another part of the archive", name, offset)
     if method == STORED and compressed != size:
@@ -182,15 +185,17 @@ def _check_flags(content: Content, flags: int, method: int, name: str, offset: i
         fail(content, message, name, offset)
 
 
-def _decode(content: Content, name: Content, flags: int, offset: int) -> str:
+def _decode(
+    content: Content, name: Content, flags: int, offset: int, member: str | None = None
+) -> str:
     try:
         return str(name, "utf-8" if flags & _UTF8 else "cp437")
     except UnicodeDecodeError:
-        fail(content, f"has a name that is not UTF-8: {bytes(name)!r}", offset=offset)
+        fail(content, f"has a name that is not UTF-8: {bytes(name)!r}", member, offset)
 
 
 def _read_zip64(
-    content: Content, extra: bytes, values: tuple[int, int, int], name: str
+    content: Content, extra: bytes, values: tuple[int, int, int], name: str, offset: int
 ) -> list[int]:
     """The values, those that do not fit into 32 bits from the extra field."""
     wanted = sum(value == _IN_ZIP64 for value in values)
@@ -198,7 +203,7 @@ def _read_zip64(
     try:
         return [next(numbers) if value == _IN_ZIP64 else value for value in values]
     except StopIteration:
-        fail(content, "its sizes are said to be in a ZIP64 field that is not there", name)
+        fail(content, "its sizes are said to be in a ZIP64 field that is not there", name, offset)
 
 
 def _zip64_numbers(extra: bytes, wanted: int) -> tuple[int, ...]:

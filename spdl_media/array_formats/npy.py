@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ("load_npy",)
 
 # NumPy pads the head to a multiple of 64 bytes; of arrays of plain numbers it is almost always this long.
-# No shape that fits into it has more dimensions than NumPy.
 _COMMON_HEAD = 128
+# What every NumPy has: 1.26 has no more, from 2.0 on there are 64.
+_SURE_DIMENSIONS = 32
 _LENGTH = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 
 
@@ -53,17 +54,22 @@ def load_npy(data: Buffer | np.ndarray[Any, Any], *, copy: bool = False) -> np.n
         shape, dtype, nbytes, order = layout
         if len(data) - _COMMON_HEAD >= nbytes:
             array = np.ndarray(shape, dtype, data, _COMMON_HEAD, None, order)
-            return _copy(array) if copy else array
+            return _copy(array, data, _COMMON_HEAD + nbytes) if copy else array
     content = content_of(data, "an npy file")
-    array, _ = array_at(content, 0, len(content))
-    return _copy(array) if copy else array
+    array, stop = array_at(content, 0, len(content))
+    return _copy(array, content, stop) if copy else array
 
 
-def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.nbytes:
+def _copy(array: np.ndarray[Any, Any], content: Content, stop: int) -> np.ndarray[Any, Any]:
+    """Copy an array that views the bytes up to ``stop``."""
+    if not array.nbytes:
+        # NumPy would give text of no characters one each, and headers may speak of any number of them.
+        return np.ndarray(array.shape, array.dtype, bytearray())
+    if array.dtype.kind not in "SUV":
         return array.copy("K")
-    # NumPy would give text of no characters one each, and headers may speak of any number of them.
-    return np.ndarray(array.shape, array.dtype, bytearray())
+    # NumPy copies bytes without the GIL, but text with it, and of records not what lies between the fields.
+    own = np.ndarray((array.nbytes,), np.uint8, content, stop - array.nbytes).copy()
+    return np.ndarray(array.shape, array.dtype, own, 0, array.strides)
 
 
 def array_at(
@@ -155,7 +161,7 @@ def _layout_of_head(head: bytes) -> Layout | None:
     """The layout behind a head of exactly 128 bytes that is whole and right; ``None`` for all others.
 
     Types of records are left out, those in a type with a shape too: their names can be changed in place, and
-    arrays would share them.
+    arrays would share them. So are more dimensions than every NumPy has, for which there may be no array.
     """
     try:
         text_start, length, encoding = _parse_prefix(head)
@@ -164,4 +170,7 @@ def _layout_of_head(head: bytes) -> Layout | None:
         layout = _npy_header.parse_header(str(head[text_start:], encoding))
     except (HeaderError, UnicodeDecodeError):
         return None
-    return None if layout.dtype.base.names is not None else layout
+    num_dimensions = len(layout.shape) + layout.dtype.ndim
+    if num_dimensions > _SURE_DIMENSIONS or layout.dtype.base.names is not None:
+        return None
+    return layout

@@ -17,6 +17,8 @@ from spdl_media.inputs import Source
 __all__ = ("iter_samples",)
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+# What WebDataset keeps about a data set, and not for a sample: __meta__/info.json.
+_META = re.compile(r"__[^/]*__(?:/|\Z)")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MAX_SHARDS = 10_000_000
@@ -34,7 +36,7 @@ def iter_samples(
 
     Members that follow each other and share the name up to the first dot behind the last slash make one
     sample: ``0001.jpg``, ``0001.json`` and ``0001.cls``. Names without an ending, or that begin with a dot,
-    are left out.
+    are left out, and so are folders with two underscores on both sides, as ``__meta__/info.json``.
 
     Args:
         shards: One archive, or a sequence of them, such as a :class:`~spdl_media.source.LocalDirectory`;
@@ -151,7 +153,7 @@ def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
     key = None
     for name, content in archive.members():
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is None or _META.match(name):
             continue
         if match[1] != key:
             if sample:

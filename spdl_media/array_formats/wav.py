@@ -30,6 +30,9 @@ _EXTENSION = struct.Struct("<HHIH14s")
 _GUID_END = bytes.fromhex("000000001000800000aa00389b71")
 # What is written where the size is not known yet (a pipe), or stands in "ds64" (RF64).
 _NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+# What some write instead, down to whole samples: SoX the first, ALSA's arecord the last.
+_STAND_INS = (0x7FFFF000, 0x7FFFFFFF, 0x80000000)
+_SURE_BELOW = min(_STAND_INS) - 0xFFFF
 
 
 class WAVHeader(NamedTuple):
@@ -74,7 +77,8 @@ def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
 
     Returns:
         The header. Of a file that was begun when its size was not known, and never finished,
-            ``data_size`` is what there is.
+            ``data_size`` is what there is. Of formats that :func:`load_wav` does not read, such as MP3,
+            ``num_samples`` counts packets.
 
     Raises:
         ArrayFormatError: Not WAV, cut short before the first sample, or values that contradict each other.
@@ -118,18 +122,18 @@ def load_wav(
     """
     content = content_of(data, "a WAV file")
     header = _parse(content)
-    start, stop = 0, header.num_samples
-    if time_offset_seconds is not None or duration_seconds is not None:
-        start, stop = _window(header, time_offset_seconds, duration_seconds)
     kind = (header.sample_format, header.block_align // header.num_channels)
     read = _pcm.READERS.get(kind)
     if read is None:
         _fail(
             content,
-            f"holds {8 * kind[1]} bits of format {kind[0]}; PCM (1) of 8, 16, 24, 32 and 64 bits, float "
-            "(3) of 32 and 64, A-law (6) and mu-law (7) are read. load_audio reads what FFmpeg can",
+            f"holds {header.bits_per_sample} bits of format {kind[0]}; PCM (1) of 8, 16, 24, 32 and 64 bits, "
+            "float (3) of 32 and 64, A-law (6) and mu-law (7) are read. load_audio reads what FFmpeg can",
             _CHUNK.size,
         )
+    start, stop = 0, header.num_samples
+    if time_offset_seconds is not None or duration_seconds is not None:
+        start, stop = _window(header, time_offset_seconds, duration_seconds)
     missing = header.data_offset + header.data_size - len(content)
     if missing > 0:
         message = f"is cut short: {missing} of {header.data_size} bytes of samples are missing"
@@ -190,13 +194,15 @@ def _parse(content: Content) -> WAVHeader:
     if head[:4] != b"RIFF" and b"ds64" in chunks:
         riff_size, long_size = _read_long_sizes(content, *chunks[b"ds64"])
         size = long_size if size == _NO_SIZE else size
-    is_known = _is_known(size, offset, riff_size)
-    return _header(
-        content, _read_format(content, *chunks[b"fmt "]), offset, size if is_known else None
-    )
+    format = _read_format(content, *chunks[b"fmt "])
+    if not 0 < size < _SURE_BELOW and not _is_known(
+        size, offset, riff_size, block_align=format[4], length=len(content)
+    ):
+        return _header(content, format, offset, None)
+    return _header(content, format, offset, size)
 
 
-def _is_known(size: int, offset: int, riff_size: int) -> bool:
+def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, length: int) -> bool:
     """Whether the writer has filled in the size of the samples, and not only begun the header.
 
     Some begin with 0, so that a file that was never finished looks empty; but so does its end, which would
@@ -204,7 +210,10 @@ def _is_known(size: int, offset: int, riff_size: int) -> bool:
     """
     if size == 0:
         return riff_size not in (_NO_SIZE, _NO_LONG_SIZE) and riff_size + _CHUNK.size > offset
-    return size not in (_NO_SIZE, _NO_LONG_SIZE)
+    if size in (_NO_SIZE, _NO_LONG_SIZE):
+        return False
+    is_stand_in = any(0 <= stand_in - size < block_align for stand_in in _STAND_INS)
+    return not is_stand_in or offset + size <= length
 
 
 def _find_chunks(content: Content) -> dict[bytes, tuple[int, int]]:
@@ -251,7 +260,10 @@ def _header(content: Content, format: tuple[int, ...], offset: int, size: int | 
     if not (num_channels and rate and block_align):
         message = f"has {num_channels} channels, {rate} Hz and {block_align} bytes a sample"
         _fail(content, message, place)
-    if block_align % num_channels or bits > 8 * block_align // num_channels:
+    # All bits of whole bytes are the rule, and the rest of the question is asked of few.
+    if (bits * num_channels != 8 * block_align or bits % 8) and not _fits(
+        sample_format, bits, block_align, num_channels
+    ):
         message = (
             f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit"
         )
@@ -259,7 +271,7 @@ def _header(content: Content, format: tuple[int, ...], offset: int, size: int | 
     if size is None:
         rest = len(content) - offset
         size = rest - rest % block_align
-    if size % block_align:
+    if size % block_align and sample_format in _pcm.FORMATS:
         message = (
             f"has {size} bytes of samples, no multiple of {block_align} for one of all channels"
         )
@@ -267,6 +279,19 @@ def _header(content: Content, format: tuple[int, ...], offset: int, size: int | 
     return WAVHeader(
         code, num_channels, rate, byte_rate, block_align, bits, size, offset, sample_format
     )
+
+
+def _fits(sample_format: int, bits: int, block_align: int, num_channels: int) -> bool:
+    """Whether samples of whole bytes take the room that the file says."""
+    if sample_format not in _pcm.FORMATS:
+        return True  # they come in packets, and the fields mean something else
+    size, rest = divmod(block_align, num_channels)
+    if rest:
+        return False
+    if sample_format != _pcm.PCM:
+        return bits == 8 * size
+    # No more bytes than the bits need, but for 24 bits in 32, which some write.
+    return 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
 
 
 def _fail(content: Content, message: str, offset: int) -> NoReturn:

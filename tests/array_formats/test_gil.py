@@ -65,6 +65,15 @@ def reading(name: str, read: Callable[[bytes], Any], data: bytes) -> None:
 
 reading("npy, copy", lambda data: sm.load_npy(data, copy=True), npy(NOISE))
 reading("npz, stored", lambda data: sm.load_npz(data)["a"], npz({"a": NOISE}))
+TEXT = np.frombuffer(NOISE.tobytes().replace(b"\0", b"x"), "S8")
+for what, array in (
+    ("text", TEXT),
+    ("short text", TEXT.view("S1")),
+    ("text in Fortran order", np.asfortranarray(TEXT.reshape(-1, 8))),
+    ("Unicode", np.full(SIZE // 16, "abcd")),
+    ("records with text", np.zeros(SIZE // 16, [("a", "S8"), ("b", "i8")])),
+):
+    reading(f"npy, copy of {what}", lambda data: sm.load_npy(data, copy=True), npy(array))
 for what, array in (("noise", NOISE), ("labels", LABELS)):
     deflated = npz({"a": array}, compressed=True)
     reading(f"npz, deflated {what}", lambda data: sm.load_npz(data)["a"], deflated)

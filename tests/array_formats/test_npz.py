@@ -345,6 +345,9 @@ def test_every_cut_is_noticed(compressed: bool) -> None:
         (changed(PLAIN, END + 8, "<2H", 3, 3), "3 members do not fit into its directory"),
         (changed(PLAIN, END + 16, "<L", 2**32 - 2), "directory of .* at 4294967294 runs past"),
         (changed(PLAIN, END + 12, "<L", 2**32 - 2), "directory of 4294967294 bytes .* runs past"),
+        (changed(PLAIN, END + 8, "<2HL", 1, 1, (END - ENTRY) // 2), "directory of .* ends before"),
+        (changed(PLAIN, END + 8, "<2HL", 0, 0, 0), "its directory of 0 bytes at .* ends before"),
+        (changed(PLAIN, END + 8, "<2H2L", 0, 0, 0, 0), "its directory of 0 bytes at 0 ends before"),
         (changed(PLAIN, ENTRY, "<L", 0), "its directory is damaged: b'.*' stands there"),
         (changed(PLAIN, ENTRY + 8, "<H", 1), "member 'a.npy': is encrypted"),
         (changed(PLAIN, ENTRY + 10, "<H", 12), r"compressed by method 12 \(bzip2\)"),
@@ -365,6 +368,7 @@ def test_archives_that_cannot_be(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npz(data)
     assert caught.value.source == f"bytes of length {len(data)}"
+    assert caught.value.offset is not None
 
 
 @pytest.mark.parametrize(
@@ -373,6 +377,7 @@ def test_archives_that_cannot_be(data: bytes, match: str) -> None:
         (changed(PLAIN, 0 + 26, "<H", 60000), "run into what follows"),
         (changed(PLAIN, 28, "<H", 30), "run into what follows"),
         (changed(PLAIN, 30, "<B", ord("x")), "its own header calls it b'x.npy'"),
+        (changed(changed(PLAIN, 6, "<H", 0x800), 30, "<B", 0xFF), r"not UTF-8: b'.xff.npy'"),
         (changed(PLAIN, 6, "<H", 1), "is encrypted"),
         (changed(PLAIN, 8, "<H", 8), "its own header says another compression"),
         (changed(PLAIN, 8, "<H", 99), r"method 99 \(AES encryption\)"),
@@ -383,7 +388,7 @@ def test_archives_that_cannot_be(data: bytes, match: str) -> None:
 def test_members_that_cannot_be(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npz(data)["a"]
-    assert caught.value.member == "a.npy"
+    assert (caught.value.member, caught.value.offset is None) == ("a.npy", False)
 
 
 def test_a_header_that_is_not_where_the_directory_says() -> None:

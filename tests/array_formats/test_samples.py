@@ -76,6 +76,20 @@ def test_names_without_key_or_ending_are_left_out() -> None:
     assert keys(sm.iter_samples(tar({"README": b""}))) == []
 
 
+def test_folders_about_the_data_set_are_left_out() -> None:
+    """As WebDataset 1.0.2, which skips names that match ``__[^/]*__($|/)``, and no others."""
+    names = ["__meta__/info.json", "__a__b__/c/d.txt", "____/e.txt", "__meta__", "0.jpg"]
+    others = [
+        "__x__.jpg",
+        "__meta/a.jpg",
+        "dir/__meta__/a.jpg",
+        "_meta__/a.jpg",
+        "./__meta__/a.jpg",
+    ]
+    data = tar(dict.fromkeys(names + others, b""))
+    assert keys(sm.iter_samples(data)) == ["0", *(name.rsplit(".", 1)[0] for name in others)]
+
+
 def test_samples_do_not_reach_over_shards() -> None:
     shards = [tar({"a.jpg": b"1", "b.jpg": b"2"}), tar({"b.cls": b"3"})]
     assert keys(sm.iter_samples(shards)) == ["a", "b", "b"]

@@ -9,6 +9,7 @@ import lzma
 import os
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,25 @@ def test_a_stream_is_read_from_where_it_is() -> None:
     assert contents(file) == {"a": b"abc"}
 
 
+def test_an_archive_in_an_archive() -> None:
+    outer = tar({"inner.tar": tar(MEMBERS)})
+    with tarfile.open(fileobj=io.BytesIO(outer)) as archive:
+        inner = archive.extractfile("inner.tar")  # a BufferedReader over a file without fileno
+        assert contents(inner) == MEMBERS
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError, None])
+def test_a_buffered_stream_without_a_descriptor(error: type[Exception] | None) -> None:
+    class Raw(io.BytesIO):
+        def fileno(self) -> int:
+            if error is not None:
+                raise error("no descriptor")
+            return None  # type: ignore[return-value]  # that is what is tried
+
+    reader = io.BufferedReader(Raw(tar(MEMBERS)))  # type: ignore[arg-type]  # it wants a RawIOBase
+    assert contents(reader) == MEMBERS
+
+
 def test_a_pipe_is_asked_for_no_more_than_must_be_there() -> None:
     """Each member arrives before the next one is written: a read too many would wait for ever."""
     reading, writing = os.pipe()
@@ -303,9 +323,12 @@ def test_a_file_is_closed_when_the_iteration_is(path_of: Callable[[bytes], Path]
     assert num_open_files() == before
 
 
-def test_what_follows_the_end_is_not_read() -> None:
+def test_what_follows_the_end_is_left_out() -> None:
     data = tar({"a": b"abc"}) + tar({"b": b"def"})
     assert contents(data) == {"a": b"abc"} == dict(of_tarfile(data))
+    stream = io.BytesIO(data)
+    assert contents(stream) == {"a": b"abc"}
+    assert stream.tell() == 2 * 512 + 512  # one member, and the first block of zeros
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 20])
@@ -353,6 +376,31 @@ def test_no_cut_goes_unnoticed(format: str) -> None:
                 contents(source)
 
 
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+@pytest.mark.parametrize("first", [{}, {"whole.txt": b"ab"}])
+def test_a_cut_in_what_stands_before_a_member_is_not_in_the_one_before(
+    format: str, first: dict[str, bytes]
+) -> None:
+    place = len(first) * 1024
+    data = tar({**first, "n" * 150: b"long"}, FORMATS[format])
+    size = int(data[place + 124 : place + 135], 8)
+    behind = "member 'whole.txt': the header behind it " if first else ""
+    for there in range(size):
+        match = f"{behind}is cut short: {there} of {size} bytes of a pax header or long name"
+        with pytest.raises(sm.ArrayFormatError, match=match) as caught:
+            contents(data[: place + 512 + there])
+        assert (caught.value.member, caught.value.offset) == (next(iter(first), None), place)
+
+
+@pytest.mark.parametrize(("packer", "name"), [(gzip, "gzip"), (bz2, "bz2"), (lzma, "lzma")])
+def test_packed_archives_of_less_than_a_header(packer: Any, name: str) -> None:
+    data = packer.compress(tar({"a": b"abc"}))
+    assert len(data) < 512
+    for source in (data, io.BytesIO(data)):
+        with pytest.raises(sm.ArrayFormatError, match=f"is packed by {name}; unpack it"):
+            contents(source)
+
+
 def test_one_block_of_zeros_ends_an_archive() -> None:
     assert list(contents(CUT[:-512])) == ["first", "second"]
 
@@ -385,7 +433,7 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11), "0 of 309485009821345068724781055 bytes"),
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11, b"Z"), "0 of 309485009821345068724781055 "),
         (GOOD + with_field(124, b"77777777777\0", b"L"), "a pax header or long name of 8589934591"),
-        (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes are there"),
+        (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes of a pax header or long"),
         (with_field(124, b"-0000000001\0"), "^[^:]*: has b'-0000000001.x00' where a number of octal"),
         (GOOD + with_field(156, b"S"), "member 'name': is a sparse file"),
         (GOOD + with_field(156, b"M"), "member 'name': goes on from another volume"),
@@ -483,6 +531,21 @@ def test_a_stream_that_is_interrupted() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         contents(Interrupted(CUT))
+
+
+@pytest.mark.parametrize("as_given", ["path", "memory"])
+def test_a_size_that_is_not_there_takes_no_memory(
+    as_given: str, path_of: Callable[[bytes], Path]
+) -> None:
+    data = with_field(124, b"\x80" + (8 << 40).to_bytes(11, "big")) + bytes(8 << 20)
+    source = data if as_given == "memory" else path_of(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(sm.ArrayFormatError, match="8388608 of 8796093022208 bytes are there"):
+            contents(source)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_stream_is_asked_for_pieces_whatever_the_header_says() -> None:

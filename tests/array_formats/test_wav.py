@@ -165,6 +165,61 @@ def test_views_share_the_memory_and_its_mutability(dtype: str, code: int, kind: 
     assert loaded.flags.writeable is (kind is bytearray)
 
 
+def with_room(code: int, num_channels: int, bits: int, block_align: int) -> bytes:
+    """A format whose samples have more or less room than their bits need."""
+    return struct.pack("<HHIIHH", code, num_channels, RATE, RATE * block_align, block_align, bits)
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "dtype"), [(20, 3, "<i4"), (24, 4, "<i4"), (20, 4, None), (25, 4, "<i4"), (7, 1, "u1")]
+)  # fmt: skip
+def test_room_for_more_bits(bits: int, size: int, dtype: str | None) -> None:
+    data = wav(with_room(PCM, 2, bits, 2 * size), bytes(12 * size))
+    if dtype is not None:
+        assert sm.load_wav(data).dtype == dtype
+        return
+    with pytest.raises(sm.ArrayFormatError, match="8 bytes for 2 channels of 20 bits, which do"):
+        sm.load_wav(data)
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "block_align"),
+    [
+        *(
+            (FLOAT, 0, 4),
+            (FLOAT, 16, 4),
+            (FLOAT, 24, 4),
+            (FLOAT, 32, 8),
+            (A_LAW, 0, 1),
+            (MU_LAW, 4, 1),
+        ),
+        *((PCM, 0, 1), (PCM, 0, 4), (PCM, 8, 2), (PCM, 16, 4), (PCM, 24, 8), (PCM, 32, 8)),
+    ],
+)
+def test_room_that_contradicts_the_bits(code: int, bits: int, block_align: int) -> None:
+    data = wav(with_room(code, 1, bits, block_align), bytes(16))
+    match = f"says {block_align} bytes for 1 channels of {bits} bits, which do not fit"
+    for function in (sm.load_wav, sm.parse_wav):
+        with pytest.raises(sm.ArrayFormatError, match=match) as caught:
+            function(data)
+        assert caught.value.offset is not None
+
+
+@pytest.mark.parametrize(
+    ("codec", "code"), [("libmp3lame", 0x55), ("adpcm_ms", 2), ("adpcm_ima_wav", 0x11)]
+)
+def test_formats_in_packets_are_named(codec: str, code: int) -> None:
+    data = make_audio(samples("i2", 4000), RATE, codec=codec, format="wav")
+    header = sm.parse_wav(data)
+    assert (header.sample_format, header.num_channels, header.sample_rate) == (code, 2, RATE)
+    match = (
+        f"holds {header.bits_per_sample} bits of format {code}; PCM .* load_audio reads what FFmpeg"
+    )
+    for window in ((), (0.1, 0.1), (1000,)):
+        with pytest.raises(sm.ArrayFormatError, match=match):
+            sm.load_wav(data, *window)
+
+
 STEREO = wav(wav_format(PCM, 2, 16), samples("<i2", RATE).tobytes())
 
 
@@ -210,6 +265,21 @@ def test_windows_that_touch_lose_nothing(one: float, two: float) -> None:
         sm.load_wav(STEREO, end),
     ]
     np.testing.assert_array_equal(np.concatenate(parts), sm.load_wav(STEREO))
+
+
+@pytest.mark.parametrize(
+    ("rate", "count"),
+    [(8000, 1024), (11025, 512), (22050, 1024), (44100, 1024), (44100, 441), (48000, 1000)],
+)
+def test_windows_computed_in_floats_share_no_sample(rate: int, count: int) -> None:
+    original = np.arange(300 * count, dtype="<i4").reshape(-1, 1)
+    data = wav(wav_format(PCM, 1, 32, rate=rate), original.tobytes())
+    duration, added = count / rate, 0.0
+    for index in range(300):
+        window = original[index * count : (index + 1) * count]
+        np.testing.assert_array_equal(sm.load_wav(data, index * count / rate, duration), window)
+        np.testing.assert_array_equal(sm.load_wav(data, added, duration), window)
+        added += duration
 
 
 @pytest.mark.parametrize(
@@ -322,6 +392,30 @@ def unfinished(riff_size: int, *, kind: bytes = b"RIFF", before: bytes = b"") ->
 def test_a_header_that_was_never_finished_means_all_there_is(data: bytes) -> None:
     assert sm.parse_wav(data).data_size == 20
     assert sm.load_wav(data).shape == (5, 2)
+
+
+@pytest.mark.parametrize("stand_in", [0x7FFFF000, 0x7FFFFFFF, 0x80000000])
+@pytest.mark.parametrize("num_channels", [1, 2, 3, 5])
+def test_what_is_written_into_a_pipe_means_all_there_is(stand_in: int, num_channels: int) -> None:
+    """SoX writes 0x7ffff000, less what is no whole sample, arecord 0x80000000, into its last part."""
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    original = samples("i2", 120, num_channels)
+    size = stand_in - stand_in % original[0].nbytes
+    data = bytearray(wav(wav_format(PCM, num_channels, 16), original.tobytes(), size=size))
+    data[4:8] = struct.pack("<I", size + 36)
+    with pytest.warns(wavfile.WavFileWarning, match="Reached EOF prematurely"):
+        _, expected = wavfile.read(io.BytesIO(data))
+    loaded = sm.load_wav(bytes(data))
+    np.testing.assert_array_equal(loaded, expected.reshape(-1, num_channels))
+    np.testing.assert_array_equal(loaded, original)
+    assert sm.parse_wav(bytes(data)).data_size == original.nbytes
+
+
+@pytest.mark.parametrize("size", [0x7FFFF000 - 4, 0x7FFFF004, 0x7FFFFFF8, 0x80000004])
+def test_other_large_sizes_are_sizes(size: int) -> None:
+    data = wav(wav_format(PCM, 2, 16), bytes(8), size=size)
+    with pytest.raises(sm.ArrayFormatError, match=f"{size - 8} of {size} bytes of samples are"):
+        sm.load_wav(data)
 
 
 @pytest.mark.parametrize("behind", [b"", chunk(b"LIST", b"behind")])
