@@ -91,7 +91,7 @@ def test_the_slowest_stage_is_the_bottleneck(fn: Any) -> None:
     assert one.p99 >= one.p90 > 0.9 * TICK
     assert one.rate < 1.1 / TICK
     assert one.occupancy > 0.5
-    assert four.rate > 1.2 * one.rate  # 4 times, where the machine has nothing else to do
+    assert four.rate > 1.5 * one.rate
     assert four.items_per_second == four.rate
 
 
