@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
@@ -161,9 +161,9 @@ def check_codec_options(codec: str, options: Mapping[str, str]) -> None:
         ValueError: A name that this decoder does not have.
     """
     if unknown := sorted(set(options) - codec_option_names(codec)):
+        hint = did_you_mean(unknown[0], codec_option_names(codec))
         raise ValueError(
-            f"decoder {codec!r} has no option {_listed(unknown)}. "
-            f"{_similar(unknown[0], codec_option_names(codec))}"
+            f"decoder {codec!r} has no option {_listed(unknown)}. {hint and hint + ' '}"
             "See https://ffmpeg.org/ffmpeg-codecs.html"
         )
 
@@ -234,9 +234,8 @@ def is_color(text: str) -> bool:
     """Whether FFmpeg reads this as a colour. It must need no quoting in the options of a filter."""
     with ffmpeg_log():
         try:
-            av.filter.Graph().add(
-                "color", f"color={text}"
-            )  # some 60 microseconds, and no frame is made
+            # Some 60 microseconds, and no frame is made.
+            av.filter.Graph().add("color", f"color={text}")
         except (av.FFmpegError, ValueError):
             return False
     return True
@@ -246,11 +245,13 @@ def _listed(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _similar(name: str, names: frozenset[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:
+    """A question that names what is similar, the likely one first; nothing if there is none."""
     import difflib
 
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"Did you mean {_listed(close)}? " if close else ""
+    close = difflib.get_close_matches(name, list(names), n=3)
+    close.sort(key=lambda found: (found != name, found != likely))
+    return f"Did you mean {_listed(close)}?" if close else ""
 
 
 def as_fraction(value: Any) -> Any:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
-from spdl_media._backends._pyav import is_color, is_pixel_format, is_sample_format
+from spdl_media._backends._pyav import (
+    did_you_mean,
+    is_color,
+    is_pixel_format,
+    is_sample_format,
+)
 from spdl_media.layouts import PIXEL_LAYOUTS, SAMPLE_DTYPES
 from spdl_media.timing import Timestamp, parse_window
 
@@ -286,19 +291,12 @@ def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
     if not (_FORMAT_NAME.match(name) and exists(name)):
+        hint = did_you_mean(name.lower(), usual, likely=example)
         raise ValueError(
             f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
-            f"{_similar(name.lower(), usual, example)}"
+            f"{hint and '. ' + hint}"
         )
     return name
-
-
-def _similar(name: str, usual: Sequence[str], example: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, usual, n=3)
-    close.sort(key=lambda found: (found != name, found != example))
-    return f". Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 def _check_color(argument: str, color: str) -> None:

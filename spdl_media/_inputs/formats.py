@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 
 import av.format
+
+from spdl_media._backends._pyav import did_you_mean
 
 __all__ = ("check_format", "index_is_last", "may_be_mp4")
 
@@ -21,10 +22,9 @@ def check_format(format: str) -> None:
     """
     if not _is_demuxer(format):
         names = {part for name in av.format.formats_available for part in name.split(",")}
-        close = difflib.get_close_matches(format, sorted(filter(_is_demuxer, names)), n=3)
-        hint = f"Did you mean {', '.join(map(repr, close))}? " if close else ""
+        hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
         raise ValueError(
-            f"this FFmpeg cannot read a format named {format!r}. {hint}"
+            f"this FFmpeg cannot read a format named {format!r}. {hint and hint + ' '}"
             "See https://ffmpeg.org/ffmpeg-formats.html#Demuxers"
         )
 

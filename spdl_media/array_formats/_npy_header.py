@@ -17,7 +17,7 @@ import numpy as np
 MAGIC = b"\x93NUMPY"
 # NumPy itself reads no header above 10,000 bytes unless told to; descriptions of records can be longer.
 MAX_HEADER_SIZE = 1 << 20
-# As in NumPy. The product of more sides than fit into an array takes seconds.
+# As in NumPy 2; NumPy 1.26 has 32, and says so itself. The product of many more sides takes seconds.
 _MAX_DIMENSIONS = 64
 # Levels of brackets. Records inside records take two each, and each level takes three calls, of the 1000 that
 # Python allows in all.

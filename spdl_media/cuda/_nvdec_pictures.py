@@ -41,9 +41,8 @@ class OnDevice:
         """
         try:
             frames: list[Any] = self._decoder.decode(packet)
-        except (
-            av.error.NotImplementedError
-        ) as error:  # FFmpeg's own AV1 decoder has no software part
+        # FFmpeg's own AV1 decoder has no software part.
+        except av.error.NotImplementedError as error:
             raise NotOnDeviceError(found_refusal(self._codec, "no")) from error
         for frame in frames:
             if not is_on_device(frame):

@@ -107,9 +107,8 @@ def _lighten(error: BaseException) -> None:
             continue
         seen.add(id(error_or_none))
         error_or_none.__traceback__ = None
-        with suppress(
-            Exception
-        ):  # a class of the caller's may make these attributes something else
+        # A class of the caller's may make these attributes something else.
+        with suppress(Exception):
             _drop_data(error_or_none)
         waiting += [error_or_none.__cause__, error_or_none.__context__]
         if isinstance(error_or_none, BaseExceptionGroup):

@@ -280,6 +280,18 @@ def test_the_source_is_never_far_ahead(name: str, buffer_size: int, is_async: bo
     assert most >= buffer_size + concurrencies
 
 
+class Counted:
+    """A source of numbers that counts those it has given."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(10_000):
+            self.made += 1
+            yield self.made
+
+
 class InSixteens:
     """An aggregator of the caller's own, whose groups have a size that nobody else knows."""
 
@@ -301,13 +313,7 @@ class InSixteens:
 @pytest.mark.parametrize("where", ["stages", "paths", "merged"])
 def test_of_groups_all_items_count(own: bool, where: str) -> None:
     """What may be on the way beyond buffers and concurrencies is 64 items, and not 64 batches."""
-    made = 0
-
-    def source() -> Iterator[int]:
-        nonlocal made
-        for _ in range(10_000):
-            made += 1
-            yield made
+    source = Counted()
 
     def grouped(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
         builder.pipe(lambda item: item, concurrency=2).aggregate(InSixteens() if own else 16)
@@ -315,16 +321,16 @@ def test_of_groups_all_items_count(own: bool, where: str) -> None:
 
     builder = PipelineBuilder[Any]()
     if where == "merged":
-        builder.merge(grouped(PipelineBuilder[Any]().add_source(source())))
+        builder.merge(grouped(PipelineBuilder[Any]().add_source(source)))
     elif where == "paths":
-        builder.add_source(source()).path_variants(lambda _: 0, [grouped(PipelineBuilder[Any]())])
+        builder.add_source(source).path_variants(lambda _: 0, [grouped(PipelineBuilder[Any]())])
     else:
-        grouped(builder.add_source(source()))
+        grouped(builder.add_source(source))
     pipeline = builder.add_sink(2).build(num_threads=4)
     with pipeline.auto_stop():
         assert len(pipeline.get_item(timeout=WAIT)) == 16
-        _until_still(lambda: made)
-        ahead = made - 16
+        _until_still(lambda: source.made)
+        ahead = source.made - 16
 
     router = where == "paths"
     assert ahead <= router + 2 + 16 + (3 + 2) * 16 + 64 + 1
@@ -332,31 +338,18 @@ def test_of_groups_all_items_count(own: bool, where: str) -> None:
 
 
 def test_of_groups_taken_apart_each_item_counts_once() -> None:
-    made = 0
-
-    def source() -> Iterator[int]:
-        nonlocal made
-        for _ in range(10_000):
-            made += 1
-            yield made
-
-    builder = PipelineBuilder[Any]().add_source(source()).aggregate(16).pipe(list).disaggregate()
+    source = Counted()
+    builder = PipelineBuilder[Any]().add_source(source).aggregate(16).pipe(list).disaggregate()
     pipeline = builder.add_sink(2).build()
     with pipeline.auto_stop():
         assert pipeline.get_item(timeout=WAIT) == 1
-        _until_still(lambda: made)
-        assert 2 * 16 + 2 <= made - 1 <= 3 * 16 + 2 + 64 + 1
+        _until_still(lambda: source.made)
+        assert 2 * 16 + 2 <= source.made - 1 <= 3 * 16 + 2 + 64 + 1
 
 
 @pytest.mark.parametrize("where", ["stages", "paths", "merged"])
 def test_of_groups_of_groups_taken_apart_all_items_count(where: str) -> None:
-    made = 0
-
-    def source() -> Iterator[int]:
-        nonlocal made
-        for _ in range(10_000):
-            made += 1
-            yield made
+    source = Counted()
 
     def grouped(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
         return builder.aggregate(4).aggregate(8)
@@ -364,18 +357,18 @@ def test_of_groups_of_groups_taken_apart_all_items_count(where: str) -> None:
     builder = PipelineBuilder[Any]()
     if where == "merged":
         other = PipelineBuilder[Any]().add_source([]).aggregate(32)
-        builder.merge(grouped(PipelineBuilder[Any]().add_source(source())), other)
+        builder.merge(grouped(PipelineBuilder[Any]().add_source(source)), other)
     elif where == "paths":
         ways = [grouped(PipelineBuilder[Any]()), PipelineBuilder[Any]().aggregate(32)]
-        builder.add_source(source()).path_variants(lambda _: 0, ways)
+        builder.add_source(source).path_variants(lambda _: 0, ways)
     else:
-        grouped(builder.add_source(source()))
+        grouped(builder.add_source(source))
     builder.disaggregate().pipe(list).pipe(list)
     pipeline = builder.add_sink(2).build(num_threads=4)
     with pipeline.auto_stop():
         assert len(pipeline.get_item(timeout=WAIT)) == 4
-        _until_still(lambda: made)
-        ahead = made - 4
+        _until_still(lambda: source.made)
+        ahead = source.made - 4
 
     router = where == "paths"
     assert ahead <= router + 4 + 2 * 32 + (2 + 2) * 4 + 64 + 1
