@@ -6,6 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
+import effort
 import hypothesis
 import numpy as np
 import pytest
@@ -16,18 +17,34 @@ from spdl_media.testing import index_planes, make_video
 # The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
 os.environ.setdefault("SVT_LOG", "1")
 
-# Busy machines are slow now and then; a test that hangs meets pytest's own timeout.
-hypothesis.settings.register_profile("spdl_media", deadline=None, max_examples=100, print_blob=True)
-hypothesis.settings.register_profile(
-    "ci", hypothesis.settings.get_profile("spdl_media"), derandomize=True, database=None
-)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "spdl_media")
-
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="also run the tests marked `long`, and four times as many examples of each property",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set how much the property tests try, before test modules are imported."""
+    effort.LONG = config.getoption("--long")
+    # Busy machines are slow now and then; a test that hangs meets pytest's own timeout.
+    settings = hypothesis.settings(
+        deadline=None, max_examples=effort.examples(100), print_blob=True
+    )
+    if os.environ.get("CI"):
+        settings = hypothesis.settings(settings, derandomize=True, database=None)
+    hypothesis.settings.register_profile("spdl_media", settings)
+    hypothesis.settings.load_profile("spdl_media")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """``@pytest.mark.cuda("torch")``: a test on a real GPU, with these packages."""
+    """Skip long tests without ``--long``, and ``@pytest.mark.cuda("torch")`` without a GPU."""
+    if not effort.LONG and item.get_closest_marker("long"):
+        pytest.skip("a long test; --long runs it")
     for mark in item.iter_markers("cuda"):
         real_cuda.check(*mark.args)
 

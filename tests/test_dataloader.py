@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def model(n: int, batch_size: int | None, *, drop_last: bool) -> list[Any]:
 
 @pytest.mark.parametrize("preprocessor", [double, double_async])
 @pytest.mark.parametrize("make_source", [range, arange, Numbers])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(n=st.integers(0, 20), batch_size=st.none() | st.integers(1, 6), drop_last=st.booleans())
 def test_gives_what_a_loop_would(
     preprocessor: Callable[[int], Any],

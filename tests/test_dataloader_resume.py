@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def flat(batches: list[Any], batch_size: int | None) -> list[Any]:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("preprocessor", PREPROCESSORS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     n=st.integers(0, 40),
     batch_size=st.none() | st.integers(1, 5),

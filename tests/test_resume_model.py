@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_formats.made_files import tar
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from resumable_sources import (
@@ -212,7 +213,7 @@ ARGUMENTS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("kind", ANEW)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(steps=STEPS, arguments=ARGUMENTS)
 def test_epochs(
     kind: str, folder: Path, steps: list[tuple[str, int, int]], arguments: dict[str, Any]
@@ -222,7 +223,7 @@ def test_epochs(
 
 
 @pytest.mark.parametrize("kind", GOES_ON)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(steps=STEPS, arguments=ARGUMENTS)
 def test_iterators_with_a_state(
     kind: str, folder: Path, steps: list[tuple[str, int, int]], arguments: dict[str, Any]
@@ -233,7 +234,7 @@ def test_iterators_with_a_state(
 
 
 @pytest.mark.parametrize("kind", ONCE)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(steps=STEPS, arguments=ARGUMENTS)
 def test_what_can_be_read_once(
     kind: str, folder: Path, steps: list[tuple[str, int, int]], arguments: dict[str, Any]

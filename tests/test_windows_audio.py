@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from audio_oracle import clip, expected, linear, samples_of, sound
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +95,7 @@ def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.G
     [("flac", "mp4", 44100), ("libopus", "webm", 48000), ("libmp3lame", "mp3", 44100)],
     ids=_name,
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_window(case: tuple[Any, ...], data: st.DataObject) -> None:
     rate, file = case[2], _make(*case)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,7 +121,7 @@ def holds_time(start: object, end: object) -> bool:
 
 
 @pytest.mark.parametrize("kind", CLIPS)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(start=SIDES, end=SIDES)
 def test_a_window_holds_its_frames_and_no_others(kind: str, start: object, end: object) -> None:
     if not holds_time(start, end):
@@ -134,7 +135,7 @@ def test_a_window_holds_its_frames_and_no_others(kind: str, start: object, end: 
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     start=st.one_of(st.sampled_from(UNEVEN), st.integers(-100, 2100)),
     length=st.integers(1, 700),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from array_formats import fuzz, made_files
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def test_damaged_files(seed: int) -> None:
 
 
 @pytest.mark.parametrize("format", fuzz.READERS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_changes_that_hypothesis_chooses(format: str, data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from(fuzz.good_files()[format])))

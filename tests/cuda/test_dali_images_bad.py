@@ -93,7 +93,7 @@ def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
         assert str(pickle.loads(pickle.dumps(why))) == str(why)
 
 
-@pytest.mark.parametrize("kind", set(BAD) - {"pixels"})
+@pytest.mark.parametrize("kind", sorted(set(BAD) - {"pixels"}))
 def test_most_bad_pictures_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     run = slots.Slot.run

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def place(
     return placement(*size, PictureOptions(width, height, "rgb24", mode))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(iw=SIDES, ih=SIDES, width=SIDES, height=SIDES)
 def test_border_is_where_ffmpeg_puts_it(iw: int, ih: int, width: int, height: int) -> None:
     found = place((iw, ih), width, height, "pad")
@@ -46,7 +47,7 @@ def test_border_is_where_ffmpeg_puts_it(iw: int, ih: int, width: int, height: in
     assert found.is_whole is bool(oracle.all())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(iw=SIDES, ih=SIDES, width=SIDES, height=SIDES)
 def test_covering_size_is_the_one_of_ffmpeg(iw: int, ih: int, width: int, height: int) -> None:
     found = place((iw, ih), width, height, "crop")
@@ -73,7 +74,7 @@ def test_window_lies_where_ffmpeg_cuts(inner: int, outer: int) -> None:
         assert int(cut[0, 0, 0]) == max(found.left, found.top)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(iw=SIDES, ih=SIDES, side=SIDES, is_width=st.booleans())
 def test_one_side_keeps_the_aspect_ratio_as_ffmpeg_does(
     iw: int, ih: int, side: int, is_width: bool

@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from effort import examples
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -361,5 +362,7 @@ def pipeline_threads() -> list[str]:
 def test_random_pipelines_do_as_the_model_does() -> None:
     run_state_machine_as_test(
         PipelineMachine,
-        settings=settings(max_examples=80, stateful_step_count=12, deadline=None, print_blob=True),
+        settings=settings(
+            max_examples=examples(80), stateful_step_count=12, deadline=None, print_blob=True
+        ),
     )
