@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import effort
@@ -47,6 +49,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("a long test; --long runs it")
     for mark in item.iter_markers("cuda"):
         real_cuda.check(*mark.args)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> Iterator[None]:
+    """Leave what is there before a module's tests out of their garbage collections.
+
+    That is mostly torch, DALI and pytest's own items, through which a collection walks for half a second.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
