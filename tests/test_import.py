@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 MAX_SECONDS = 0.4
-NUM_RUNS = 5
+NUM_RUNS = 3
 HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
 
 PROGRAM = """
 import json, sys, time
-start = time.perf_counter()
+start = time.process_time()
 import spdl_media
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
 """
 
@@ -29,7 +29,7 @@ def _import_in_a_new_process() -> tuple[float, set[str]]:
 
 
 def test_import_is_quick() -> None:
-    # The best of several runs: others are slowed by what else the machine does.
+    # CPU time, and the best of several runs, because a busy machine slows some of them.
     seconds = min(_import_in_a_new_process()[0] for _ in range(NUM_RUNS))
     assert seconds < MAX_SECONDS
 
