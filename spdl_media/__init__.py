@@ -40,7 +40,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spdl_media._backends._pyav import set_log_level
+from spdl_media._ffmpeg import set_log_level
+from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.array_formats.errors import ArrayFormatError
 from spdl_media.array_formats.npy import load_npy
 from spdl_media.array_formats.npz import NpzFile, load_npz
@@ -104,7 +105,6 @@ from spdl_media.load import (
     load_video,
 )
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
-from spdl_media.probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 from spdl_media.transfer import (

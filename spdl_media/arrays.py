@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from spdl_media._backends import require
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer
 from spdl_media.cuda_buffer import Buffer, CUDABuffer
 

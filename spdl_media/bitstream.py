@@ -10,7 +10,7 @@ from typing import TypeVar
 import av
 from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
-from spdl_media._backends._pyav import AvPacket, ffmpeg_errors
+from spdl_media._ffmpeg import AvPacket, ffmpeg_errors
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.errors import DemuxError
 from spdl_media.packets import AudioPackets, ImagePackets, VideoPackets, av_packets, copy_packet

@@ -38,7 +38,7 @@ from spdl_media.packets import (
     VideoPackets,
     av_packets,
     discarded_pts,
-    facts_of,
+    metadata_of,
 )
 
 __all__ = ("decode_packets",)
@@ -133,7 +133,7 @@ def _decode_image(
             return _image(small, packets, turned=config.orient)
     if (frame := decode_plain_jpeg(packets, config)) is not None:
         return _filtered(frame, packets, filter_desc, config)
-    facts = facts_of(packets)
+    facts = metadata_of(packets)
     # There is one picture, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
@@ -154,7 +154,7 @@ def _filtered(
     frame: av.VideoFrame, packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
 ) -> ImageFrames:
     filter = PictureFilter(packets.codec, filter_desc, config)
-    frames = filter.push(frame, facts_of(packets).orientation) or filter.flush()
+    frames = filter.push(frame, metadata_of(packets).orientation) or filter.flush()
     if not frames:
         raise _no_picture(packets)
     return _image(frames[0], packets, turned=filter.upright)
@@ -162,7 +162,7 @@ def _filtered(
 
 def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> ImageFrames:
     """A whole picture without any damage, with its facts."""
-    facts = facts_of(packets)
+    facts = metadata_of(packets)
     orientation = 1 if turned else facts.orientation
     return ImageFrames(
         (frame,), FrameFacts(facts.source, facts.zero, facts.window, orientation=orientation)
@@ -176,7 +176,7 @@ def _picture(
     *,
     is_corrupt: bool = False,
 ) -> ImageFrames:
-    path = PicturePath(packets.codec, facts_of(packets), filter_desc, config)
+    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config)
     try:
         frame = next(path.push((*av_packets(packets), None)), None)
     finally:
@@ -199,7 +199,7 @@ def _decode_video(
     config: DecodeConfig,
     num_frames: int | None,
 ) -> VideoFrames:
-    facts, coded = facts_of(packets), av_packets(packets)
+    facts, coded = metadata_of(packets), av_packets(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
@@ -236,7 +236,7 @@ def _decode_audio(
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    path = SamplePath(packets.codec, facts_of(packets), filter_desc, config)
+    path = SamplePath(packets.codec, metadata_of(packets), filter_desc, config)
     path.decoder.discarded = discarded_pts(packets)
     chunks: list[AudioChunk] = []
     first_sample, count = 0, 0

@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import av
 
-from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.defaults import (
     DEFAULT_FILTER,
     Default,
@@ -18,6 +17,7 @@ from spdl_media._decoding.defaults import (
     sample_filter,
 )
 from spdl_media._decoding.path import PicturePath, SamplePath
+from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
@@ -30,11 +30,11 @@ from spdl_media.frames import (
 from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
     AudioPackets,
-    PacketFacts,
+    PacketMetadata,
     VideoPackets,
     av_packets,
     discarded_pts,
-    facts_of,
+    metadata_of,
 )
 
 __all__ = ("AudioDecoder", "VideoDecoder")
@@ -199,10 +199,10 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         self._path = self._new_path()
 
     def _new_path(self) -> PicturePath:
-        return PicturePath(self._codec, PacketFacts(), self._filter_desc, self._config)
+        return PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
 
     def _accept(self, packets: VideoPackets) -> None:
-        decoder, facts = self._path.decoder, facts_of(packets)
+        decoder, facts = self._path.decoder, metadata_of(packets)
         if not facts.continues:
             # They do not follow on what came before (a window of its own, say): the frames that the decoder
             # holds back have to come out first, and none of them is a reference for what comes.
@@ -267,10 +267,10 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         self._path = self._new_path()
 
     def _new_path(self) -> SamplePath:
-        return SamplePath(self._codec, PacketFacts(), self._filter_desc, self._config)
+        return SamplePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
 
     def _accept(self, packets: AudioPackets) -> None:
-        facts = facts_of(packets)
+        facts = metadata_of(packets)
         if not facts.continues and self._path.decoder.has_started:
             # They do not follow on what came before: what is held back comes out first, and nothing of
             # it is left in the decoder for what comes.

@@ -21,7 +21,7 @@ from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
-    PacketFacts,
+    PacketMetadata,
     VideoPackets,
 )
 from spdl_media.timing import Timestamp, Window, parse_window
@@ -249,7 +249,7 @@ class Demuxer:
             packets = read_video(container, index, codec.time_base, window)
             orientation = container.orientation(index, packets)
             incomplete = container.missing_end(packets)
-            facts = PacketFacts(
+            facts = PacketMetadata(
                 container.name, container.zero, window, orientation, incomplete=incomplete
             )
             return VideoPackets(packets, codec, facts)
@@ -277,7 +277,7 @@ class Demuxer:
             packets = read_clip(container, indices, codecs, window)
             orientation = container.orientation(indices[0], packets[0])
             facts = [
-                PacketFacts(
+                PacketMetadata(
                     container.name, container.zero, window, incomplete=container.missing_end(run)
                 )
                 for run in packets
@@ -301,7 +301,7 @@ class Demuxer:
             index, codec = stream.index, read_audio_codec(stream)
             packets = read_audio(container, index, codec, window)
             incomplete = container.missing_end(packets)
-            facts = PacketFacts(container.name, container.zero, window, incomplete=incomplete)
+            facts = PacketMetadata(container.name, container.zero, window, incomplete=incomplete)
             return AudioPackets(packets, codec, facts)
 
     def demux_image(self) -> ImagePackets:

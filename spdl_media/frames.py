@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias, overload
 import av
 import numpy as np
 
-from spdl_media._backends._pyav import as_fraction
+from spdl_media._ffmpeg import as_fraction
 from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.layouts import SAMPLE_DTYPES
 from spdl_media.orientation import is_mirrored, rotation

@@ -22,7 +22,7 @@ import av
 import av.container
 import numpy as np
 
-from spdl_media._backends import _pyav
+from spdl_media import _ffmpeg
 from spdl_media._inputs.endings import missing_end
 from spdl_media._inputs.formats import check_format, index_is_last, may_be_mp4
 from spdl_media._inputs.memory import memory_of
@@ -174,7 +174,7 @@ class Input:
         """
         if config.format is not None:
             check_format(config.format)
-            _pyav.check_format_options(config.format, config.format_options)
+            _ffmpeg.check_format_options(config.format, config.format_options)
         self._close_container()
         target = self._target(config)
         container = self._open_container(target, config)
@@ -311,7 +311,7 @@ class Input:
 
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
         try:
-            with _pyav.ffmpeg_errors(self._not_media) as lines:
+            with _ffmpeg.ffmpeg_errors(self._not_media) as lines:
                 container: av.container.InputContainer = av.open(
                     target,
                     "r",
@@ -323,7 +323,7 @@ class Input:
         except DemuxError as error:
             self._raise_better(error, config)
             raise
-        self.checksum_failed = _pyav.says_checksum_failed(lines)
+        self.checksum_failed = _ffmpeg.says_checksum_failed(lines)
         # Reading may have been broken off without an error that FFmpeg passes on.
         if self._reader is not None and self._reader.failure is not None:
             container.close()
@@ -374,7 +374,7 @@ class Input:
 
     def _check_detected(self, container: av.container.InputContainer, config: DemuxConfig) -> None:
         try:
-            _pyav.check_format_options(container.format.name, config.format_options)
+            _ffmpeg.check_format_options(container.format.name, config.format_options)
         except ValueError:
             self._close_container()
             raise

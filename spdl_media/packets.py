@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar, get_args
 import av
 from av.packet import PacketSideData, PktSideDataT
 
-from spdl_media._backends._pyav import AvPacket
+from spdl_media._ffmpeg import AvPacket
 from spdl_media._stills.jpeg import JpegHead
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.orientation import rotation, swaps_sides
@@ -26,7 +26,7 @@ C = TypeVar("C", VideoCodec, AudioCodec)
 
 
 @dataclass(frozen=True, slots=True)
-class PacketFacts:
+class PacketMetadata:
     """What travels with packets beside the codec.
 
     Attributes:
@@ -58,12 +58,12 @@ class _Packets(Generic[C]):
         self,
         packets: Sequence[AvPacket],
         codec: C,
-        facts: PacketFacts | None = None,
+        facts: PacketMetadata | None = None,
         discarded: frozenset[int] | None = None,
     ) -> None:
         self._packets = tuple(packets)
         self._codec = codec
-        self._facts = facts or PacketFacts()
+        self._facts = facts or PacketMetadata()
         # An edit list hides these. FFmpeg marks the packets so, but the mark cannot be set again on a
         # copy in another process, so their pts are kept and the frames left out by pts.
         self._discarded = (
@@ -145,7 +145,7 @@ class _Packets(Generic[C]):
         )
         return type(self)(self._packets[key], self._codec, facts, self._discarded)
 
-    def with_facts(self, **changes: Any) -> Self:
+    def with_metadata(self, **changes: Any) -> Self:
         """The same packets with other facts; for modules of this package."""
         return type(self)(
             self._packets, self._codec, replace(self._facts, **changes), self._discarded
@@ -268,7 +268,7 @@ def padded_picture(packets: ImagePackets) -> AvPacket:
     return make_packet(_padded(packets._packets[0]), packets.codec.time_base)
 
 
-def facts_of(packets: Packets) -> PacketFacts:
+def metadata_of(packets: Packets) -> PacketMetadata:
     """The facts that travel with packets."""
     return packets._facts
 
@@ -350,7 +350,7 @@ def _unpickle(
     cls: type[_Packets[Any]],
     rows: Iterable[_Row],
     codec: Codec,
-    facts: PacketFacts,
+    facts: PacketMetadata,
     discarded: frozenset[int],
 ) -> _Packets[Any]:
     packets = [_from_row(row, codec.time_base) for row in rows]

@@ -18,10 +18,10 @@ from typing import Literal, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._backends import require
 from spdl_media._devices.choose import cuda_library
 from spdl_media._devices.device import is_out_of_memory
 from spdl_media._devices.forks import HISTORY
+from spdl_media._optional import require
 from spdl_media.errors import StorageTooSmallError, TransferError
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")

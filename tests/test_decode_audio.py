@@ -37,8 +37,8 @@ def test_a_gap_shifts_nothing(codec: str, format: str) -> None:
     step = len(sm.decode_packets(packets[10:11], filter_desc=None))
     if codec == "libopus":
         step = 960  # a decoder that starts here leaves its delay out
-    gap = _without(packets, 20, 21).with_facts(window=sm.timing.parse_window((1.5, 1.6)))
-    whole = packets.with_facts(window=sm.timing.parse_window((1.5, 1.6)))
+    gap = _without(packets, 20, 21).with_metadata(window=sm.timing.parse_window((1.5, 1.6)))
+    whole = packets.with_metadata(window=sm.timing.parse_window((1.5, 1.6)))
     a, b = (sm.decode_packets(p, filter_desc=None) for p in (whole, gap))
     assert step in (960, 1024, 4608)
     assert a.first_sample == b.first_sample == 72000

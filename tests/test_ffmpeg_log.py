@@ -15,7 +15,7 @@ import pytest
 from damage import container, flipped, overwritten
 
 import spdl_media as sm
-from spdl_media._backends._pyav import LOG_LEVELS
+from spdl_media._ffmpeg import LOG_LEVELS
 
 READ_ALL = (
     "import pathlib, sys, spdl_media as sm\n"

@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 # file, other folders are one module.
 ORDER = [
     ["errors", "config", "timing", "layouts", "color_tags", "one_thread"],
-    ["_backends"],
+    ["_optional"],
+    ["_ffmpeg"],
     [
         "_stills.parts",
         "orientation",
@@ -26,7 +27,7 @@ ORDER = [
     ["inputs"],
     ["codec", "packets"],
     ["_demuxing.sample_clock", "_demuxing.matrices", "_demuxing.container", "_demuxing.window"],
-    ["_demuxing.streaming", "_demuxing.pictures", "demux", "probe"],
+    ["_demuxing.streaming", "_demuxing.pictures", "demux", "_probe"],
     ["bitstream"],
     ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
     ["planes", "frames"],
@@ -93,11 +94,11 @@ JOINS_PIPELINE = {
 }
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
-PURE = {*ORDER[0], *ORDER[2], *ORDER[3], *ORDER[9]} - {"_inputs.formats"}
+PURE = {*ORDER[0], *ORDER[1], *ORDER[3], *ORDER[4], *ORDER[10]} - {"_inputs.formats"}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
     "asyncio": {"pipeline", "_dataloading.calls", "dataloader", "async_load"},
-    # Through the table in _backends alone, which imports them by name.
+    # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
@@ -162,7 +163,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") == set()
+    assert _own_imports("pipeline") <= {"_checks", "_optional"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:
@@ -186,7 +187,7 @@ def test_outside_packages_come_in_by_their_own_door(package: str) -> None:
     ("line", "names"),
     [
         ("import av.filter", {"av.filter"}),
-        ("from spdl_media import _backends", {"spdl_media._backends"}),
+        ("from spdl_media import _optional", {"spdl_media._optional"}),
         ("from . import errors", {"spdl_media.errors"}),
         ("from .errors import MediaError", {"spdl_media.errors.MediaError"}),
         ("def f():\n    import torch", {"torch"}),

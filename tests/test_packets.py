@@ -76,7 +76,7 @@ def test_a_slice_of_sound_decodes_to_its_own_samples() -> None:
     )
 
 
-def test_facts_of_a_stream(video: bytes) -> None:
+def test_metadata_of_a_stream(video: bytes) -> None:
     packets = sm.demux_video(video)
     assert (packets.width, packets.height, packets.pix_fmt) == (64, 48, "yuv420p")
     assert (packets.frame_rate, packets.rotation, packets.orientation) == (10, 0, 1)

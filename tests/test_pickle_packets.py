@@ -15,7 +15,7 @@ from audio_oracle import clip, samples_of
 from decoded import digest, digest_all
 
 import spdl_media as sm
-from spdl_media.packets import facts_of
+from spdl_media.packets import metadata_of
 from spdl_media.testing import (
     VideoTrack,
     index_frames,
@@ -170,12 +170,12 @@ def test_chunks_of_a_stream(other_process: ProcessPoolExecutor) -> None:
 
 def test_what_is_known_of_a_jpeg_goes_along() -> None:
     packets = sm.demux_image(make_image(index_frames(1, 64, 48)[0], codec="mjpeg"))
-    head = facts_of(packets).jpeg
+    head = metadata_of(packets).jpeg
     assert head is not None
     assert (head.width, head.height, head.is_ycc, head.stands_alone) == (64, 48, True, True)
     copy = pickle.loads(pickle.dumps(packets))
-    assert facts_of(copy).jpeg == head
-    assert type(facts_of(copy).jpeg) is type(head)
+    assert metadata_of(copy).jpeg == head
+    assert type(metadata_of(copy).jpeg) is type(head)
     assert digest(copy) == digest(packets)
 
 

@@ -31,7 +31,7 @@ from spdl_media.testing import (
 )
 
 # The package has a function of the same name.
-probe_module = importlib.import_module("spdl_media.probe")
+probe_module = importlib.import_module("spdl_media._probe")
 
 
 class Pipe(io.RawIOBase):

@@ -10,7 +10,7 @@ from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
-from spdl_media.packets import PacketFacts, Packets, facts_of
+from spdl_media.packets import PacketMetadata, Packets, metadata_of
 
 
 class Default(Enum):
@@ -43,7 +43,7 @@ def check_positive(name: str, value: SupportsIndex) -> None:
         raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
+def cut_short(facts: PacketMetadata, codec: Codec) -> DecodeError:
     """The error for packets whose file is known to be cut short."""
     return DecodeError(
         f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
@@ -54,7 +54,7 @@ def cut_short(facts: PacketFacts, codec: Codec) -> DecodeError:
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
     """The same error, if these packets and options call for one."""
-    facts = facts_of(packets)
+    facts = metadata_of(packets)
     if facts.incomplete is None or config.on_corrupt != "raise":
         return None
     return cut_short(facts, packets.codec)

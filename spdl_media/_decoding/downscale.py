@@ -17,13 +17,13 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._backends import require
 from spdl_media._filters.cuts import Size, fits
 from spdl_media._filters.plain_chain import PlainChain, plain_chain
 from spdl_media._filters.steps import FULL_RANGE, GBR
+from spdl_media._optional import require
 from spdl_media.config import DecodeConfig
 from spdl_media.orientation import Box, stored_box, stored_flips, swaps_sides
-from spdl_media.packets import ImagePackets, coded_picture, facts_of
+from spdl_media.packets import ImagePackets, coded_picture, metadata_of
 
 # Eighths of a side, the smallest first. The others take longer than the next larger one here.
 _EIGHTHS = (1, 2, 4)
@@ -56,7 +56,7 @@ def decode_downscaled(
         MissingDependencyError: simplejpeg is not installed.
     """
     simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
-    facts = facts_of(packets)
+    facts = metadata_of(packets)
     chain = None if filter_desc is None else plain_chain(filter_desc)
     if chain is None or not chain.scales_first or facts.incomplete is not None or len(packets) != 1:
         return None

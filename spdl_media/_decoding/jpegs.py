@@ -12,10 +12,10 @@ from fractions import Fraction
 import av
 from av.video.codeccontext import VideoCodecContext
 
-from spdl_media._backends._pyav import AvPacket, forwards_log
+from spdl_media._ffmpeg import AvPacket, forwards_log
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
-from spdl_media.packets import ImagePackets, facts_of, padded_picture
+from spdl_media.packets import ImagePackets, metadata_of, padded_picture
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
 # An open decoder keeps the memory of its last picture. For larger ones opening is nothing.
@@ -39,7 +39,7 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
         The frame that a fresh decoder gives; ``None``, if it is no such file, the caller has wishes of its
         own, or there is anything the matter with it. A fresh decoder then says what.
     """
-    facts = facts_of(packets)
+    facts = metadata_of(packets)
     if facts.jpeg is None or not facts.jpeg.stands_alone or facts.incomplete is not None:
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import av
 
-from spdl_media._backends._pyav import AvPacket
 from spdl_media._decoding.odd_sizes import (
     Conversion,
     conversion_of,
@@ -19,6 +18,7 @@ from spdl_media._decoding.odd_sizes import (
 )
 from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
+from spdl_media._ffmpeg import AvPacket
 from spdl_media._filters.cuts import Cut, chroma_steps, fits, like_frame
 from spdl_media._filters.ends import (
     exact_pts,
@@ -34,7 +34,7 @@ from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.filter_graph import FrameFilter
 from spdl_media.frames import AudioChunk, FrameFacts
 from spdl_media.orientation import UPRIGHT_FILTERS
-from spdl_media.packets import PacketFacts
+from spdl_media.packets import PacketMetadata
 
 # FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the picture's size.
 _USUAL_SIDE = 256
@@ -178,7 +178,7 @@ class PicturePath:
     def __init__(
         self,
         codec: VideoCodec,
-        facts: PacketFacts,
+        facts: PacketMetadata,
         filter_desc: str | None,
         config: DecodeConfig,
     ) -> None:
@@ -224,7 +224,7 @@ class SamplePath:
     def __init__(
         self,
         codec: AudioCodec,
-        facts: PacketFacts,
+        facts: PacketMetadata,
         filter_desc: str | None,
         config: DecodeConfig,
     ) -> None:

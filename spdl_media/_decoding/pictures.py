@@ -7,14 +7,14 @@ from fractions import Fraction
 
 import av
 
-from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media._decoding.sei import states_orientation
 from spdl_media._demuxing.matrices import frame_matrix
+from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.orientation import matrix_orientation
-from spdl_media.packets import PacketFacts
+from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Window, ticks_to_seconds
 
 
@@ -26,7 +26,7 @@ class PictureDecoder:
     what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
     """
 
-    def __init__(self, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig) -> None:
+    def __init__(self, codec: VideoCodec, facts: PacketMetadata, config: DecodeConfig) -> None:
         self._codec = codec
         self._config = config
         self.facts = facts

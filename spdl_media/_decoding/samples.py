@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import av
 
-from spdl_media._backends._pyav import AvPacket, describe, ffmpeg_log
 from spdl_media._demuxing.sample_clock import frame_position
+from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import AudioChunk
-from spdl_media.packets import PacketFacts
+from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Window, ticks_to_seconds
 
 
@@ -26,7 +26,7 @@ class SampleDecoder:
     a frame or more is a real gap: packets are missing.
     """
 
-    def __init__(self, codec: AudioCodec, facts: PacketFacts, config: DecodeConfig) -> None:
+    def __init__(self, codec: AudioCodec, facts: PacketMetadata, config: DecodeConfig) -> None:
         self._codec = codec
         self._config = config
         self.facts = facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spdl_media._backends._pyav import AvPacket
+from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import VideoCodec
 
 _DISPLAY_ORIENTATION = 47

@@ -12,8 +12,8 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
-from spdl_media._backends._pyav import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
 from spdl_media._demuxing.matrices import decoded_matrix, muxed_matrix
+from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
 from spdl_media._inputs.endings import mp3_frame_size
 from spdl_media._stills.completeness import check_complete
 from spdl_media._stills.stills import HEAD_SIZE, container_still, still_codec, still_orientation

@@ -9,7 +9,7 @@ from typing import Any
 
 import av
 
-from spdl_media._backends._pyav import AvPacket
+from spdl_media._ffmpeg import AvPacket
 
 
 def muxed_matrix(stream: av.VideoStream) -> tuple[int, ...] | None:

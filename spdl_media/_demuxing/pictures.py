@@ -20,7 +20,7 @@ from spdl_media.codec import VideoCodec, read_video_codec
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, open_input
-from spdl_media.packets import ImagePackets, PacketFacts, make_packet
+from spdl_media.packets import ImagePackets, PacketMetadata, make_packet
 
 
 def _still_decoder(input: Input, config: DemuxConfig) -> str | None:
@@ -49,7 +49,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         container.close()
     if packets is None:
         return _demux_still(input, decoder or "")
-    return packets if kind is None else packets.with_facts(incomplete=missing)
+    return packets if kind is None else packets.with_metadata(incomplete=missing)
 
 
 def is_still(input: Input, config: DemuxConfig) -> bool:
@@ -66,7 +66,7 @@ def _demux_still(input: Input, decoder: str) -> ImagePackets:
         raise DemuxError("is empty (0 bytes)", source=input.name)
     codec = _still_stream(decoder)
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
-    facts = PacketFacts(
+    facts = PacketMetadata(
         input.name,
         orientation=still_orientation(data) if head is None else head.orientation,
         incomplete=check_complete(decoder, data),
@@ -87,7 +87,7 @@ def first_picture(container: Container) -> ImagePackets:
     for packet in container.packets([index]):
         if packet.is_keyframe:
             orientation = container.orientation(index, [packet])
-            facts = PacketFacts(container.name, container.zero, orientation=orientation)
+            facts = PacketMetadata(container.name, container.zero, orientation=orientation)
             return ImagePackets([packet], codec, facts)
     raise container.error("the video stream has no key frame, so there is no first picture")
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import av
 
-from spdl_media._backends._pyav import AvPacket, as_fraction
 from spdl_media._demuxing.container import Container, as_video
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec, read_audio_codec, read_video_codec
-from spdl_media.packets import AudioPackets, PacketFacts, VideoPackets
+from spdl_media.packets import AudioPackets, PacketMetadata, VideoPackets
 
 Chunk = dict[int, list[AvPacket]]
 
@@ -181,7 +181,7 @@ class ChunkMaker:
 
     def __call__(self, packets: list[AvPacket]) -> AudioPackets | VideoPackets:
         container = self._container
-        facts = PacketFacts(
+        facts = PacketMetadata(
             container.name,
             container.zero,
             continues=self.continues,

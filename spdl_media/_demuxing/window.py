@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import chain
 
-from spdl_media._backends._pyav import AvPacket
 from spdl_media._demuxing.container import Container
 from spdl_media._demuxing.sample_clock import tells_sample
+from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.timing import Window
 

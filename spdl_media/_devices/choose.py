@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from spdl_media._backends import is_available, require
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.device import Device, no_such_device
 from spdl_media._devices.driver import device_of_stream
 from spdl_media._devices.forks import HISTORY, REMEDY
 from spdl_media._devices.torch_device import TorchDevice
+from spdl_media._optional import is_available, require
 from spdl_media.config import CUDAConfig
 from spdl_media.errors import TransferError
 

@@ -12,7 +12,7 @@ import av
 import numpy as np
 from av.filter.context import FilterContext
 
-from spdl_media._backends._pyav import as_fraction
+from spdl_media._ffmpeg import as_fraction
 from spdl_media._filters.wiring import SINKS, SOURCES, AvFrame, Kind, Wiring
 from spdl_media.errors import FilterError
 from spdl_media.frames import (

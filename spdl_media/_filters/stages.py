@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
-from spdl_media._backends._pyav import (
+from spdl_media._ffmpeg import (
     did_you_mean,
     is_color,
     is_pixel_format,

@@ -15,7 +15,7 @@ import av.filter
 from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
-from spdl_media._backends._pyav import as_fraction, ffmpeg_errors
+from spdl_media._ffmpeg import as_fraction, ffmpeg_errors
 from spdl_media._filters.graph_syntax import Graph, Node, parse_graph, quote_option
 from spdl_media.errors import FilterError
 

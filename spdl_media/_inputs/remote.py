@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from spdl_media import _backends
+from spdl_media import _optional
 from spdl_media._inputs.memory import flat
 from spdl_media._inputs.readers import Readable
 from spdl_media.errors import MissingDependencyError, SourceError
@@ -39,7 +39,7 @@ def open_url(url: str, *, name: str) -> memoryview | ReadAhead | Readable:
             installed.
     """
     try:
-        fsspec = _backends.require("fsspec", f"the URL {url!r}")
+        fsspec = _optional.require("fsspec", f"the URL {url!r}")
     except MissingDependencyError as error:
         error.source = name
         raise

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from spdl_media._backends import is_available
 from spdl_media._decoding.defaults import Default
 from spdl_media._devices.choose import open_device
 from spdl_media._loading.batch import ArrayLayout, OnError, as_list, image_batch_steps
@@ -30,6 +29,7 @@ from spdl_media._loading.on_device import (
 )
 from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
+from spdl_media._optional import is_available
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda_buffer import Buffer

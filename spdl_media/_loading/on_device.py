@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
-from spdl_media._backends import require
 from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice, check_headers
 from spdl_media._devices.device import Device
 from spdl_media._loading.batch import ArrayLayout
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import CUDAConfig, one_cuda_config
 from spdl_media.convert import convert_frames

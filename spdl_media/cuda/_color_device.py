@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spdl_media import _backends
+from spdl_media import _optional
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.device import no_such_device
 from spdl_media._devices.forks import HISTORY
@@ -22,7 +22,7 @@ def device_of(array: Any) -> int | None:
         # kDLCUDA and kDLCUDAManaged; pinned memory (3) is host memory.
         return int(index) if int(kind) in (2, 13) else None
     if hasattr(array, "__cuda_array_interface__"):
-        cupy = _backends.require("cupy", "converting colours on a CUDA device")
+        cupy = _optional.require("cupy", "converting colours on a CUDA device")
         return int(cupy.asarray(array).device.id)
     return None
 
@@ -36,7 +36,7 @@ def open_device(cuda_config: Any, index: int) -> CupyDevice:
         ValueError: There is no such device.
     """
     purpose = "converting colours on a CUDA device"
-    cupy: Any = _backends.require("cupy", purpose)
+    cupy: Any = _optional.require("cupy", purpose)
     config = as_cuda_config(index if cuda_config is None else cuda_config)
     HISTORY.use(purpose)
     count = cupy.cuda.runtime.getDeviceCount()

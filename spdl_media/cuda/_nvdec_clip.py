@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spdl_media._backends import is_available
 from spdl_media._decoding.defaults import cut_short_error
 from spdl_media._filters.stages import Rate
+from spdl_media._optional import is_available
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.convert import convert_frames
@@ -41,7 +41,7 @@ from spdl_media.packets import (
     VideoPackets,
     av_packets,
     discarded_pts,
-    facts_of,
+    metadata_of,
 )
 from spdl_media.timing import ticks_to_seconds
 
@@ -124,7 +124,7 @@ def _by_dali(
     positions, pts, time_base = _selected(times, packets, request)
     if not positions:
         raise _no_frame(packets)
-    orientation = facts_of(packets).orientation if request.config.orient else 1
+    orientation = metadata_of(packets).orientation if request.config.orient else 1
     array = decode_by_number(
         packets,
         clip.timeline,
@@ -137,7 +137,7 @@ def _by_dali(
 
 
 def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
-    facts, coded = facts_of(packets), av_packets(packets)
+    facts, coded = metadata_of(packets), av_packets(packets)
     _check_start(packets)
     limit = request.num_frames if request.frame_rate is None else None
     missing = cut_short_error(packets, request.config)
@@ -174,7 +174,7 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
 
 def _check_start(packets: VideoPackets) -> None:
     coded = av_packets(packets)
-    if facts_of(packets).continues and coded and not coded[0].is_keyframe:
+    if metadata_of(packets).continues and coded and not coded[0].is_keyframe:
         raise DecodeError(
             "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
             "alone. streaming_load_video_nvdec decodes a whole stream, batch by batch",
@@ -246,7 +246,7 @@ def _timed(
     way: Way,
     colors: Colors = NO_COLORS,
 ) -> DeviceClip:
-    zero = facts_of(packets).zero
+    zero = metadata_of(packets).zero
     seconds = tuple(
         nan if time is None else float(ticks_to_seconds(time, time_base, zero)) for time in pts
     )
@@ -255,6 +255,6 @@ def _timed(
 
 def _no_frame(packets: VideoPackets) -> ConvertError:
     return ConvertError(
-        f"there is no frame in the window {facts_of(packets).window}, so there is nothing to convert",
+        f"there is no frame in the window {metadata_of(packets).window}, so there is nothing to convert",
         source=packets.source,
     )

@@ -13,11 +13,11 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from spdl_media._backends import require
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.device import no_such_device, out_of_memory_said
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.memory import size_of
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig

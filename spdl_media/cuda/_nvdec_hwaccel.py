@@ -13,8 +13,8 @@ import av
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
-from spdl_media._backends._pyav import check_codec_options, describe, ffmpeg_log
 from spdl_media._devices.device import no_such_device
+from spdl_media._ffmpeg import check_codec_options, describe, ffmpeg_log
 from spdl_media.codec import VideoCodec, _set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError

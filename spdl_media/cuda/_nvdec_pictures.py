@@ -14,7 +14,7 @@ from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_planes import format_name, is_on_device
 from spdl_media.cuda._nvdec_rule import found_refusal
 from spdl_media.errors import DecodeError
-from spdl_media.packets import PacketFacts
+from spdl_media.packets import PacketMetadata
 
 
 class NotOnDeviceError(Exception):
@@ -86,7 +86,7 @@ class DevicePictures(PictureDecoder):
     """
 
     def __init__(
-        self, device: VideoDevice, codec: VideoCodec, facts: PacketFacts, config: DecodeConfig
+        self, device: VideoDevice, codec: VideoCodec, facts: PacketMetadata, config: DecodeConfig
     ) -> None:
         # The decoder that it opens is replaced at once. Libraries such as dav1d take other options.
         super().__init__(replace(codec, decoder=codec.name), facts, config)

@@ -30,7 +30,7 @@ from spdl_media.cuda._nvdec_sps import may_be_interlaced
 from spdl_media.cuda._nvdec_timeline import Timeline
 from spdl_media.cuda._nvdec_writer import Output
 from spdl_media.errors import DecodeError
-from spdl_media.packets import VideoPackets, facts_of
+from spdl_media.packets import VideoPackets, metadata_of
 
 VideoDecoderName: TypeAlias = Literal["auto", "dali", "pyav"]
 Way: TypeAlias = Literal["dali", "pyav", "cpu"]
@@ -100,7 +100,7 @@ def clip_of(packets: VideoPackets, device: str, output: Output, config: DecodeCo
         output.pix_fmt,
         config,
         output.is_scaled,
-        facts_of(packets).continues,
+        metadata_of(packets).continues,
     )
 
 

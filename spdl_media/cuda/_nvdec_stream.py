@@ -21,7 +21,7 @@ from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decoders import VideoDecoder
 from spdl_media.frames import VideoFrames
-from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
+from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 
 ColoredPlanes: TypeAlias = tuple[Any, Colors]
 """Planes on the device, and what they mean."""
@@ -98,13 +98,13 @@ class BatchStream:
             raise missing
 
     def _pictures(self, packets: VideoPackets) -> DevicePictures:
-        return DevicePictures(self._device, self._codec, facts_of(packets), self._request.config)
+        return DevicePictures(self._device, self._codec, metadata_of(packets), self._request.config)
 
     def _begin(self, pictures: DevicePictures, packets: VideoPackets) -> VideoPackets:
-        pictures.facts = facts_of(packets)
+        pictures.facts = metadata_of(packets)
         pictures.discarded |= discarded_pts(packets)
         if pictures.orientation == 1:
-            pictures.orientation = facts_of(packets).orientation
+            pictures.orientation = metadata_of(packets).orientation
         return packets
 
     def _written(

@@ -11,7 +11,7 @@ import av
 
 from spdl_media._filters.stages import Rate, rate_and_window
 from spdl_media.filter_graph import FrameFilter
-from spdl_media.packets import VideoPackets, av_packets, discarded_pts, facts_of
+from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 from spdl_media.timing import ticks_to_seconds
 
 FrameTime: TypeAlias = tuple[int | None, int]
@@ -43,7 +43,7 @@ class Timeline:
         known = [(packet.pts, packet.duration or 0) for packet in coded if packet.pts is not None]
         shown = sorted(known)
         rank = {pts: number for number, (pts, _) in enumerate(shown)}
-        facts, hidden = facts_of(packets), discarded_pts(packets)
+        facts, hidden = metadata_of(packets), discarded_pts(packets)
         wanted = [
             number
             for number, (pts, _) in enumerate(shown)

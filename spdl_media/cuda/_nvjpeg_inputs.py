@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._backends import require
 from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._loading.options import PictureOptions
+from spdl_media._optional import require
 from spdl_media._stills.stills import HEAD_SIZE, still_codec
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.inputs import Source
-from spdl_media.packets import ImagePackets, av_packets, facts_of
+from spdl_media.packets import ImagePackets, av_packets, metadata_of
 
 # Decoders of FFmpeg whose pictures DALI gives too, within 1 level of 255 on average at their own size, in
 # every variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, come out 7 to 99 levels off.
@@ -101,7 +101,7 @@ class Reader:
 
     def _for_dali(self, packets: ImagePackets) -> Encoded | None:
         """The file as it is, if DALI decodes it to the same picture."""
-        facts, config = facts_of(packets), self._decode_config
+        facts, config = metadata_of(packets), self._decode_config
         is_jpeg = packets.codec.decoder == "mjpeg"
         if (
             packets.codec.decoder not in _DALI_DECODERS

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from spdl_media._backends import INSTALL, is_available, require
 from spdl_media._devices.choose import WITHOUT_CUDA, open_device
 from spdl_media._devices.cupy_device import check_headers, without_headers
 from spdl_media._devices.forks import HISTORY
+from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda._color_device import open_device as open_color_device
 from spdl_media.cuda._nvdec_hwaccel import DRIVER, LIBRARIES, VIDEO_LIBRARY

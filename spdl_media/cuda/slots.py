@@ -23,8 +23,8 @@ from functools import reduce
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._backends import require
 from spdl_media._devices.forks import HISTORY
+from spdl_media._optional import require
 from spdl_media.errors import MissingDependencyError, TransferError
 
 __all__ = ("Slot", "SlotDevice", "SlotPool", "check_device", "dali_types", "slot_pool")

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spdl_media._optional import require
 from spdl_media.pipeline.checks import check_count
 from spdl_media.pipeline.engine.routing import routed
-from spdl_media.pipeline.errors import PipelineError
+from spdl_media.pipeline.errors import MissingPackageError, PipelineError
 from spdl_media.pipeline.naming import with_unique_names
-from spdl_media.pipeline.optional import require
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile, save_plot
 from spdl_media.pipeline.profile_run import Calls, MeasuredStage, StageRun, TimedSource
@@ -76,7 +76,7 @@ def profile_pipeline(
             "A builder has it in get_config()."
         )
     if plot is not None:
-        require("matplotlib", "A plot of a profile")
+        require("matplotlib", "A plot of a profile", MissingPackageError)
     profiler = _Profiler(num_iterations, sorted(set(concurrencies)))
     sample = profiler.measure(with_unique_names(config))
     result = PipelineProfile(profiler.profiles(), _run_whole(sample, num_threads))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from spdl_media.pipeline.optional import require
+from spdl_media._optional import require
+from spdl_media.pipeline.errors import MissingPackageError
 from spdl_media.pipeline.stats import PipelineStatistics
 
 __all__ = ("PipelineProfile", "StageProfile", "save_plot")
@@ -125,7 +126,9 @@ def save_plot(profile: PipelineProfile, path: str | Path) -> None:
         MissingPackageError: matplotlib is not installed.
     """
     # Figures of this class need no display, and pyplot would keep them.
-    figure = require("matplotlib.figure", "A plot of a profile").Figure(figsize=(8, 5))
+    figure = require("matplotlib", "A plot of a profile", MissingPackageError).Figure(
+        figsize=(8, 5)
+    )
     axes = figure.add_subplot()
     for name, group in groupby(profile.stages, key=lambda stage: stage.name):
         stages = list(group)

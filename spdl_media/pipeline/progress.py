@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from spdl_media._optional import require
 from spdl_media.pipeline.checks import source_length
+from spdl_media.pipeline.errors import MissingPackageError
 from spdl_media.pipeline.kinds import kind_of
-from spdl_media.pipeline.optional import require
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
@@ -86,5 +87,5 @@ def _outputs(stage: StageConfig, number: int) -> int | None:
 
 def _tqdm() -> Any:
     """The class of bars: tqdm's own for the terminal or notebook, without its thread."""
-    base = require("tqdm.auto", "A progress bar").tqdm
+    base = require("tqdm", "A progress bar", MissingPackageError).tqdm
     return type("tqdm", (base,), {"monitor_interval": 0})

@@ -24,7 +24,7 @@ NV12 = np.concatenate([Y, UV.reshape(3, 8)])
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     fake = FakeCupy(devices=2)
-    monkeypatch.setattr("spdl_media._backends.require", lambda *_: fake)
+    monkeypatch.setattr("spdl_media._optional.require", lambda *_: fake)
     return fake
 
 
@@ -383,7 +383,7 @@ def test_samples_that_straddle_addresses() -> None:
 
 
 def test_planes_on_a_device_need_cupy() -> None:
-    if sm._backends.is_available("cupy"):
+    if sm._optional.is_available("cupy"):
         pytest.skip("CuPy is installed")
     with pytest.raises(sm.MissingDependencyError, match=r"a CUDA device needs cupy, .*pip install"):
         yuv_to_rgb([DLPackArray(array) for array in on_device(Y, UV)], "nv12")

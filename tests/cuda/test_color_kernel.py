@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def cupy(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     fake = FakeCupy(library)
-    monkeypatch.setattr("spdl_media._backends.require", lambda *_: fake)
+    monkeypatch.setattr("spdl_media._optional.require", lambda *_: fake)
     return fake
 
 

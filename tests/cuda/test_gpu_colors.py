@@ -32,7 +32,7 @@ def upload(
     if color_kernel.compiler() is None:
         pytest.skip("there is no C++ compiler")
     fake = FakeCupy(color_kernel.compiled(tmp_path_factory.mktemp("kernel")))
-    monkeypatch.setattr("spdl_media._backends.require", lambda *_: fake)
+    monkeypatch.setattr("spdl_media._optional.require", lambda *_: fake)
     return FakeArray
 
 

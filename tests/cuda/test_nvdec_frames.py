@@ -21,7 +21,7 @@ from spdl_media.cuda._nvdec_pictures import DevicePictures
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import CPUFallbackWarning
 from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
-from spdl_media.packets import av_packets, facts_of
+from spdl_media.packets import av_packets, metadata_of
 from spdl_media.testing import index_frames, index_planes, make_video
 
 SIDES = (64, 48)
@@ -233,7 +233,7 @@ def test_there_is_room_for_more_frames_than_packets(output: Output) -> None:
     packets, device = sm.demux_video(clip()), StandIn()
     want = decode(packets, output=output).array
     writer = FrameWriter(device, output, 1, "x")
-    pictures = DevicePictures(device, packets.codec, facts_of(packets), DEFAULT_DECODE_CONFIG)
+    pictures = DevicePictures(device, packets.codec, metadata_of(packets), DEFAULT_DECODE_CONFIG)
     for packet in (*av_packets(packets), None):
         for frame in pictures.decode(packet):
             writer.add(frame, 1)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from spdl_media.pipeline import MissingPackageError, PipelineBuilder, PipelineConfig
-from spdl_media.pipeline.optional import require
 from spdl_media.pipeline.progress import ProgressBar, check_progress, number_of_outputs
 
 
@@ -180,14 +179,6 @@ def test_the_real_bar_leaves_no_thread(capsys: pytest.CaptureFixture[str]) -> No
     bar.close()
     assert set(threading.enumerate()) <= before
     assert "train: 100%" in capsys.readouterr().err
-
-
-def test_modules_of_packages_are_imported_by_their_full_name() -> None:
-    assert require("json.decoder", "A test").JSONDecoder
-    with pytest.raises(
-        MissingPackageError, match=r"A test needs nopackage, .*pip install nopackage"
-    ):
-        require("nopackage.part", "A test")
 
 
 def test_an_empty_definition_has_as_many_outputs_as_items() -> None:

@@ -18,6 +18,8 @@ from av.codec.context import CodecContext
 
 from spdl_media.errors import MediaError
 
+__all__ = ("set_log_level",)
+
 if TYPE_CHECKING:
     AvPacket: TypeAlias = av.Packet[Any]
 else:

@@ -1,8 +1,4 @@
-"""The border to packages that are not ours.
-
-Optional packages are imported here and nowhere else, at their first use, through one table that
-knows how each is installed. PyAV, which brings FFmpeg, has a border of its own in ``_pyav``.
-"""
+"""Optional packages, imported at their first use; a missing one is named with its pip line."""
 
 from __future__ import annotations
 
@@ -24,17 +20,21 @@ INSTALL = MappingProxyType(
             "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130, as the driver is)",
         ),
         "fsspec": ("fsspec", 'pip install "spdl_media[fsspec]"'),
+        "isal": ("isal.isal_zlib", 'pip install "spdl_media[isal]"'),
         "jax": ("jax", "pip install jax"),
+        "matplotlib": ("matplotlib.figure", "pip install matplotlib"),
         "numba": ("numba.cuda", "pip install numba-cuda[cu12] (or [cu13], as the driver is)"),
         "nvimgcodec": (
             "nvidia.nvimgcodec",
             "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",
         ),
+        "pillow": ("PIL.Image", "pip install pillow"),
         "simplejpeg": ("simplejpeg", 'pip install "spdl_media[jpeg]"'),
         "torch": ("torch", 'pip install "spdl_media[torch]"'),
+        "tqdm": ("tqdm.auto", "pip install tqdm"),
     }
 )
-"""What an optional package is called when imported, and the line that installs it."""
+"""The module to import for an optional package, and the line that installs it."""
 
 
 def is_available(package: str) -> bool:
@@ -45,17 +45,25 @@ def is_available(package: str) -> bool:
         return False
 
 
-def require(package: str, purpose: str) -> ModuleType:
+def require(
+    package: str, purpose: str, error: type[ImportError] = MissingDependencyError
+) -> ModuleType:
     """Import an optional package, or say what needs it and how to get it.
 
+    Args:
+        package: Its name in :data:`INSTALL`.
+        purpose: What needs it, the subject of the message.
+        error: What to raise if it is missing.
+
     Raises:
-        MissingDependencyError: It is not installed.
+        ImportError: ``error``: the package is not installed.
     """
     module, install = INSTALL[package]
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{purpose} needs {package}, which is not installed ({error}). Install it: {install}",
-            name=package,
-        ) from error
+    except ImportError as missing:
+        problem = error(
+            f"{purpose} needs {package}, which is not installed ({missing}). Install it: {install}"
+        )
+        problem.name = package
+        raise problem from missing
