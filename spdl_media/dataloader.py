@@ -41,7 +41,7 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.checks import check_callable, check_choice, check_count, check_seconds
-from spdl_media.pipeline.kinds import kind_of, name_of
+from spdl_media.pipeline.functions import kind_of, name_of
 from spdl_media.pipeline.stages import check_failure_limit
 from spdl_media.source import MapIterator
 

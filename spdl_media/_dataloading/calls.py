@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from spdl_media._dataloading.intervals import Intervals
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.tagged import Batch, Item, Sample, tags_of, value_of
-from spdl_media.pipeline.kinds import FunctionKind, kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.functions import FunctionKind, kind_of, name_of, refuse_coroutine
 
 __all__ = ("batch_stage", "item_stage", "takes_rng")
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable
 
 from spdl_media._dataloading.feed import AnySource
 from spdl_media.pipeline.checks import check_callable, check_count, source_length
-from spdl_media.pipeline.kinds import kind_of, name_of
+from spdl_media.pipeline.functions import kind_of, name_of
 
 __all__ = ("check_batching", "check_functions", "checked_source", "source_length")
 

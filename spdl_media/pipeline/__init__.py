@@ -6,7 +6,14 @@
 from __future__ import annotations
 
 from spdl_media.pipeline.builder import PipelineBuilder
-from spdl_media.pipeline.errors import (
+from spdl_media.pipeline.executors import (
+    ExecutorConfig,
+    InterpreterPoolExecutorConfig,
+    ProcessPoolExecutorConfig,
+    ThreadPoolExecutorConfig,
+)
+from spdl_media.pipeline.failures import (
+    FailureRecord,
     MissingPackageError,
     PipelineError,
     PipelineFailure,
@@ -14,14 +21,7 @@ from spdl_media.pipeline.errors import (
     PoolBroken,
     WorkerDied,
 )
-from spdl_media.pipeline.executors import (
-    ExecutorConfig,
-    InterpreterPoolExecutorConfig,
-    ProcessPoolExecutorConfig,
-    ThreadPoolExecutorConfig,
-)
-from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile import profile_pipeline
 from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile

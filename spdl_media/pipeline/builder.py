@@ -11,9 +11,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 from spdl_media.pipeline.checks import check_count
 from spdl_media.pipeline.executors import ExecutorConfig
 from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.hooks import TaskHook
-from spdl_media.pipeline.kinds import kind_of
-from spdl_media.pipeline.naming import with_unique_names
+from spdl_media.pipeline.functions import TaskHook, kind_of
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -27,6 +25,7 @@ from spdl_media.pipeline.stages import (
     SinkConfig,
     SourceConfig,
     StageConfig,
+    with_unique_names,
 )
 
 __all__ = ("PipelineBuilder", "warn_of_idle_concurrency")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from spdl_media.pipeline.kinds import kind_of, name_of
+from spdl_media.pipeline.functions import kind_of, name_of
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     DisaggregateConfig,

@@ -14,8 +14,8 @@ from concurrent.futures import (
 )
 from typing import Any
 
-from spdl_media.pipeline.errors import PipelineError, PoolBroken
 from spdl_media.pipeline.executors import InterpreterPoolExecutorConfig
+from spdl_media.pipeline.failures import PipelineError, PoolBroken
 from spdl_media.pipeline.stages import PipeConfig
 
 __all__ = ("CallersPool", "InterpreterPool", "StagePool")

@@ -1,4 +1,4 @@
-"""What became of items that failed: counted exactly, the last of them kept, limits watched."""
+"""What can go wrong with a pipeline, records of the items that failed, and the limits on both."""
 
 from __future__ import annotations
 
@@ -6,16 +6,100 @@ import math
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from spdl_media.pipeline.errors import describe
-from spdl_media.pipeline.losses import Chain, StageLoss
 from spdl_media.pipeline.stats import StageCounters
 
-__all__ = ("DEFAULT_MAX_FAILURES", "FailureRecord")
+__all__ = (
+    "Branches",
+    "Chain",
+    "FailureRecord",
+    "MissingPackageError",
+    "PipelineError",
+    "PipelineFailure",
+    "PipelineStopped",
+    "PoolBroken",
+    "StageLoss",
+    "WorkerDied",
+)
+
+
+class PipelineError(RuntimeError):
+    """A pipeline cannot do what was asked of it, in the state in which it is."""
+
+
+class PipelineStopped(PipelineError, EOFError):  # noqa: N818  # it tells of no error
+    """Nothing more comes: the source has ended, or the pipeline was stopped."""
+
+
+class WorkerDied(PipelineError):  # noqa: N818  # says what happened
+    """The worker of a pool died (killed, out of memory, crashed) with this item in its hands."""
+
+
+class PoolBroken(PipelineError):  # noqa: N818  # says what happened
+    """A pool takes no more items, and nobody can rebuild it. It ends the run."""
+
+
+class MissingPackageError(PipelineError, ImportError):
+    """An optional package is needed and not installed. The message has the ``pip`` line."""
+
+
+class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  # says what happened
+    """The run ended early because a stage or the source failed.
+
+    ``__cause__`` is the original exception; ``exceptions`` holds the same one.
+
+    Attributes:
+        stage: Name of the stage that failed; ``"source"`` for a source.
+    """
+
+    stage: str = ""
+
+    def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
+        """The same failure with some of its exceptions: what ``except*`` and ``split`` make."""
+        return _rebuild(self.message, excs, {"stage": self.stage})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions do not pickle their causes by themselves.
+        return _rebuild, (self.message, list(self.exceptions), dict(self.__dict__))
+
+
+def _rebuild(
+    message: str, exceptions: Sequence[Exception], state: dict[str, Any]
+) -> PipelineFailure:
+    failure = PipelineFailure(message, exceptions)
+    failure.__dict__.update(state)
+    failure.__cause__ = exceptions[0]
+    return failure
+
+
+def describe(error: BaseException) -> str:
+    """Class and message of an exception of the caller's, whatever its ``__str__`` does."""
+    try:
+        message = str(error)
+    except BaseException as mute:  # noqa: BLE001  # nothing that is said of an error may be another error
+        message = f"<its message raises {type(mute).__name__}>"
+    return f"{type(error).__name__}: {message}"
+
+
+def pipeline_failure(message: str, original: BaseException, *, stage: str) -> PipelineFailure:
+    """The failure of ``stage`` that ``original`` caused.
+
+    A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program, so
+    it is wrapped: a group of plain exceptions can hold none.
+    """
+    if isinstance(original, Exception):
+        inner = original
+    else:
+        inner = PipelineError(describe(original))
+    failure = PipelineFailure(message, [inner])
+    failure.stage = stage
+    failure.__cause__ = original
+    return failure
+
 
 #: The part of the items that may fail unless ``max_failures`` says otherwise. Data sets have damaged
 #: items, and the rest is still worth having; when more than half fails, the code is at fault.
@@ -227,3 +311,82 @@ def _broken_rule(
         return None
     failures = sum(stage.failures for stage in stages)
     return f"{failures} failures lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"
+
+
+@dataclass(eq=False)
+class StageLoss:
+    """The failures of one stage in this epoch.
+
+    Attributes:
+        counters: What has been counted since the run began.
+        limit: ``max_failures`` of the stage's own.
+    """
+
+    counters: StageCounters
+    limit: float | None = None
+    _calls_before: int = 0
+    _failures_before: int = 0
+
+    @property
+    def calls(self) -> int:
+        """Calls in this epoch."""
+        return self.counters.calls - self._calls_before
+
+    @property
+    def failures(self) -> int:
+        """Failures in this epoch."""
+        return self.counters.failures - self._failures_before
+
+    def begin_epoch(self) -> None:
+        """Count from 0 again: an epoch of which all is lost is an error, however good those before were."""
+        self._calls_before = self.counters.calls
+        self._failures_before = self.counters.failures
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part that does not fail; 1.0 while there were too few calls to tell."""
+        calls = self.calls
+        return 1 - self.failures / calls if calls >= max(1, min_calls) else 1.0
+
+
+@dataclass(eq=False)
+class Chain:
+    """Stages in a row: each loses a part of what the ones before have kept.
+
+    Not all failures over all calls: with three stages that would be a third when the last of them fails
+    always, and above one when a stage makes many items of each.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives all stages that have no limit of their own."""
+        return math.prod(
+            part.part_kept(min_calls)
+            for part in self.parts
+            if isinstance(part, Branches) or part.limit is None
+        )
+
+
+@dataclass(eq=False)
+class Branches:
+    """Chains side by side: each counts as much as it gets of the items."""
+
+    chains: list[Chain] = field(default_factory=list)
+    numbers: list[Callable[[], int]] = field(default_factory=list)
+
+    def add(self, number: Callable[[], int]) -> Chain:
+        """One more chain. ``number`` tells how many items have gone into it."""
+        self.chains.append(chain := Chain())
+        self.numbers.append(number)
+        return chain
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives the chain into which it went."""
+        numbers = [number() for number in self.numbers]
+        if not (total := sum(numbers)):
+            return 1.0
+        kept = zip(numbers, self.chains, strict=True)
+        return sum(number * chain.part_kept(min_calls) for number, chain in kept) / total
+
+
+Part: TypeAlias = StageLoss | Branches

@@ -11,14 +11,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from spdl_media.pipeline.checks import check_callable, check_count, check_seconds
+from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
-from spdl_media.pipeline.engine.sink import END_OF_EPOCH
-from spdl_media.pipeline.errors import PipelineError, PipelineStopped
-from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.hooks import TaskHook
-from spdl_media.pipeline.naming import with_unique_names
+from spdl_media.pipeline.failures import FailureRecord, PipelineError, PipelineStopped
+from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.progress import ProgressBar, check_progress, number_of_outputs
-from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit
+from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit, with_unique_names
 from spdl_media.pipeline.stats import PipelineStatistics
 
 __all__ = ("Pipeline",)

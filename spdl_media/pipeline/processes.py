@@ -27,9 +27,9 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
-from spdl_media.pipeline.errors import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.pipeline.executor_pools import StagePool
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
+from spdl_media.pipeline.failures import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.pipeline.stages import PipeConfig
 
 __all__ = ("ProcessPool",)

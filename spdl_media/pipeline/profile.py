@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from spdl_media._optional import require
 from spdl_media.pipeline.checks import check_count
-from spdl_media.pipeline.engine.routing import routed
-from spdl_media.pipeline.errors import MissingPackageError, PipelineError
-from spdl_media.pipeline.naming import with_unique_names
+from spdl_media.pipeline.engine.nodes import routed
+from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile, save_plot
 from spdl_media.pipeline.profile_run import Calls, MeasuredStage, StageRun, TimedSource
@@ -25,6 +24,7 @@ from spdl_media.pipeline.stages import (
     SinkConfig,
     SourceConfig,
     StageConfig,
+    with_unique_names,
 )
 from spdl_media.pipeline.stats import PipelineStatistics
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from spdl_media._optional import require
-from spdl_media.pipeline.errors import MissingPackageError
+from spdl_media.pipeline.failures import MissingPackageError
 from spdl_media.pipeline.stats import PipelineStatistics
 
 __all__ = ("PipelineProfile", "StageProfile", "save_plot")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Se
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypedDict
 
-from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,

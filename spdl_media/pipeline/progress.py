@@ -6,8 +6,8 @@ from typing import Any
 
 from spdl_media._optional import require
 from spdl_media.pipeline.checks import source_length
-from spdl_media.pipeline.errors import MissingPackageError
-from spdl_media.pipeline.kinds import kind_of
+from spdl_media.pipeline.failures import MissingPackageError
+from spdl_media.pipeline.functions import kind_of
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from spdl_media.pipeline.checks import (
@@ -23,13 +23,13 @@ from spdl_media.pipeline.checks import (
     pickling_error,
     source_length,
 )
-from spdl_media.pipeline.errors import PipelineError
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     ProcessPoolExecutorConfig,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.kinds import kind_of, name_of
+from spdl_media.pipeline.failures import PipelineError
+from spdl_media.pipeline.functions import kind_of, name_of
 
 __all__ = (
     "AggregateConfig",
@@ -43,6 +43,7 @@ __all__ = (
     "SinkConfig",
     "SourceConfig",
     "StageConfig",
+    "with_unique_names",
 )
 
 OutputOrder: TypeAlias = Literal["completion", "input"]
@@ -415,3 +416,37 @@ def _kind(value: object) -> str:
 
 def _values(config: Any) -> tuple[Any, ...]:
     return tuple(getattr(config, field.name) for field in fields(config))
+
+
+def with_unique_names(config: PipelineConfig) -> PipelineConfig:
+    """The same pipeline, in which a name that came before has a number behind it.
+
+    Merged pipelines come first, then the stages in order, a router before the stages of its paths.
+    """
+    return _pipeline(config, set())
+
+
+def _pipeline(config: PipelineConfig, taken: set[str]) -> PipelineConfig:
+    source = config.source
+    if isinstance(source, MergeConfig):
+        source = MergeConfig(tuple(_pipeline(one, taken) for one in source.pipelines))
+    return replace(config, source=source, stages=_stages(config.stages, taken))
+
+
+def _stages(stages: tuple[StageConfig, ...], taken: set[str]) -> tuple[StageConfig, ...]:
+    return tuple(_stage(stage, taken) for stage in stages)
+
+
+def _stage(stage: StageConfig, taken: set[str]) -> StageConfig:
+    name = _free_name(stage.name, taken)
+    taken.add(name)
+    if name != stage.name:
+        stage = replace(stage, name=name)
+    if isinstance(stage, PathVariantsConfig):
+        return replace(stage, paths=tuple(_stages(path, taken) for path in stage.paths))
+    return stage
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    candidates = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
-from spdl_media.pipeline.engine import watchdog
+from spdl_media.pipeline.engine import graph
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_the_log_says_what_runs_when_nothing_is_delivered(
     monkeypatch: pytest.MonkeyPatch,
     waiting: bool,
 ) -> None:
-    monkeypatch.setattr(watchdog, "SILENCE", 0.05)
+    monkeypatch.setattr(graph, "SILENCE", 0.05)
     told = threading.Event()
     caplog.handler.addFilter(lambda record: told.set() or True)
 
@@ -163,17 +163,17 @@ def test_the_log_says_what_runs_when_nothing_is_delivered(
 def test_the_log_says_nothing_of_a_consumer_that_takes_its_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "SILENCE", 0.02)
+    monkeypatch.setattr(graph, "SILENCE", 0.02)
     caplog.set_level(logging.INFO)
     looked = threading.Semaphore(0)
-    look = watchdog.Watchdog.look
+    look = graph.Watchdog.look
 
-    def counted(self: watchdog.Watchdog) -> float:
+    def counted(self: graph.Watchdog) -> float:
         result = look(self)
         looked.release()
         return result
 
-    monkeypatch.setattr(watchdog.Watchdog, "look", counted)
+    monkeypatch.setattr(graph.Watchdog, "look", counted)
     pipeline = PipelineBuilder().add_source(range(3)).build()
     with pipeline.auto_stop():
         pipeline.get_item()

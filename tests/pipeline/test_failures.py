@@ -18,8 +18,12 @@ from typing import Any
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder
-from spdl_media.pipeline.errors import PipelineFailure
-from spdl_media.pipeline.failures import DEFAULT_MAX_FAILURES, FailureLog, record_failure
+from spdl_media.pipeline.failures import (
+    DEFAULT_MAX_FAILURES,
+    FailureLog,
+    PipelineFailure,
+    record_failure,
+)
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stats import StageCounters
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
-from spdl_media.pipeline.engine.node import Node
+from spdl_media.pipeline.engine.hub import Node
 
 WAIT = 20
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline.engine.sink import END_OF_EPOCH, Sink
-from spdl_media.pipeline.errors import PipelineStopped
+from spdl_media.pipeline.engine.ends import END_OF_EPOCH, Sink
+from spdl_media.pipeline.failures import PipelineStopped
 
 WAIT = 20
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spdl_media.pipeline import FailureRecord, PipelineBuilder, ThreadPoolExecutorConfig
-from spdl_media.pipeline.errors import PipelineFailure
+from spdl_media.pipeline.failures import PipelineFailure
 
 WAIT = 20
 

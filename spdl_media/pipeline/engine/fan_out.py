@@ -10,12 +10,10 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.calls import CallSpec
-from spdl_media.pipeline.engine.failing import FailureDesk
-from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.node import Node, Slot
-from spdl_media.pipeline.engine.workers import Crew, Threads
-from spdl_media.pipeline.errors import describe
+from spdl_media.pipeline.engine.hub import Hub, Node, Slot
+from spdl_media.pipeline.engine.nodes import CallSpec
+from spdl_media.pipeline.engine.workers import Crew, FailureDesk, Threads
+from spdl_media.pipeline.failures import describe
 
 __all__ = (
     "AsyncFanOut",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 import math
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
@@ -10,24 +12,35 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from time import perf_counter
 from typing import Any, TypeAlias
 
-from spdl_media.pipeline.engine.calls import AsyncCalls, CallSpec, CallStage, PoolCalls, ThreadCalls
-from spdl_media.pipeline.engine.failing import FailureDesk
+from spdl_media.pipeline.engine.ends import AsyncSource, Sink, Source, ThreadSource
 from spdl_media.pipeline.engine.fan_out import AsyncFanOut, Disaggregate, FanOut, ThreadFanOut
-from spdl_media.pipeline.engine.grouping import Aggregate, CustomAggregate
-from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.node import Node
-from spdl_media.pipeline.engine.routing import Join, JoinInlet, Switch
-from spdl_media.pipeline.engine.sink import Sink
-from spdl_media.pipeline.engine.source import AsyncSource, Source, ThreadSource
-from spdl_media.pipeline.engine.workers import BorrowedThreads, Threads, Worker, WorkerThreads
+from spdl_media.pipeline.engine.hub import Hub, Node, Slot
+from spdl_media.pipeline.engine.nodes import (
+    Aggregate,
+    AsyncCalls,
+    CallSpec,
+    CallStage,
+    CustomAggregate,
+    Join,
+    JoinInlet,
+    PoolCalls,
+    Switch,
+    ThreadCalls,
+)
+from spdl_media.pipeline.engine.workers import (
+    BorrowedThreads,
+    FailureDesk,
+    Threads,
+    Worker,
+    WorkerThreads,
+)
 from spdl_media.pipeline.executor_pools import StagePool
 from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
-from spdl_media.pipeline.failures import FailureLog, short_repr
-from spdl_media.pipeline.hooks import TaskHook, hooked
-from spdl_media.pipeline.kinds import kind_of
-from spdl_media.pipeline.losses import Branches, Chain
+from spdl_media.pipeline.failures import Branches, Chain, FailureLog, short_repr
+from spdl_media.pipeline.functions import TaskHook, hooked, kind_of
 from spdl_media.pipeline.pools import open_pool
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -40,8 +53,17 @@ from spdl_media.pipeline.stages import (
     SourceConfig,
     StageConfig,
 )
+from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
 
-__all__ = ("Graph", "TaskHookFactory", "build_graph")
+__all__ = (
+    "Graph",
+    "Reporter",
+    "RunningCall",
+    "TaskHookFactory",
+    "Watchdog",
+    "build_graph",
+    "running_calls",
+)
 
 TaskHookFactory = Callable[[str], TaskHook | None]
 
@@ -387,3 +409,126 @@ def _count_stages(stages: Iterable[StageConfig]) -> int:
         1 + sum(map(_count_stages, stage.paths)) if isinstance(stage, PathVariantsConfig) else 1
         for stage in stages
     )
+
+
+LOG = logging.getLogger("spdl_media.pipeline")
+
+
+class Reporter:
+    """Reads the counters of a graph. From any thread; each report is of the time since the last."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._since = perf_counter()
+        self._source_items = 0
+        self._before: dict[str, StageCounters] = {}
+        self._sink_before: SinkStatistics | None = None
+
+    def statistics(self, elapsed: float) -> PipelineStatistics:
+        """What happened in the last ``elapsed`` seconds, which began with the last report, if any."""
+        graph = self._graph
+        return PipelineStatistics(
+            elapsed=elapsed,
+            source_items=sum(source.given for source in graph.sources) - self._source_items,
+            stages=tuple(
+                stage.counters.statistics(stage.name, elapsed, self._before.get(stage.name))
+                for stage in graph.stages
+            ),
+            sink=graph.sink.statistics(elapsed, self._sink_before),
+        )
+
+    def report_every(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Write to the log each so many seconds, for as long as the loop runs."""
+        loop.call_later(seconds, self._report, seconds, loop)
+
+    def _report(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        now = perf_counter()
+        LOG.info("%s", self.statistics(now - self._since))
+        self._since = now
+        self._source_items = sum(source.given for source in self._graph.sources)
+        self._before = {stage.name: stage.counters.copy() for stage in self._graph.stages}
+        self._sink_before = self._graph.sink.statistics(0.0)
+        self.report_every(seconds, loop)
+
+
+LOG = logging.getLogger("spdl_media.pipeline")
+
+#: Seconds without an item after which the log says what runs.
+SILENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A call that has not returned.
+
+    Attributes:
+        stage: Name of the stage, or ``"source"``.
+        started_at: When it began, on the clock of ``time.perf_counter``.
+        input: A short ``repr`` of the stage's input; empty for a source.
+        thread: Name of the thread, where one makes the call.
+    """
+
+    stage: str
+    started_at: float
+    input: str = ""
+    thread: str = ""
+
+    def __str__(self) -> str:
+        seconds = perf_counter() - self.started_at
+        where = f" in thread {self.thread}" if self.thread else ""
+        on = f" on {self.input}" if self.input else ""
+        return f"{self.stage} has run for {seconds:.1f} s{on}{where}"
+
+
+def running_calls(graph: Graph) -> Iterator[RunningCall]:
+    """All calls of functions and sources that have not returned. From any thread."""
+    for source in graph.sources:
+        if (since := source.asking_since) is not None:
+            thread = getattr(source, "thread", None)
+            yield RunningCall("source", since, thread=thread.name if thread else "")
+    for worker in graph.workers():
+        if (slot := worker.slot) is not None:
+            yield _describe(slot, worker.name)
+    for stage in graph.stages:
+        if isinstance(stage, CallStage | FanOut):
+            for slot in stage.running():
+                yield _describe(slot)
+
+
+def _describe(slot: Slot, thread: str = "") -> RunningCall:
+    return RunningCall(slot.stage.name, slot.started_at, short_repr(slot.item), thread)
+
+
+class Watchdog:
+    """Writes one line to the log when consumers wait and nothing has been delivered for a time.
+
+    The event loop looks now and then, and so do consumers while they wait, since what blocks may be
+    the loop itself.
+    """
+
+    def __init__(self, graph: Graph, silence: float | None = None) -> None:
+        self.silence = SILENCE if silence is None else silence
+        self._graph = graph
+        self._awake_since = perf_counter()
+        self._told_of = 0.0
+        self._lock = threading.Lock()
+
+    def rouse(self) -> None:
+        """An epoch begins, so items are expected from now on."""
+        self._awake_since = perf_counter()
+
+    def look(self) -> float:
+        """Write the line if it is due. Returns after how many seconds to look again."""
+        sink = self._graph.sink
+        last = max(sink.delivered_at, self._awake_since)
+        quiet = perf_counter() - last
+        if not sink.is_empty or sink.has_ended:
+            return self.silence
+        if quiet < self.silence:
+            return self.silence - quiet
+        with self._lock:
+            if self._told_of != last:
+                self._told_of = last
+                calls = "; ".join(map(str, running_calls(self._graph))) or "no call runs"
+                LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
+        return self.silence

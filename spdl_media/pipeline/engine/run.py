@@ -16,17 +16,26 @@ from enum import Enum
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.failing import FailureDesk, OnFailure
+from spdl_media.pipeline.engine.ends import Sink
 from spdl_media.pipeline.engine.fan_out import close_generator
-from spdl_media.pipeline.engine.graph import Graph, TaskHookFactory, build_graph
+from spdl_media.pipeline.engine.graph import (
+    Graph,
+    Reporter,
+    TaskHookFactory,
+    Watchdog,
+    build_graph,
+    running_calls,
+)
 from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.loop_executor import LoopExecutor
-from spdl_media.pipeline.engine.report import Reporter
-from spdl_media.pipeline.engine.sink import Sink
-from spdl_media.pipeline.engine.watchdog import Watchdog, running_calls
-from spdl_media.pipeline.errors import PipelineError, PipelineStopped, describe, pipeline_failure
-from spdl_media.pipeline.failures import FailureLog
-from spdl_media.pipeline.hooks import TaskHook
+from spdl_media.pipeline.engine.workers import FailureDesk, LoopExecutor, OnFailure
+from spdl_media.pipeline.failures import (
+    FailureLog,
+    PipelineError,
+    PipelineStopped,
+    describe,
+    pipeline_failure,
+)
+from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
 

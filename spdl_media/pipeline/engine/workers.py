@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.node import Slot
-from spdl_media.pipeline.errors import PoolBroken, describe
-from spdl_media.pipeline.failures import short_repr
+from spdl_media.pipeline.engine.hub import Hub, Slot
+from spdl_media.pipeline.failures import (
+    FailureExcess,
+    FailureLog,
+    FailureRecord,
+    PoolBroken,
+    describe,
+    short_repr,
+)
+from spdl_media.pipeline.stats import StageCounters
 
-__all__ = ("BorrowedThreads", "Crew", "Threads", "Worker", "WorkerThreads")
+__all__ = (
+    "BorrowedThreads",
+    "Crew",
+    "FailureDesk",
+    "LoopExecutor",
+    "OnFailure",
+    "Threads",
+    "Worker",
+    "WorkerThreads",
+)
 
 S = TypeVar("S", bound=Slot)
 
@@ -327,3 +343,137 @@ class Crew(Generic[S]):
         )
         self._on_timeout(slot)
         self.dispatch()
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class LoopExecutor(ThreadPoolExecutor):
+    """A pool of daemon threads, started as they are needed.
+
+    asyncio accepts no default executor but a ``ThreadPoolExecutor``, and the threads of that one are
+    waited for at interpreter exit. This is one by name only: neither threads nor queue are the base's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
+        self._daemons: list[threading.Thread] = []
+        self._idle = 0
+        self._guard = threading.Lock()
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in a thread."""
+        future: Future[T] = Future()
+        with self._guard:
+            if self._is_shut:
+                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
+            self._tasks.put((future, lambda: fn(*args, **kwargs)))
+            if self._idle:
+                self._idle -= 1
+            elif len(self._daemons) < self._most:
+                self._add_thread()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Have threads end after the call in which they are. Does not wait."""
+        with self._guard:
+            self._is_shut = True
+            for _ in self._daemons:
+                self._tasks.put(None)
+
+    def threads(self) -> list[threading.Thread]:
+        """Those that were started."""
+        return list(self._daemons)
+
+    def _add_thread(self) -> None:
+        name = f"spdl_media to_thread-{len(self._daemons) + 1}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._daemons.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, call = task
+            if self._is_shut:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                _carry_out(future, call)
+            # The thread may wait for its next task for long, and would keep this one alive.
+            del task, future, call
+            with self._guard:
+                self._idle += 1
+
+
+def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+OnFailure = Callable[[FailureRecord, Any], object]
+
+# With the record that was counted: the call of a slot that was given up may fail by itself meanwhile.
+_Waiting: TypeAlias = tuple[FailureRecord, Slot, Callable[[Slot], None]]
+
+
+class FailureDesk:
+    """Counts failures, keeps their records, calls ``on_failure``, and ends the run after too many.
+
+    ``on_failure`` is called in a thread of its own, one failure after the other. An item leaves its stage
+    only when that is done, so a slow callback slows the pipeline and nothing piles up.
+    """
+
+    def __init__(self, hub: Hub, log: FailureLog, on_failure: OnFailure | None) -> None:
+        self.threads: WorkerThreads | None = None
+        self._hub = hub
+        self._log = log
+        self._on_failure = on_failure
+        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
+        if on_failure is not None:
+            self.threads = WorkerThreads(hub, "spdl_media on_failure", 1)
+
+    def report(self, slot: Slot, counters: StageCounters, release: Callable[[Slot], None]) -> None:
+        """Take note of a failure, then let its slot go. On the loop."""
+        record = slot.record
+        assert record is not None
+        counters.failures += 1
+        if (excess := self._log.note(record)) is not None:
+            self._end_run(excess)
+        if self.threads is None:
+            release(slot)
+        else:
+            self._waiting.put((record, slot, release))
+            self.threads.issue(self)
+
+    def check_epoch(self) -> None:
+        """End the run if too much of an epoch that has just ended was lost."""
+        if (excess := self._log.end_epoch()) is not None:
+            self._end_run(excess)
+
+    def _end_run(self, excess: FailureExcess) -> None:
+        record = excess.record
+        self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
+
+    def serve(self, worker: Worker) -> None:
+        """Call ``on_failure`` for one failure. In its thread."""
+        record, slot, release = self._waiting.get()
+        worker.slot = slot
+        assert self._on_failure is not None
+        try:
+            self._on_failure(record, slot.item)
+        except BaseException as error:  # noqa: BLE001  # of whatever kind, the caller must hear of it
+            self._hub.post(self._blame_callback, error)
+        worker.slot = None
+        self._hub.post(release, slot)
+
+    def _blame_callback(self, error: BaseException) -> None:
+        self._hub.events.fail("on_failure", f"on_failure raised {describe(error)}", error)

@@ -1,25 +1,35 @@
-"""Stages that make one result, or none, of each item: functions in threads, on the loop, in other pools."""
+"""Stages that make one result, or none, of each item, groups of items, paths and merges."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
-from spdl_media.pipeline.engine.failing import FailureDesk
-from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.node import Node, Slot
-from spdl_media.pipeline.engine.workers import Crew, Threads
-from spdl_media.pipeline.errors import PoolBroken
-from spdl_media.pipeline.hooks import TaskHook
-from spdl_media.pipeline.kinds import refuse_coroutine
+from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot, Upstream
+from spdl_media.pipeline.engine.workers import Crew, FailureDesk, Threads
+from spdl_media.pipeline.failures import PipelineError, PoolBroken, describe, short_repr
+from spdl_media.pipeline.functions import TaskHook, refuse_coroutine
+from spdl_media.pipeline.stages import Aggregator
 
-__all__ = ("AsyncCalls", "CallSpec", "PoolCalls", "ThreadCalls")
+__all__ = (
+    "Aggregate",
+    "AsyncCalls",
+    "CallSpec",
+    "CustomAggregate",
+    "Join",
+    "PoolCalls",
+    "Switch",
+    "ThreadCalls",
+    "routed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,3 +311,236 @@ class PoolCalls(CallStage):
         if error is not None:
             slot.fail(error)
         self.settle(slot)
+
+
+class Aggregate(Node):
+    """Makes lists of a number of items. On the loop, for it costs less than any hand-off would.
+
+    It has room for one group, complete or not.
+    """
+
+    def __init__(self, hub: Hub, name: str, size: int, *, drop_last: bool) -> None:
+        super().__init__(hub, name)
+        self._size = size
+        self._drop_last = drop_last
+        self._group: list[Any] = []
+
+    def room(self) -> int:
+        """How many items the group lacks; 0 while a complete one waits for the next stage."""
+        return 0 if self.ending or self.out else self._size - len(self._group)
+
+    def accept(self, item: Any) -> None:
+        """Add an item to the group."""
+        self._group.append(item)
+        if len(self._group) == self._size:
+            self._complete()
+
+    def is_drained(self) -> bool:
+        """Complete the group that is left, or drop it."""
+        if self._group and self._drop_last:
+            self.counters.dropped += len(self._group)
+            self._group = []
+        elif self._group:
+            self._complete()
+        return not self.out
+
+    def _complete(self) -> None:
+        self.held += 1
+        self.counters.calls += 1
+        self.out.append(self._group)
+        self._group = []
+        self.hub.touch(self)
+
+
+class _Flush:
+    """Stands in for an item when what is left over is asked for."""
+
+    def __repr__(self) -> str:
+        return "<no item: flush() at the end>"
+
+
+FLUSH: Any = _Flush()
+
+
+def _copied(aggregator: Aggregator, name: str) -> Aggregator:
+    try:
+        return copy.deepcopy(aggregator)
+    except Exception as error:  # whatever the caller's __deepcopy__ or __reduce__ raises
+        raise PipelineError(
+            f"The aggregator of stage {name!r} cannot be copied, and each run works on a copy of its own: "
+            f"{describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
+        ) from error
+
+
+class CustomAggregate(ThreadCalls):
+    """Groups as an object of the caller's wants them. One thread at a time works on a copy of it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        aggregator: Aggregator,
+        *,
+        drop_last: bool,
+        slack: int,
+        desk: FailureDesk,
+        threads: Threads,
+    ) -> None:
+        own = _copied(aggregator, name)
+
+        def call(item: Any) -> Any:
+            return own.flush() if item is FLUSH else own.accumulate(item)
+
+        spec = CallSpec(call, name, slack=slack, ordered=True)
+        super().__init__(hub, spec, desk, threads)
+        self._drop_last = drop_last
+        self._flushed = False
+
+    def room(self) -> int:
+        """How many items fit; 0 while a group waits for the next stage."""
+        return 0 if self.out else super().room()
+
+    def is_drained(self) -> bool:
+        """Have what is left over made into a group, once an epoch."""
+        if not self._flushed:
+            self._flushed = True
+            self.accept(FLUSH)
+            self.dispatch()
+            return False
+        self._flushed = False
+        return True
+
+    def _leave(self, slot: Any) -> None:
+        if slot.item is FLUSH and self._drop_last:
+            slot.result = None
+        super()._leave(slot)
+
+
+class Switch(ThreadCalls):
+    """Calls the router for each item, in a thread, and hands the item to the path that it names.
+
+    The first item waits for room in its path, and those behind it with it.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        router: Callable[[Any], SupportsIndex],
+        num_paths: int,
+        slack: int,
+        desk: FailureDesk,
+        threads: Threads,
+    ) -> None:
+        spec = CallSpec(routed(router, num_paths), name, slack=slack, ordered=True)
+        super().__init__(hub, spec, desk, threads)
+        self.paths: list[Inlet] = []
+        self._sent = [0] * num_paths
+        self.next = _AllPaths(self.paths)
+
+    def hand_on(self) -> None:
+        """Give items to their paths, until one of them has to wait."""
+        out = self.out
+        while out:
+            index, item = out[0]
+            path = self.paths[index]
+            if path.room() <= 0:
+                return
+            out.popleft()
+            path.accept(item)
+            self.held -= 1
+            self.counters.outputs += 1
+            self._sent[index] += 1
+
+    def num_sent(self, index: int) -> int:
+        """How many items have gone down a path."""
+        return self._sent[index]
+
+
+class _AllPaths:
+    """The paths behind a switch, as far as the end of an epoch concerns all of them."""
+
+    def __init__(self, paths: list[Inlet]) -> None:
+        self._paths = paths
+
+    def room(self) -> int:
+        return min(path.room() for path in self._paths)
+
+    def accept(self, item: Any) -> None:
+        raise NotImplementedError("an item goes down one path")
+
+    def end_epoch(self) -> None:
+        for path in self._paths:
+            path.end_epoch()
+
+
+def routed(
+    router: Callable[[Any], SupportsIndex], num_paths: int
+) -> Callable[[Any], tuple[int, Any]]:
+    """A function from an item to the index of its path, which there is, and the item itself."""
+
+    def call(item: Any) -> tuple[int, Any]:
+        returned = router(item)
+        try:
+            index = operator.index(returned)  # of NumPy's integers, too
+        except TypeError:
+            index = -1
+        if not 0 <= index < num_paths:
+            raise IndexError(
+                f"the router returned {short_repr(returned)}; it must return the index of one of the "
+                f"{num_paths} paths, from 0 to {num_paths - 1}"
+            )
+        return index, item
+
+    return call
+
+
+class Join:
+    """Hands on what comes in by several inlets, as it comes.
+
+    An inlet whose epoch has ended has no room until the epochs of all of them have.
+    """
+
+    def __init__(self) -> None:
+        self.next: Inlet
+        self.inlets: list[JoinInlet] = []
+
+    def add_inlet(self) -> JoinInlet:
+        """A new way in. Its ``upstream`` is to be set."""
+        self.inlets.append(inlet := JoinInlet(self))
+        return inlet
+
+    def retry(self) -> None:
+        """Let all inlets hand on; another goes first each time, so that none is left behind."""
+        self.inlets.append(self.inlets.pop(0))
+        for inlet in self.inlets:
+            inlet.upstream.retry()
+
+    def end_epoch_if_all_have(self) -> None:
+        """End the epoch of what follows when no inlet is left in it."""
+        if all(inlet.ended for inlet in self.inlets):
+            for inlet in self.inlets:
+                inlet.ended = False
+            self.next.end_epoch()
+
+
+class JoinInlet:
+    """One of the ways into a join."""
+
+    def __init__(self, join: Join) -> None:
+        self.upstream: Upstream
+        self.ended = False
+        self._join = join
+
+    def room(self) -> int:
+        """What the node behind the join has room for, 0 after the end of this way's epoch."""
+        return 0 if self.ended else self._join.next.room()
+
+    def accept(self, item: Any) -> None:
+        """Hand an item on."""
+        self._join.next.accept(item)
+
+    def end_epoch(self) -> None:
+        """No more items come this way in this epoch."""
+        self.ended = True
+        self._join.end_epoch_if_all_have()
