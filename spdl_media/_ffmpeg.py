@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
@@ -16,6 +16,7 @@ import av.filter
 import av.logging
 from av.codec.context import CodecContext
 
+from spdl_media._checks import check_choice, did_you_mean
 from spdl_media.errors import MediaError
 
 __all__ = ("set_log_level",)
@@ -57,8 +58,7 @@ def set_log_level(level: str) -> None:
 
     Thread safety: safe; the level is one for the whole process, as in FFmpeg.
     """
-    if level not in LOG_LEVELS:
-        raise ValueError(f"level must be one of {LOG_LEVELS}, not {level!r}")
+    check_choice("level", level, LOG_LEVELS)
     with _LogState.lock:
         _capture_log()
         _LogState.forwarded = _logger.propagate = level != "quiet"
@@ -165,7 +165,7 @@ def check_codec_options(codec: str, options: Mapping[str, str]) -> None:
     if unknown := sorted(set(options) - codec_option_names(codec)):
         hint = did_you_mean(unknown[0], codec_option_names(codec))
         raise ValueError(
-            f"decoder {codec!r} has no option {_listed(unknown)}. {hint and hint + ' '}"
+            f"decoder {codec!r} has no option {', '.join(map(repr, unknown))}. {hint and hint + ' '}"
             "See https://ffmpeg.org/ffmpeg-codecs.html"
         )
 
@@ -206,7 +206,7 @@ def check_format_options(format: str, options: Mapping[str, str]) -> None:
     """
     if unknown := [name for name in sorted(options) if not format_has_option(format, name)]:
         raise ValueError(
-            f"format {format!r} has no option {_listed(unknown)}. "
+            f"format {format!r} has no option {', '.join(map(repr, unknown))}. "
             "See https://ffmpeg.org/ffmpeg-formats.html"
         )
 
@@ -241,19 +241,6 @@ def is_color(text: str) -> bool:
         except (av.FFmpegError, ValueError):
             return False
     return True
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:
-    """A question that names what is similar, the likely one first; nothing if there is none."""
-    import difflib
-
-    close = difflib.get_close_matches(name, list(names), n=3)
-    close.sort(key=lambda found: (found != name, found != likely))
-    return f"Did you mean {_listed(close)}?" if close else ""
 
 
 def as_fraction(value: Any) -> Any:

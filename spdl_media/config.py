@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, SupportsIndex, TypeAlias, get_args
 
+from spdl_media._checks import check_choice, check_int
+
 __all__ = (
     "CUDAConfig",
     "DecodeConfig",
@@ -36,12 +38,7 @@ class DemuxConfig:
     def __post_init__(self) -> None:
         if self.format is not None and not isinstance(self.format, str):
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
-        if isinstance(self.buffer_size, bool) or not isinstance(self.buffer_size, int):
-            raise TypeError(f"buffer_size must be an int, not {self.buffer_size!r}")
-        if self.buffer_size < _MIN_BUFFER_SIZE:
-            raise ValueError(
-                f"buffer_size must be at least {_MIN_BUFFER_SIZE} bytes, not {self.buffer_size}"
-            )
+        check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
         options = _string_options("format_options", self.format_options)
         object.__setattr__(self, "format_options", options)
 
@@ -65,12 +62,8 @@ class DecodeConfig:
             raise TypeError(f"decoder must be a str, such as 'h264', not {self.decoder!r}")
         if not isinstance(self.orient, bool):
             raise TypeError(f"orient must be True or False, not {self.orient!r}")
-        if self.on_corrupt not in get_args(OnCorrupt):
-            raise ValueError(
-                f"on_corrupt must be one of {get_args(OnCorrupt)}, not {self.on_corrupt!r}"
-            )
-        if self.downscale not in (*get_args(Downscale), None):
-            raise ValueError(f"downscale must be 'dct' or None, not {self.downscale!r}")
+        check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
+        check_choice("downscale", self.downscale, (*get_args(Downscale), None))
         options = _string_options("decoder_options", self.decoder_options)
         object.__setattr__(self, "decoder_options", options)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import check_choice
 from spdl_media._converting.checks import (
     Pictures,
     check_audio,
@@ -85,8 +86,7 @@ def convert_frames(
 
     Thread safety: safe.
     """
-    if layout not in (None, "NCHW", "NHWC", "planes"):
-        raise ValueError(f"layout must be 'NCHW', 'NHWC', 'planes' or None, not {layout!r}")
+    check_choice("layout", layout, ("NCHW", "NHWC", "planes", None))
     items, single = _items(frames)
     if isinstance(items[0], AudioFrames):
         if layout is not None:

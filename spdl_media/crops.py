@@ -9,6 +9,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from spdl_media._checks import as_int
+
 __all__ = ("random_resized_crop",)
 
 Box: TypeAlias = tuple[int, int, int, int]
@@ -103,9 +105,10 @@ def _pair(values: Sequence[T], message: str) -> tuple[T, T]:
 
 
 def _whole(value: object, message: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = as_int(value)
+    if number is None:
         raise TypeError(message)
-    return int(value.__index__())
+    return number
 
 
 def crop_filters(box: Box | None, *, flip: bool) -> list[str]:

@@ -17,19 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._dataloading.calls import batch_stage, item_stage, takes_rng
 from spdl_media._dataloading.checks import (
     check_batching,
     check_functions,
     checked_source,
-    source_length,
 )
 from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed, snapshot_of
 from spdl_media._dataloading.ledger import Ledger
 from spdl_media._dataloading.state import State
 from spdl_media._dataloading.tagged import tags_of, value_of
 from spdl_media._sources.chance import Purpose, generator
-from spdl_media._sources.checks import whole
 from spdl_media._sources.protocols import Stateful, iterator_in, place_of
 from spdl_media.pipeline import (
     FailureRecord,
@@ -40,9 +39,8 @@ from spdl_media.pipeline import (
     PipelineStopped,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.checks import check_callable, check_choice, check_count, check_seconds
 from spdl_media.pipeline.functions import kind_of, name_of
-from spdl_media.pipeline.stages import check_failure_limit
+from spdl_media.pipeline.stages import check_failure_limit, source_length
 from spdl_media.source import MapIterator
 
 __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "sample_rng")
@@ -70,8 +68,8 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
 
     Thread safety: each call gives a generator of its own.
     """
-    key = (whole("epoch", epoch), whole("position", position))
-    return generator(Purpose.SAMPLE, whole("seed", seed), *key)
+    key = (check_int("epoch", epoch, at_least=0), check_int("position", position, at_least=0))
+    return generator(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
 
 
 class DataLoader:
@@ -150,8 +148,8 @@ class DataLoader:
     ) -> None:
         check_functions(preprocessor, aggregator, transfer_fn)
         check_batching(batch_size, drop_last=drop_last)
-        check_count("buffer_size", buffer_size)
-        check_count("num_threads", num_threads)
+        check_int("buffer_size", buffer_size)
+        check_int("num_threads", num_threads)
         check_seconds("timeout", timeout)
         check_choice("output_order", output_order, ("completion", "input"))
         check_failure_limit("max_failures", max_failures)
@@ -169,7 +167,7 @@ class DataLoader:
         self._output_order: OutputOrder = output_order
         self._max_failures = max_failures
         self._on_failure = on_failure
-        self._seed = whole("seed", seed)
+        self._seed = check_int("seed", seed, at_least=0)
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
         self._is_pinned = False
@@ -226,7 +224,7 @@ class DataLoader:
         Raises:
             ValueError: The epoch is negative.
         """
-        self._pin(self._fresh(whole("epoch", epoch)))
+        self._pin(self._fresh(check_int("epoch", epoch, at_least=0)))
 
     def state_dict(self) -> dict[str, Any]:
         """Say what is done, so that a loader made the same way can go on, in another process too.

@@ -7,10 +7,10 @@ from typing import overload
 
 import av
 
+from spdl_media._checks import check_int
 from spdl_media._decoding.defaults import (
     DEFAULT_FILTER,
     Default,
-    check_positive,
     cut_short,
     cut_short_error,
     picture_filter,
@@ -107,7 +107,7 @@ def decode_packets(
     """
     config = as_decode_config(decode_config)
     if num_frames is not None:
-        check_positive("num_frames", num_frames)
+        check_int("num_frames", num_frames)
     try:
         if isinstance(packets, ImagePackets):
             return _decode_image(packets, picture_filter(filter_desc), config)

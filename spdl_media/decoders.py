@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import av
 
+from spdl_media._checks import OneThread, check_int
 from spdl_media._decoding.defaults import (
     DEFAULT_FILTER,
     Default,
-    check_positive,
     cut_short_error,
     picture_filter,
     sample_filter,
@@ -27,7 +27,6 @@ from spdl_media.frames import (
     VideoFrames,
     cut_chunks,
 )
-from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
@@ -51,7 +50,7 @@ class _Decoder(Generic[P, F]):
 
     def __init__(self, decode_config: DecodeConfig | None, num_frames: int | None) -> None:
         if num_frames is not None:
-            check_positive("num_frames", num_frames)
+            check_int("num_frames", num_frames)
         self._guard = OneThread(type(self).__name__)
         self._config = as_decode_config(decode_config)
         self._num_frames = num_frames

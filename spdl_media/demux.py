@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from types import TracebackType
-from typing import Self, SupportsIndex, overload
+from typing import Self, overload
 
+from spdl_media._checks import OneThread, check_int
 from spdl_media._demuxing.container import Container, Kind, as_audio, as_video
 from spdl_media._demuxing.pictures import first_picture, read_image
 from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
@@ -17,7 +17,6 @@ from spdl_media._demuxing.window import read_audio, read_clip, read_video
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
-from spdl_media.one_thread import OneThread
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
@@ -415,6 +414,4 @@ class Demuxer:
 
 
 def _stream_index(index: object) -> int:
-    if isinstance(index, bool | str) or not isinstance(index, SupportsIndex):
-        raise TypeError(f"a stream index must be an int, not {index!r}")
-    return operator.index(index)
+    return check_int("a stream index", index, at_least=None)

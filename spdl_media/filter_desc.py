@@ -28,6 +28,7 @@ import re
 from fractions import Fraction
 from typing import Any, Protocol
 
+from spdl_media._checks import check_positive
 from spdl_media._filters.graph_syntax import quote_value
 from spdl_media._filters.stages import (
     ColorMatrix,
@@ -43,7 +44,6 @@ from spdl_media._filters.stages import (
     format_name,
     formats_on_the_way,
     own_filters,
-    positive,
     rate_and_window,
     ratio,
     scale,
@@ -203,12 +203,12 @@ def get_audio_filter_desc(
     """
     filters = []
     if num_channels is not None:
-        filters.append(f"aformat=channel_layouts={positive('num_channels', num_channels)}c")
+        filters.append(f"aformat=channel_layouts={check_positive('num_channels', num_channels)}c")
     if sample_rate is not None:
-        filters.append(f"aresample={positive('sample_rate', sample_rate)}")
+        filters.append(f"aresample={check_positive('sample_rate', sample_rate)}")
     filters += trim("atrim", timestamp)
     if num_frames is not None:
-        end = positive("num_frames", num_frames)
+        end = check_positive("num_frames", num_frames)
         filters += [f"apad=whole_len={end}", f"atrim=end_sample={end}"]
     filters += own_filters(filter_desc)
     if sample_fmt is not None:

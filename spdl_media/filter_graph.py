@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 
+from spdl_media._checks import OneThread
 from spdl_media._filters.ends import (
     Port,
     fits,
@@ -35,7 +36,6 @@ from spdl_media._filters.wiring import (
 )
 from spdl_media.errors import FilterError
 from spdl_media.frames import AudioFrames, FrameFacts, Frames, VideoFrames, facts_of
-from spdl_media.one_thread import OneThread
 
 __all__ = ("FilterGraph",)
 

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import check_choice, check_int, check_weights
 from spdl_media._sources.chance import Purpose, permutation, uniform, weighted_choice
-from spdl_media._sources.checks import checked_weights, whole
 from spdl_media._sources.ranks import find_place
 
 __all__ = ("DistributedDeterministicSampler", "DistributedRandomSampler", "Uneven")
@@ -66,7 +66,7 @@ class _DistributedSampler(ABC):
         Raises:
             ValueError: The epoch is negative.
         """
-        self._epoch = whole("epoch", epoch)
+        self._epoch = check_int("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         """The number of indices that the rank gets in an epoch."""
@@ -216,7 +216,7 @@ class DistributedRandomSampler(_DistributedSampler):
         ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
         self._n = _size(n)
-        draws = self._n if num_draws is None else whole("num_draws", num_draws, least=1)
+        draws = self._n if num_draws is None else check_int("num_draws", num_draws, at_least=1)
         if weights is None and draws > self._n:
             raise ValueError(
                 f"num_draws is {draws}, but without weights each of {self._n} samples is drawn once at most; "
@@ -224,9 +224,9 @@ class DistributedRandomSampler(_DistributedSampler):
             )
         chosen = _checked_uneven(uneven, drop=ddp_drop_last_distributed_round)
         super().__init__(draws, rank, world_size, chosen or "drop")
-        self._seed = whole("seed", seed)
+        self._seed = check_int("seed", seed, at_least=0)
         self._cumulative = (
-            None if weights is None else np.cumsum(checked_weights(weights, self._n, "sample"))
+            None if weights is None else np.cumsum(check_weights(weights, self._n, "sample"))
         )
 
     @property
@@ -251,18 +251,15 @@ class DistributedRandomSampler(_DistributedSampler):
 
 
 def _size(n: int) -> int:
-    return whole(
-        "n",
-        n,
-        least=1,
-        remedy="it is the size of the dataset, and there is nothing in an empty one",
+    return check_int(
+        "n", n, remedy="It is the size of the dataset, and there is nothing in an empty one"
     )
 
 
 def _checked_uneven(uneven: Uneven | None, *, drop: bool | None) -> Uneven | None:
     if drop is None:
-        if uneven is not None and uneven not in get_args(Uneven):
-            raise ValueError(f"uneven must be one of {get_args(Uneven)}, not {uneven!r}")
+        if uneven is not None:
+            check_choice("uneven", uneven, get_args(Uneven))
         return uneven
     if uneven is not None:
         raise TypeError("uneven and ddp_drop_last_distributed_round say the same; pass one of them")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from spdl_media._checks import check_int, check_weights
 from spdl_media._sources.chance import Purpose, permutation, uniforms
-from spdl_media._sources.checks import checked_weights, whole
 from spdl_media._sources.merging import in_turn, weighted
 from spdl_media._sources.protocols import (
     HasEpochs,
@@ -202,10 +202,10 @@ class MergeIterator(Generic[T]):
             raise ValueError("iterables must hold at least one iterable, and is empty")
         self._iterables = list(iterables)
         self._weights = (
-            None if weights is None else checked_weights(weights, len(iterables), "iterable")
+            None if weights is None else check_weights(weights, len(iterables), "iterable")
         )
-        self._stop_after = whole("stop_after", stop_after, least=-1)
-        self._seed = whole("seed", seed)
+        self._stop_after = check_int("stop_after", stop_after, at_least=-1)
+        self._seed = check_int("seed", seed, at_least=0)
         self._epoch = 0
 
     @property
@@ -221,7 +221,7 @@ class MergeIterator(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of an epoch, here and in those iterables that have epochs."""
-        self._epoch = whole("epoch", epoch)
+        self._epoch = check_int("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[T]:
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -270,7 +270,7 @@ def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
             f"{type(src).__name__} is an iterator, which can be read once; pass what can be iterated "
             "again, such as a list, or an object whose __iter__ is a generator function"
         )
-    return RepeatedSource(src, whole("epoch", epoch))
+    return RepeatedSource(src, check_int("epoch", epoch, at_least=0))
 
 
 def embed_shuffle(
@@ -308,7 +308,7 @@ def embed_shuffle(
         raise TypeError(
             f"{type(src).__name__} cannot be shuffled: it must be iterable and have the method shuffle(seed)"
         )
-    return ShuffledSource(src, whole("epoch", epoch), shuffle_last=shuffle_last)
+    return ShuffledSource(src, check_int("epoch", epoch, at_least=0), shuffle_last=shuffle_last)
 
 
 class LocalDirectory(Sequence[Path]):
@@ -346,7 +346,7 @@ class LocalDirectory(Sequence[Path]):
 
     def shuffle(self, seed: int) -> None:
         """Put the files in the order that belongs to a seed, whatever their order was before."""
-        order = permutation(len(self._sorted), Purpose.FILES, whole("seed", seed))
+        order = permutation(len(self._sorted), Purpose.FILES, check_int("seed", seed, at_least=0))
         self._files = [self._sorted[position] for position in order.tolist()]
 
     def __len__(self) -> int:

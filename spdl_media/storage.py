@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import gc
-import math
-import operator
 import sys
 import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from numbers import Real
 from queue import Empty, SimpleQueue
-from typing import Literal, SupportsIndex, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import check_choice, check_int, check_seconds
 from spdl_media._devices.choose import cuda_library
 from spdl_media._devices.device import is_out_of_memory
 from spdl_media._devices.forks import HISTORY
@@ -166,7 +164,7 @@ class CPUStorage:
     """
 
     def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
-        self._size = _at_least_one("size", size, " byte")
+        self._size = check_int("size", size, unit=" byte")
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._block = _Block(self._size, self._pin_with)
         self._lock = threading.Lock()
@@ -275,18 +273,15 @@ class StoragePool:
         on_exhausted: OnExhausted = "allocate",
         timeout: float | None = None,
     ) -> None:
-        if on_exhausted not in ("allocate", "wait", "raise"):
-            raise ValueError(
-                f"on_exhausted must be 'allocate', 'wait' or 'raise', not {on_exhausted!r}"
-            )
-        seconds = _checked_timeout(timeout)
+        check_choice("on_exhausted", on_exhausted, get_args(OnExhausted))
+        seconds = check_seconds("timeout", timeout, allow_zero=True)
         if timeout is not None and on_exhausted != "wait":
             raise ValueError(
                 f"timeout={timeout!r} is for on_exhausted='wait', and a pool with "
                 f"on_exhausted={on_exhausted!r} never waits"
             )
-        self._count = _at_least_one("count", count)
-        self._size = _at_least_one("size", size, " byte")
+        self._count = check_int("count", count)
+        self._size = check_int("size", size, unit=" byte")
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._on_exhausted = on_exhausted
         self._timeout = seconds
@@ -410,28 +405,6 @@ def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
             f"cpu_storage({nbytes}) makes one"
         )
     return storage.acquire(nbytes)
-
-
-def _at_least_one(name: str, value: SupportsIndex, unit: str = "") -> int:
-    try:
-        number = operator.index(value)  # NumPy's integers too: sizes are products of shapes
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1{unit}, not {number}")
-    return number
-
-
-def _checked_timeout(timeout: float | None) -> float:
-    if timeout is None:
-        return math.inf
-    if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout must be at least 0 seconds, not {timeout}")
-    return float(timeout)
 
 
 def _check_fits(nbytes: int, size: int) -> None:

@@ -636,7 +636,7 @@ async def transfer_async(batch: Any) -> Any:
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1"),
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds"),
-        ({"output_order": "random"}, ValueError, "output_order must be one of.*not 'random'"),
+        ({"output_order": "random"}, ValueError, "output_order must be .*not 'random'"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"max_failures": -1}, ValueError, "max_failures"),
     ],

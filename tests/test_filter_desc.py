@@ -184,9 +184,13 @@ def test_audio_descriptions(arguments: dict[str, Any], desc: str | None) -> None
         (
             {"color_matrix": "bt470bg", "pix_fmt": "nv12"},
             ValueError,
-            "color_matrix must be one of .*'bt709'.* not 'bt470bg'",
+            "color_matrix must be .*'bt709'.* not 'bt470bg'",
         ),
-        ({"color_range": "full", "pix_fmt": "nv12"}, ValueError, "color_range must be one of"),
+        (
+            {"color_range": "full", "pix_fmt": "nv12"},
+            ValueError,
+            "color_range must be 'tv', 'pc' or None",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -527,5 +531,5 @@ def test_the_fast_quality() -> None:
     assert "yuv420p" not in alpha
     # There is nothing to gain where nothing is scaled.
     assert get_video_filter_desc(quality="fast") == get_video_filter_desc()
-    with pytest.raises(ValueError, match="quality must be one of"):
+    with pytest.raises(ValueError, match="quality must be "):
         get_video_filter_desc(quality="best")

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
-    ["errors", "config", "timing", "layouts", "color_tags", "one_thread"],
+    ["_checks", "errors", "config", "timing", "layouts", "color_tags"],
     ["_optional"],
     ["_ffmpeg"],
     [
@@ -72,7 +72,7 @@ ORDER = [
     ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["_sources.checks", "_sources.chance", "_sources.ranks", "_sources.protocols"],
+    ["_sources.chance", "_sources.ranks", "_sources.protocols"],
     ["_sources.merging", "_sources.repeating"],
     ["samplers", "source"],
     ["_dataloading.intervals", "_dataloading.state", "_dataloading.ledger", "_dataloading.tagged"],

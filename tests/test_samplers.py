@@ -290,8 +290,8 @@ ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
     ("make", "error", "message"),
     [
         (lambda: DistributedRandomSampler(0, **ONE), ValueError, "n must be at least 1, not 0"),
-        (lambda: DistributedRandomSampler(2.5, **ONE), TypeError, "n must be a whole number"),
-        (lambda: DistributedRandomSampler(True, **ONE), TypeError, "whole number, not True"),
+        (lambda: DistributedRandomSampler(2.5, **ONE), TypeError, "n must be an int"),
+        (lambda: DistributedRandomSampler(True, **ONE), TypeError, "an int, not True"),
         (
             lambda: DistributedRandomSampler(5, num_draws=6, **ONE),
             ValueError,
@@ -335,7 +335,7 @@ ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
         (
             lambda: DistributedRandomSampler(3, uneven="fill", **ONE),  # type: ignore[arg-type]
             ValueError,
-            r"uneven must be one of \('drop', 'pad', 'keep'\), not 'fill'",
+            r"uneven must be 'drop', 'pad' or 'keep', not 'fill'",
         ),
         (
             lambda: DistributedRandomSampler(

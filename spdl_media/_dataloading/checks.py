@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
 
+from spdl_media._checks import check_callable, check_int
 from spdl_media._dataloading.feed import AnySource
-from spdl_media.pipeline.checks import check_callable, check_count, source_length
 from spdl_media.pipeline.functions import kind_of, name_of
 
-__all__ = ("check_batching", "check_functions", "checked_source", "source_length")
+__all__ = ("check_batching", "check_functions", "checked_source")
 
 
 def checked_source(source: AnySource) -> AnySource:
@@ -57,6 +57,6 @@ def check_functions(
 def check_batching(batch_size: int | None, *, drop_last: bool) -> None:
     """Refuse batches of no size, and ``drop_last`` without batches."""
     if batch_size is not None:
-        check_count("batch_size", batch_size)
+        check_int("batch_size", batch_size)
     elif drop_last:
         raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")

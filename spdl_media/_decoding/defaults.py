@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from enum import Enum
-from typing import Final, SupportsIndex
+from typing import Final
 
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig
@@ -33,14 +32,6 @@ def picture_filter(filter_desc: str | Default | None) -> str | None:
 def sample_filter(filter_desc: str | Default | None) -> str | None:
     """The description for sound: ``fltp``, if none was given."""
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
-
-
-def check_positive(name: str, value: SupportsIndex) -> None:
-    """Refuse what is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if operator.index(value) < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def cut_short(facts: PacketMetadata, codec: Codec) -> DecodeError:

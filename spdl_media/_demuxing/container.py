@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Literal, TypeAlias
@@ -12,6 +11,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
+from spdl_media._checks import check_int
 from spdl_media._demuxing.matrices import decoded_matrix, muxed_matrix
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
 from spdl_media._inputs.endings import mp3_frame_size
@@ -129,9 +129,7 @@ class Container:
             )
 
     def _numbered(self, kind: Kind, index: int) -> Stream:
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise TypeError(f"stream_index must be an int, not {index!r}")
-        index = operator.index(index)
+        index = check_int("stream_index", index, at_least=None)
         streams = list(self._av.streams)
         if not 0 <= index < len(streams):
             raise self.error(f"there is no stream {index}; {self._listed()}")

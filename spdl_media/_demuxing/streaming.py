@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import av
 
+from spdl_media._checks import check_int
 from spdl_media._demuxing.container import Container, as_video
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec, read_audio_codec, read_video_codec
@@ -29,10 +30,7 @@ def check_limits(duration: float | Fraction | Decimal | None, num_packets: int |
             f"duration={duration!r}, num_packets={num_packets!r}"
         )
     if num_packets is not None:
-        if isinstance(num_packets, bool) or not isinstance(num_packets, int):
-            raise TypeError(f"num_packets must be an int, not {num_packets!r}")
-        if num_packets < 1:
-            raise ValueError(f"num_packets must be at least 1, not {num_packets}")
+        check_int("num_packets", num_packets)
     elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
         raise TypeError(f"duration must be a number of seconds, not {duration!r}")
     elif not 0 < duration < float("inf"):

@@ -9,8 +9,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
+from spdl_media._checks import check_choice, check_positive, did_you_mean
 from spdl_media._ffmpeg import (
-    did_you_mean,
     is_color,
     is_pixel_format,
     is_sample_format,
@@ -82,12 +82,9 @@ def check_names(
     quality: str,
 ) -> None:
     """Refuse what FFmpeg would refuse later, in words that say what is allowed."""
-    if scale_algo not in get_args(ScaleAlgo):
-        raise ValueError(f"scale_algo must be one of {get_args(ScaleAlgo)}, not {scale_algo!r}")
-    if scale_mode not in (*get_args(ScaleMode), None):
-        raise ValueError(f"scale_mode must be 'pad', 'crop' or None, not {scale_mode!r}")
-    if quality not in get_args(Quality):
-        raise ValueError(f"quality must be one of {get_args(Quality)}, not {quality!r}")
+    check_choice("scale_algo", scale_algo, get_args(ScaleAlgo))
+    check_choice("scale_mode", scale_mode, (*get_args(ScaleMode), None))
+    check_choice("quality", quality, get_args(Quality))
     if pix_fmt is not None:
         format_name("pix_fmt", pix_fmt)
     _check_color("pad_color", pad_color)
@@ -118,8 +115,7 @@ def color_options(matrix: str | None, range: str | None, pix_fmt: str | None) ->
     ):
         if value is None:
             continue
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {allowed} or None, not {value!r}")
+        check_choice(name, value, (*allowed, None))
         if pix_fmt is not None and _RGB.search(pix_fmt):
             raise ValueError(
                 f"{name}={value!r} is for YUV, such as pix_fmt='yuv420p', and not for {pix_fmt}, whose "
@@ -148,7 +144,7 @@ def scale(
         return []
     for name, side in (("scale_width", width), ("scale_height", height)):
         if side is not None:
-            positive(name, side)
+            check_positive(name, side)
     names = f"{algo}+{ACCURATE}" if quality == "accurate" else _QUICK.get(algo, algo)
     flags = f"flags={names}{colors}"
     converted = [f"format={name}" for name in formats]
@@ -200,7 +196,7 @@ def crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
     if width is None and height is None:
         return []
     sides = [
-        whole if side is None else str(positive(name, side))
+        whole if side is None else str(check_positive(name, side))
         for name, side, whole in (("crop_width", width, "iw"), ("crop_height", height, "ih"))
     ]
     if not exact:
@@ -218,7 +214,7 @@ def count(num_frames: int | None, pad_mode: str | None) -> list[str]:
     """Make it exactly so many frames."""
     if num_frames is None:
         return []
-    end = positive("num_frames", num_frames)
+    end = check_positive("num_frames", num_frames)
     added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
     return [f"tpad=stop=-1:{added}", f"trim=end_frame={end}"]
 
@@ -249,16 +245,6 @@ def to_format(pix_fmt: str | None, colors: str, *, converted: bool) -> list[str]
         return named
     planar = [f"format={PLANAR[pix_fmt]}"] if pix_fmt in PLANAR else []
     return [f"scale=flags=bilinear+{ACCURATE}{colors}", *planar, *named]
-
-
-def positive(name: str, value: int) -> int:
-    """Check a size, a rate or a count."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    number = value.__index__()
-    if number <= 0:
-        raise ValueError(f"{name} must be positive, or None to leave it as it is, not {value!r}")
-    return number
 
 
 def _rate(value: Rate) -> Fraction:

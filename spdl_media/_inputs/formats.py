@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import av.format
 
-from spdl_media._ffmpeg import did_you_mean
+from spdl_media._checks import did_you_mean
 
 __all__ = ("check_format", "index_is_last", "may_be_mp4")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_a
 
 import numpy as np
 
+from spdl_media._checks import check_choice
 from spdl_media._converting.checks import colors_differ, colors_of
 from spdl_media._converting.pictures import PictureRows, why_no_array
 from spdl_media._decoding.defaults import Default
@@ -207,16 +208,12 @@ def none_loaded(
 
 
 def check_on_error(on_error: str) -> None:
-    if on_error not in get_args(OnError):
-        raise ValueError(f"on_error must be 'raise', 'skip' or 'fill', not {on_error!r}")
+    check_choice("on_error", on_error, get_args(OnError))
 
 
 def check_array_layout(layout: str | None) -> None:
-    if layout not in (*get_args(ArrayLayout), None):
-        raise ValueError(
-            f"layout must be 'NCHW', 'NHWC' or None, not {layout!r}. convert_frames(layout='planes') gives "
-            "one array a plane"
-        )
+    remedy = "convert_frames(layout='planes') gives one array a plane"
+    check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
 def image_batch_steps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
+from spdl_media._checks import check_choice
 from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice, check_headers
 from spdl_media._devices.device import Device
@@ -33,8 +34,7 @@ def device_config(
         TypeError: It is no device.
     """
     config = one_cuda_config(cuda, cuda_config)
-    if decoder not in get_args(allowed):
-        raise ValueError(f"decoder must be one of {get_args(allowed)}, not {decoder!r}")
+    check_choice("decoder", decoder, get_args(allowed))
     if config is None and decoder not in ("auto", "cpu"):
         raise ValueError(
             f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "

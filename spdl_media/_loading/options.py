@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from spdl_media._checks import check_positive
 from spdl_media._decoding.defaults import Default
-from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode, positive
+from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
 from spdl_media.planes import is_yuv
 
@@ -41,7 +42,7 @@ class PictureOptions:
         # The builder of the graph knows them by longer names.
         for name, side in (("width", self.width), ("height", self.height)):
             if side is not None:
-                positive(name, side)
+                check_positive(name, side)
         as_jpeg = still and isinstance(self.pix_fmt, str) and is_yuv(self.pix_fmt)
         written = get_video_filter_desc(
             scale_width=self.width,

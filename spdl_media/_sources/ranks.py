@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from spdl_media._sources.checks import whole
+from spdl_media._checks import check_int
 
 __all__ = ("Place", "find_place")
 
@@ -60,7 +60,9 @@ def _number(name: str, text: str) -> int | None:
 def _checked(rank: int | None, world_size: int | None, where: str, remedy: str) -> Place:
     if rank is None or world_size is None:
         raise ValueError(f"{where} give rank {rank} and world size {world_size}; {remedy}")
-    place = Place(whole("rank", rank), whole("world_size", world_size, least=1))
+    place = Place(
+        check_int("rank", rank, at_least=0), check_int("world_size", world_size, at_least=1)
+    )
     if place.rank >= place.world_size:
         raise ValueError(
             f"{where} give rank {place.rank} of {place.world_size} processes; ranks count from 0 to "

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-from spdl_media._sources.checks import whole
+from spdl_media._checks import check_int
 from spdl_media._sources.protocols import (
     HasEpochs,
     IterableWithShuffle,
@@ -66,8 +66,8 @@ class RepeatedSource(Iterator[T]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Go on behind the item that was the last one before :meth:`state_dict`."""
-        self._epoch = whole("epoch", state_dict["epoch"])
-        self._position = whole("position", state_dict["position"])
+        self._epoch = check_int("epoch", state_dict["epoch"], at_least=0)
+        self._position = check_int("position", state_dict["position"], at_least=0)
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class ShuffledSource(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of an epoch."""
-        self._epoch = whole("epoch", epoch)
+        self._epoch = check_int("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         """The number of items of an epoch.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spdl_media._filters.stages import ScaleMode, positive
+from spdl_media._checks import check_choice, check_positive
+from spdl_media._filters.stages import ScaleMode
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 
 if TYPE_CHECKING:
@@ -128,13 +129,12 @@ def place(
     Raises:
         ValueError: A size that is not positive, or an unknown mode.
     """
-    if mode not in ("pad", "crop", None):
-        raise ValueError(f"scale_mode must be 'pad', 'crop' or None, not {mode!r}")
+    check_choice("scale_mode", mode, ("pad", "crop", None))
     w, h = size
     if width is not None:
-        width = positive("width", width)
+        width = check_positive("width", width)
     if height is not None:
-        height = positive("height", height)
+        height = check_positive("height", height)
     if width is None and height is None:
         return Placement(size, size)
     if width is None or height is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, SupportsIndex, TypeAlias
 
-from spdl_media._decoding.defaults import check_positive
+from spdl_media._checks import check_int
 from spdl_media._filters.stages import Rate, ScaleMode
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
@@ -133,7 +133,7 @@ def _decoded(
     if not isinstance(packets, VideoPackets) or isinstance(packets, ImagePackets):
         raise TypeError(f"decode_packets_nvdec takes VideoPackets, not {type(packets).__name__}")
     if num_frames is not None:
-        check_positive("num_frames", num_frames)
+        check_int("num_frames", num_frames)
     check_decoder(decoder)
     config = as_decode_config(decode_config)
     request = Request(output, config, num_frames, frame_rate, decoder, may_use_dali=from_file)
@@ -268,7 +268,7 @@ def streaming_load_video_nvdec(
 
     Thread safety: one thread at a time for each iterator.
     """
-    check_positive("num_frames", num_frames)
+    check_int("num_frames", num_frames)
     _check_packet_decoder(decoder)
     crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
     output = Output(

@@ -31,9 +31,10 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
+from spdl_media._checks import check_positive
 from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices.device import is_out_of_memory
-from spdl_media._filters.stages import ScaleAlgo, ScaleMode, positive
+from spdl_media._filters.stages import ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import (
     ArrayLayout,
     OnError,
@@ -194,7 +195,7 @@ def decode_image_nvjpeg(
     is_list = isinstance(src, list | tuple)
     for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
         if side is not None:
-            positive(name, side)
+            check_positive(name, side)
     options = PictureOptions(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
     array, stream, _ = _decode(
         cast("Sequence[Source]", src) if is_list else [cast("Source", src)],

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Generic, SupportsIndex, TypeVar
 
-from spdl_media.pipeline.checks import check_count
+from spdl_media._checks import check_int
 from spdl_media.pipeline.executors import ExecutorConfig
 from spdl_media.pipeline.failures import FailureRecord
 from spdl_media.pipeline.functions import TaskHook, kind_of
@@ -239,7 +239,7 @@ class PipelineBuilder(Generic[T_co]):
             ValueError: There is no source, or an argument is out of range.
             MissingPackageError: A progress bar was asked for without tqdm.
         """
-        check_count("num_threads", num_threads, remedy="1 runs one call at a time.")
+        check_int("num_threads", num_threads, remedy="1 runs one call at a time.")
         config = self.get_config()
         warn_of_idle_concurrency(config, num_threads, stacklevel=2)
         return Pipeline(

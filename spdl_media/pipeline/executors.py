@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from spdl_media.pipeline.checks import check_callable, check_choice, check_count
+from spdl_media._checks import check_callable, check_choice, check_int
 
 __all__ = (
     "ExecutorConfig",
@@ -105,7 +105,7 @@ ExecutorConfig: TypeAlias = (
 def _check_pool(config: ExecutorConfig) -> None:
     kind = type(config).__name__
     if config.max_workers is not None:
-        check_count(f"max_workers of {kind}", config.max_workers)
+        check_int(f"max_workers of {kind}", config.max_workers)
     if config.initializer is not None:
         check_callable(f"initializer of {kind}", config.initializer)
     if not isinstance(config.initargs, tuple):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from spdl_media.pipeline.checks import check_callable, check_count, check_seconds
+from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
 from spdl_media.pipeline.failures import FailureRecord, PipelineError, PipelineStopped
@@ -67,7 +67,7 @@ class Pipeline(Generic[T_co]):
         task_hook_factory: Callable[[str], TaskHook | None] | None = None,
         progress: bool | str = False,
     ) -> None:
-        check_count("num_threads", num_threads, remedy="1 runs one call at a time.")
+        check_int("num_threads", num_threads, remedy="1 runs one call at a time.")
         check_failure_limit("max_failures", max_failures)
         check_seconds("report_stats_interval", report_stats_interval)
         if on_failure is not None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline.checks import check_count
 from spdl_media.pipeline.engine.nodes import routed
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
@@ -66,10 +66,10 @@ def profile_pipeline(
         PipelineError: The source or a stage gave nothing, so the stages behind it have no inputs.
         MissingPackageError: A plot is wanted without matplotlib.
     """
-    check_count("num_iterations", num_iterations)
-    check_count("num_threads", num_threads)
+    check_int("num_iterations", num_iterations)
+    check_int("num_threads", num_threads)
     for concurrency in concurrencies:
-        check_count("Each of concurrencies", concurrency)
+        check_int("Each of concurrencies", concurrency)
     if not isinstance(config, PipelineConfig):
         raise TypeError(
             f"profile_pipeline() takes a PipelineConfig, not {type(config).__name__}. "

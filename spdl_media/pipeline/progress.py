@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from spdl_media._optional import require
-from spdl_media.pipeline.checks import source_length
 from spdl_media.pipeline.failures import MissingPackageError
 from spdl_media.pipeline.functions import kind_of
 from spdl_media.pipeline.stages import (
@@ -15,6 +14,7 @@ from spdl_media.pipeline.stages import (
     PipeConfig,
     PipelineConfig,
     StageConfig,
+    source_length,
 )
 
 __all__ = ("ProgressBar", "check_progress", "number_of_outputs")

@@ -10,19 +10,13 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import math
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+import multiprocessing.reduction
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
-from spdl_media.pipeline.checks import (
-    check_callable,
-    check_choice,
-    check_count,
-    check_seconds,
-    pickling_error,
-    source_length,
-)
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     ProcessPoolExecutorConfig,
@@ -139,7 +133,7 @@ class PipeConfig:
         _check_function(self.fn)
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.fn)))
         what = f"of stage {self.name!r}"
-        check_count(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
+        check_int(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
         check_choice(f"output_order {what}", self.output_order, get_args(OutputOrder))
         check_seconds(f"timeout {what}", self.timeout)
         check_failure_limit(f"max_failures {what}", self.max_failures)
@@ -179,7 +173,7 @@ class AggregateConfig:
                 f"accumulate(item) and flush(), not {_kind(size)}"
             )
         if isinstance(size, int):
-            check_count("The number of items to aggregate", size, remedy="1 makes lists of one.")
+            check_int("The number of items to aggregate", size, remedy="1 makes lists of one.")
         default = f"aggregate({size})" if isinstance(size, int) else type(size).__name__
         object.__setattr__(self, "name", _checked_name(self.name, default))
 
@@ -266,7 +260,7 @@ class SinkConfig:
     buffer_size: int = 3
 
     def __post_init__(self) -> None:
-        check_count("buffer_size of the sink", self.buffer_size, remedy="1 is the smallest buffer.")
+        check_int("buffer_size of the sink", self.buffer_size, remedy="1 is the smallest buffer.")
 
 
 StageConfig: TypeAlias = PipeConfig | AggregateConfig | DisaggregateConfig | PathVariantsConfig
@@ -306,6 +300,15 @@ class PipelineConfig:
         from spdl_media.pipeline.drawing import outline
 
         return outline(self)
+
+
+def source_length(items: object) -> int | None:
+    """The items of an epoch, if the source knows it."""
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    # Of a wrapper around something without length, or of a class that leaves it to those that derive from it.
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def check_failure_limit(what: str, value: object) -> None:
@@ -368,8 +371,25 @@ def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
     return isinstance(executor, ThreadPoolExecutorConfig)
 
 
+def _pickling_error(value: object) -> Exception | None:
+    """What goes wrong when a value is pickled for another process, or ``None``."""
+    try:
+        # Knows what multiprocessing can send beyond plain pickle, such as connections.
+        multiprocessing.reduction.ForkingPickler(_Nowhere()).dump(value)
+    except Exception as error:  # noqa: BLE001  # __reduce__ of a user's object may raise anything
+        return error
+    return None
+
+
+class _Nowhere:
+    """Takes bytes and forgets them: whether pickling works is asked, not what comes of it."""
+
+    def write(self, data: Any, /) -> int:
+        return len(memoryview(data))
+
+
 def _check_pickles(what: str, value: object, where: str = "") -> None:
-    error = pickling_error(value)
+    error = _pickling_error(value)
     if error is not None:
         needed = f", which a {where} needs" if where else ""
         raise PipelineError(
