@@ -14,11 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
-from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError
 from spdl_media._loading.device_pictures import batch_steps
 from spdl_media._loading.on_device import DeviceLike, PictureDecoder, VideoDecoder
-from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.crops import Box
@@ -31,6 +29,7 @@ from spdl_media.load import (
     load_image,
     load_video,
 )
+from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media.storage import Storage
 from spdl_media.timing import Seconds, Timestamp, Window
 
@@ -132,7 +131,7 @@ async def async_load_image_batch(
     """
     load = batch_steps(
         srcs,
-        options=PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        options=PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality),
         filter_desc=filter_desc,
         cuts=CropPlan(crops, flips),
         demux_config=demux_config,
@@ -160,7 +159,7 @@ async def async_load_video(
     pix_fmt: str | None = "rgb24",
     scale_mode: ScaleMode | None = "pad",
     scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
+    quality: Quality = "auto",
     frame_rate: Rate | None = None,
     num_frames: int | None = None,
     stream_index: int | None = None,
@@ -265,7 +264,7 @@ async def async_load_clip(
     pix_fmt: str | None = "rgb24",
     scale_mode: ScaleMode | None = "pad",
     scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
+    quality: Quality = "auto",
     frame_rate: Rate | None = None,
     sample_rate: int | None = None,
     num_channels: int | None = None,

@@ -111,21 +111,6 @@ def _whole(value: object, message: str) -> int:
     return number
 
 
-def crop_filters(box: Box | None, *, flip: bool) -> list[str]:
-    """Filters that cut a box out and mirror it, before anything else is done to the picture.
-
-    FFmpeg's crop filter moves a box that reaches over the edge back inside; the condition makes it an error.
-    """
-    filters = []
-    if box is not None:
-        x, y, w, h = box
-        sides = f"'if(gt({x}+{w},iw),0,{w})':'if(gt({y}+{h},ih),0,{h})'"
-        filters.append(f"crop={sides}:{x}:{y}:exact=1")
-    if flip:
-        filters.append("hflip")
-    return filters
-
-
 def checked_box(box: object, position: int) -> Box | None:
     """A box as the caller wrote it, as plain ints.
 

@@ -110,7 +110,7 @@ def decode_packets(
         check_int("num_frames", num_frames)
     try:
         if isinstance(packets, ImagePackets):
-            return _decode_image(packets, picture_filter(filter_desc), config)
+            return _decode_image(packets, picture_filter(filter_desc, "accurate"), config)
         if isinstance(packets, VideoPackets):
             return _decode_video(packets, picture_filter(filter_desc), config, num_frames)
         if isinstance(packets, AudioPackets):

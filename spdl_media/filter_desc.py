@@ -1,105 +1,127 @@
-"""Texts of filter graphs for what is wanted most often: rate, window, size, count and format.
+"""Operations on images and audio as values, and the text of the filter graph that performs them.
 
-    scale=224:224:flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,format=gbrp,format=rgb24
+    >>> desc = get_video_filter_desc(scale_width=224, scale_height=224)
+    >>> desc.ops.width
+    224
 
-RGB is made in two moves: FFmpeg's scaler writes planar RGB (``gbrp``), which is then interleaved. From
-every format tried that equals one accurate step to ``rgb24`` (at some odd widths, but for one level in one
-of a thousand values), and takes less time than even the inaccurate step.
-500x375 4:2:0 to 224x224, bicubic, microseconds and mean (largest) difference in levels:
-
-    scale to rgb24, FFmpeg's default flags    316    3.4-3.7 (76)
-    scale to rgb24, accurate flags            671    0
-    scale to gbrp, accurate flags, rgb24      195    0
-
-Without scaling the cost is other: FFmpeg's quick conversion takes each chroma sample for a square of pixels.
-1920x1280 4:2:0, against the exact equations with bilinear chroma:
-
-    format=rgb24                              640    0.85-1.28 (38)
-    scale to rgb24, accurate flags           7000    0.25 (1)
-    scale to gbrp, accurate flags, rgb24     4080    0.25 (1)
-
-(At odd heights, where there is no quick conversion, planar RGB is the fastest there, too.) The builders take
-the true one; ``filter_desc="format=rgb24"``, given to the decoder as it is, takes the quick one.
+The builders return a ``str`` that carries its values: FFmpeg gets the text, everything else reads ``ops``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from spdl_media._checks import check_positive
 from spdl_media._filters.graph_syntax import quote_value
-from spdl_media._filters.stages import (
+from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.operations import (
+    ACCURATE,
+    PLANAR,
     ColorMatrix,
     ColorRange,
+    PictureOps,
     Quality,
     Rate,
     ScaleAlgo,
     ScaleMode,
-    check_names,
-    color_options,
-    count,
-    crop,
+    SoundOps,
     format_name,
-    formats_on_the_way,
-    own_filters,
-    rate_and_window,
-    ratio,
-    scale,
-    to_format,
-    trim,
+    parse_rate,
+    to_microseconds,
 )
-from spdl_media.orientation import swaps_sides
-from spdl_media.timing import Timestamp
+from spdl_media.orientation import Box, swaps_sides
+from spdl_media.packets import AudioPackets, VideoPackets
+from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = (
+    "FilterDesc",
     "get_abuffer_desc",
     "get_audio_filter_desc",
     "get_buffer_desc",
     "get_filter_desc",
     "get_video_filter_desc",
+    "picture_ops",
+    "sound_ops",
 )
 
-
-# What the builders read of codecs and packets, whose own modules come later: this one writes text, and asks
-# FFmpeg nothing but whether a name is one.
-
-
-class _VideoCodec(Protocol):
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def pix_fmt(self) -> str | None: ...
-    @property
-    def time_base(self) -> Fraction: ...
-    @property
-    def frame_rate(self) -> Fraction | None: ...
-    @property
-    def sample_aspect_ratio(self) -> Fraction | None: ...
+# Chroma is stored for at most 4x4 pixels, and FFmpeg's pad filter rounds sizes down to whole samples.
+_CHROMA_STEP = 4
 
 
-class _AudioCodec(Protocol):
-    @property
-    def sample_rate(self) -> int: ...
-    @property
-    def sample_fmt(self) -> str | None: ...
-    @property
-    def channel_layout(self) -> str: ...
+class FilterDesc(str):
+    """Text of a filter graph that carries the values it was written from.
+
+    Copies and pickles keep the values. What is made of the text, by joining or editing, is a plain ``str``.
+
+    Attributes:
+        ops: The values.
+    """
+
+    __slots__ = ("ops",)
+
+    ops: PictureOps | SoundOps
+
+    def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
+        ops = ops.normalized()
+        # A graph that does nothing: without any graph, images would not be turned upright.
+        desc = super().__new__(cls, ",".join(_filters_of(ops)) or "null")
+        desc.ops = ops
+        return desc
+
+    def __reduce__(self) -> tuple[type[FilterDesc], tuple[PictureOps | SoundOps]]:
+        return FilterDesc, (self.ops,)
 
 
-class _VideoPackets(Protocol):
-    @property
-    def codec(self) -> _VideoCodec: ...
-    @property
-    def orientation(self) -> int: ...
+def picture_ops(desc: object) -> PictureOps | None:
+    """The values that a description carries; ``None``: it is a graph of the caller's own, or for audio."""
+    ops = getattr(desc, "ops", desc)
+    return ops if isinstance(ops, PictureOps) else None
 
 
-class _AudioPackets(Protocol):
-    @property
-    def codec(self) -> _AudioCodec: ...
+def sound_ops(desc: object) -> SoundOps | None:
+    """The values that a description carries; ``None``: it is a graph of the caller's own, or for images."""
+    ops = getattr(desc, "ops", desc)
+    return ops if isinstance(ops, SoundOps) else None
+
+
+class _AudioOptions(TypedDict, total=False):
+    sample_rate: int | None
+    num_channels: int | None
+    sample_fmt: str | None
+
+
+class _Options(_AudioOptions, total=False):
+    frame_rate: Rate | None
+    timestamp: Timestamp | None
+    scale_width: int | None
+    scale_height: int | None
+    scale_algo: ScaleAlgo
+    scale_mode: ScaleMode | None
+    quality: Quality
+    crop_width: int | None
+    crop_height: int | None
+    pix_fmt: str | None
+    num_frames: int | None
+    pad_mode: str | None
+    pad_color: str
+    color_matrix: ColorMatrix | None
+    color_range: ColorRange | None
+    filter_desc: str | None
+
+
+_AUDIO_OPTIONS = {*_AudioOptions.__annotations__, "timestamp", "num_frames", "filter_desc"}
+# What an option is where it is not given; None for the others.
+_DEFAULTS: Mapping[str, object] = {
+    "pix_fmt": "rgb24",
+    "scale_algo": "bicubic",
+    "scale_mode": "pad",
+    "quality": "auto",
+    "pad_color": "black",
+    "sample_fmt": "fltp",
+}
 
 
 def get_video_filter_desc(
@@ -110,7 +132,7 @@ def get_video_filter_desc(
     scale_height: int | None = None,
     scale_algo: ScaleAlgo = "bicubic",
     scale_mode: ScaleMode | None = "pad",
-    quality: Quality = "accurate",
+    quality: Quality = "auto",
     crop_width: int | None = None,
     crop_height: int | None = None,
     pix_fmt: str | None = "rgb24",
@@ -120,8 +142,8 @@ def get_video_filter_desc(
     color_matrix: ColorMatrix | None = None,
     color_range: ColorRange | None = None,
     filter_desc: str | None = None,
-) -> str | None:
-    """Write the filters for pictures, in this order: rate, window, scale, crop, count, your own, format.
+) -> FilterDesc | None:
+    """Write the filters for images, in this order: rate, window, scale, crop, count, your own, format.
 
     Args:
         frame_rate: Frames in a second; frames are repeated or left out.
@@ -130,13 +152,15 @@ def get_video_filter_desc(
         scale_width: Width in pixels. Without ``scale_height`` the aspect ratio is kept.
         scale_height: Height in pixels. Without ``scale_width`` the aspect ratio is kept.
         scale_algo: Name of FFmpeg's scaling algorithm.
-        scale_mode: With both sides given, ``"pad"`` fits the whole picture inside and puts a border
+        scale_mode: With both sides given, ``"pad"`` fits the whole image inside and puts a border
             around it, ``"crop"`` covers the whole size and cuts off what lies over it, ``None`` stretches.
             The result has exactly the size that was asked for.
-        quality: ``"fast"`` makes RGB of a picture that was scaled with half of its chroma, and with a
-            bilinear kernel for it where luma has a bicubic one: 1.2 to 1.6 levels off on photographs, more at
-            sharp edges between colours.
-        crop_width: Width of a piece from the middle, after scaling. Not above the picture's.
+        quality: ``"accurate"`` is exact. ``"auto"`` is the quickest conversion that is never farther from
+            exact than FFmpeg's own: FFmpeg's own without scaling (about one level off, as a graph of
+            ``format=rgb24`` is), the exact one with scaling. ``"fast"`` is quicker still: RGB is made of an
+            image that was scaled with half of its chroma, and with a bilinear kernel for it where luma has
+            a bicubic one: 1.2 to 1.6 levels off on photographs, more at sharp edges between colours.
+        crop_width: Width of a piece from the middle, after scaling. Not above the image's.
         crop_height: Height of a piece from the middle.
         pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps what the filters give.
         num_frames: Exactly so many frames: later ones are cut off, missing ones added.
@@ -151,27 +175,35 @@ def get_video_filter_desc(
             RGB format they see planar RGB, else what the decoder gives.
 
     Returns:
-        The description, or ``None`` when there is nothing to do (every argument ``None``).
+        The description, a ``str`` with the values as its ``ops``; ``None`` when there is nothing to do
+        (every argument ``None``).
 
     Raises:
         ValueError: A size, rate or count that is not positive, an unknown name, or a matrix or range for RGB.
         TypeError: An argument of the wrong type.
     """
-    check_names(scale_algo, scale_mode, pix_fmt, pad_color, pad_mode, quality)
-    scaled = scale_width is not None or scale_height is not None
-    colors = color_options(color_matrix, color_range, pix_fmt)
-    formats = formats_on_the_way(pix_fmt, quality) if scaled else ()
-    filters = [
-        *rate_and_window(frame_rate, timestamp),
-        *scale(
-            scale_width, scale_height, scale_algo, scale_mode, formats, pad_color, quality, colors
-        ),
-        *crop(crop_width, crop_height, exact=not formats),
-        *count(num_frames, pad_mode),
-        *own_filters(filter_desc),
-        *to_format(pix_fmt, colors, converted=scaled and (bool(formats) or filter_desc is None)),
-    ]
-    return ",".join(filters) or None
+    for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
+        if side is not None:
+            check_positive(name, side)
+    ops = PictureOps(
+        width=scale_width,
+        height=scale_height,
+        pix_fmt=pix_fmt,
+        scale_mode=scale_mode,
+        scale_algo=scale_algo,
+        quality=quality,
+        frame_rate=frame_rate,
+        window=parse_window(timestamp),
+        crop_width=crop_width,
+        crop_height=crop_height,
+        num_frames=num_frames,
+        pad_mode=pad_mode,
+        pad_color=pad_color,
+        color_matrix=color_matrix,
+        color_range=color_range,
+        filter_desc=filter_desc,
+    )
+    return FilterDesc(ops) if _filters_of(ops) else None
 
 
 def get_audio_filter_desc(
@@ -182,8 +214,8 @@ def get_audio_filter_desc(
     timestamp: Timestamp | None = None,
     num_frames: int | None = None,
     filter_desc: str | None = None,
-) -> str | None:
-    """Write the filters for sound, in this order: channels, rate, window, count, your own, format.
+) -> FilterDesc | None:
+    """Write the filters for audio, in this order: channels, rate, window, count, your own, format.
 
     Args:
         sample_rate: Samples of one channel in a second.
@@ -195,119 +227,53 @@ def get_audio_filter_desc(
         filter_desc: Filters of your own, put in before the conversion to ``sample_fmt``.
 
     Returns:
-        The description, or ``None`` when there is nothing to do (every argument ``None``).
+        The description, a ``str`` with the values as its ``ops``; ``None`` when there is nothing to do
+        (every argument ``None``).
 
     Raises:
         ValueError: A rate or count that is not positive, or an unknown name.
         TypeError: An argument of the wrong type.
     """
-    filters = []
-    if num_channels is not None:
-        filters.append(f"aformat=channel_layouts={check_positive('num_channels', num_channels)}c")
-    if sample_rate is not None:
-        filters.append(f"aresample={check_positive('sample_rate', sample_rate)}")
-    filters += trim("atrim", timestamp)
-    if num_frames is not None:
-        end = check_positive("num_frames", num_frames)
-        filters += [f"apad=whole_len={end}", f"atrim=end_sample={end}"]
-    filters += own_filters(filter_desc)
-    if sample_fmt is not None:
-        filters.append(f"aformat=sample_fmts={format_name('sample_fmt', sample_fmt)}")
-    return ",".join(filters) or None
+    window = parse_window(timestamp)
+    ops = SoundOps(sample_rate, num_channels, sample_fmt, window, num_frames, filter_desc)
+    return FilterDesc(ops) if _filters_of(ops) else None
 
 
 def get_filter_desc(
-    packets: _VideoPackets | _AudioPackets | None = None,
-    *,
-    frame_rate: Rate | None = None,
-    timestamp: Timestamp | None = None,
-    scale_width: int | None = None,
-    scale_height: int | None = None,
-    scale_algo: ScaleAlgo = "bicubic",
-    scale_mode: ScaleMode | None = "pad",
-    quality: Quality = "accurate",
-    crop_width: int | None = None,
-    crop_height: int | None = None,
-    pix_fmt: str | None = "rgb24",
-    num_frames: int | None = None,
-    pad_mode: str | None = None,
-    pad_color: str = "black",
-    color_matrix: ColorMatrix | None = None,
-    color_range: ColorRange | None = None,
-    sample_rate: int | None = None,
-    num_channels: int | None = None,
-    sample_fmt: str | None = "fltp",
-    filter_desc: str | None = None,
-) -> str | None:
+    packets: VideoPackets | AudioPackets | None = None, **options: Unpack[_Options]
+) -> FilterDesc | None:
     """Write the filters for packets of either kind.
 
-    With packets, their kind decides between :func:`get_video_filter_desc` and :func:`get_audio_filter_desc`,
-    whose arguments these are. Their window is not repeated: it is cut before the graph. Without packets,
-    arguments that only sound has choose sound, and anything else chooses pictures.
+    Args:
+        packets: Their kind decides between :func:`get_video_filter_desc` and :func:`get_audio_filter_desc`.
+            Their window is not repeated: it is cut before the graph. Without packets, options that only
+            audio has choose audio, and anything else chooses images.
+        **options: The arguments of that function.
 
     Returns:
-        The description, or ``None`` when there is nothing to do.
+        The description; ``None`` when there is nothing to do.
 
     Raises:
-        TypeError: Arguments of the other kind, or of both kinds.
+        TypeError: Options of the other kind, or of both kinds.
         ValueError: As the two functions say.
     """
-    video = {
-        "frame_rate": frame_rate is not None,
-        "scale_width": scale_width is not None,
-        "scale_height": scale_height is not None,
-        "scale_algo": scale_algo != "bicubic",
-        "scale_mode": scale_mode != "pad",
-        "quality": quality != "accurate",
-        "crop_width": crop_width is not None,
-        "crop_height": crop_height is not None,
-        "pix_fmt": pix_fmt != "rgb24",
-        "pad_mode": pad_mode is not None,
-        "pad_color": pad_color != "black",
-        "color_matrix": color_matrix is not None,
-        "color_range": color_range is not None,
-    }
-    audio = {
-        "sample_rate": sample_rate is not None,
-        "num_channels": num_channels is not None,
-        "sample_fmt": sample_fmt != "fltp",
-    }
-    if _is_audio(packets, [k for k, v in video.items() if v], [k for k, v in audio.items() if v]):
-        return get_audio_filter_desc(
-            sample_rate=sample_rate,
-            num_channels=num_channels,
-            sample_fmt=sample_fmt,
-            timestamp=timestamp,
-            num_frames=num_frames,
-            filter_desc=filter_desc,
-        )
-    return get_video_filter_desc(
-        frame_rate=frame_rate,
-        timestamp=timestamp,
-        scale_width=scale_width,
-        scale_height=scale_height,
-        scale_algo=scale_algo,
-        scale_mode=scale_mode,
-        quality=quality,
-        crop_width=crop_width,
-        crop_height=crop_height,
-        pix_fmt=pix_fmt,
-        num_frames=num_frames,
-        pad_mode=pad_mode,
-        pad_color=pad_color,
-        color_matrix=color_matrix,
-        color_range=color_range,
-        filter_desc=filter_desc,
-    )
+    if unknown := sorted(options.keys() - _Options.__annotations__.keys()):
+        raise TypeError(f"get_filter_desc() got an unexpected keyword argument {unknown[0]!r}")
+    given: dict[str, Any] = {k: v for k, v in options.items() if v != _DEFAULTS.get(k)}
+    video = [name for name in given if name not in _AUDIO_OPTIONS]
+    audio = [name for name in given if name in _AudioOptions.__annotations__]
+    if _is_audio(packets, video, audio):
+        return get_audio_filter_desc(**given)
+    return get_video_filter_desc(**given)
 
 
 def get_buffer_desc(
-    source: _VideoCodec | _VideoPackets, label: str | None = None, pix_fmt: str | None = None
+    source: VideoCodec | VideoPackets, label: str | None = None, pix_fmt: str | None = None
 ) -> str:
     """Write the source node through which frames of a stream enter a :class:`~spdl_media.FilterGraph`.
 
     Args:
-        source: Codec of a video, or packets. Packets know how the pictures stand, and decoding turns them
+        source: Codec of a video, or packets. Packets know the orientation, and decoding turns images
             upright, so the size named for packets is the upright one.
         label: Name of the input, as in ``buffer@label``, for :meth:`FilterGraph.add_frames`.
         pix_fmt: Pixel format of the frames, where they are converted before they enter.
@@ -320,32 +286,31 @@ def get_buffer_desc(
     """
     orientation: int = getattr(source, "orientation", 1)
     any_source: Any = source
-    codec: _VideoCodec = getattr(any_source, "codec", any_source)
+    codec: VideoCodec = getattr(any_source, "codec", any_source)
     pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
     if not (codec.width and codec.height and pix_fmt):
         raise ValueError(
             "the size and the pixel format of this stream are known once a frame is decoded; leave the "
             "input of the FilterGraph open, as in '[in]scale=64:48', and it takes them from the first frame"
         )
-    sides = (codec.width, codec.height)
-    width, height = reversed(sides) if swaps_sides(orientation) else sides
+    width, height = codec.width, codec.height
     aspect = codec.sample_aspect_ratio or Fraction(1)
     if swaps_sides(orientation):
-        aspect = 1 / aspect
-    rate = f":frame_rate={ratio(codec.frame_rate)}" if codec.frame_rate else ""
+        width, height, aspect = height, width, 1 / aspect
+    rate = f":frame_rate={_ratio(codec.frame_rate)}" if codec.frame_rate else ""
     return (
         f"buffer{_label(label)}=video_size={width}x{height}:pix_fmt={pix_fmt}:"
-        f"time_base={ratio(codec.time_base)}:pixel_aspect={ratio(aspect)}{rate}"
+        f"time_base={_ratio(codec.time_base)}:pixel_aspect={_ratio(aspect)}{rate}"
     )
 
 
 def get_abuffer_desc(
-    source: _AudioCodec | _AudioPackets, label: str | None = None, sample_fmt: str | None = None
+    source: AudioCodec | AudioPackets, label: str | None = None, sample_fmt: str | None = None
 ) -> str:
-    """Write the source node through which sound enters a :class:`~spdl_media.FilterGraph`.
+    """Write the source node through which audio enters a :class:`~spdl_media.FilterGraph`.
 
     Args:
-        source: Codec of the sound, or packets.
+        source: Codec of the audio, or packets.
         label: Name of the input, as in ``abuffer@label``, for :meth:`FilterGraph.add_frames`.
         sample_fmt: Sample format of the frames, where they are converted before they enter.
 
@@ -356,7 +321,7 @@ def get_abuffer_desc(
         ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
     """
     any_source: Any = source
-    codec: _AudioCodec = getattr(any_source, "codec", any_source)
+    codec: AudioCodec = getattr(any_source, "codec", any_source)
     if sample_fmt is not None:
         format_name("sample_fmt", sample_fmt)
     if not (sample_fmt or codec.sample_fmt):
@@ -393,3 +358,172 @@ def _label(label: str | None) -> str:
     if not re.match(r"[A-Za-z0-9_.-]+\Z", label):
         raise ValueError(f"label must be made of letters, digits, '_', '.' and '-', not {label!r}")
     return f"@{label}"
+
+
+def _filters_of(ops: PictureOps | SoundOps) -> list[str]:
+    """The filters that perform operations, as text for FFmpeg's graph."""
+    if isinstance(ops, SoundOps):
+        return _audio_filters(ops)
+    return [*_cut_filters(ops.box, mirror=ops.mirror), *_filters_after_cut(ops)]
+
+
+def _cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
+    """Cut a box out and mirror it."""
+    filters = []
+    if box is not None:
+        x, y, w, h = box
+        # FFmpeg's crop filter moves a box that reaches over the edge back inside; a size of 0 is an error.
+        sides = f"'if(gt({x}+{w},iw),0,{w})':'if(gt({y}+{h},ih),0,{h})'"
+        filters.append(f"crop={sides}:{x}:{y}:exact=1")
+    return [*filters, "hflip"] if mirror else filters
+
+
+def _conversion_filters(ops: PictureOps) -> list[str]:
+    """Convert to the final format without a change of size."""
+    colors = _colors(ops)
+    named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
+    if not (named or colors):
+        return []
+    if ops.uses_default_conversion:
+        return [f"scale={colors[1:]}", *named] if colors else named
+    planar = [f"format={PLANAR[ops.pix_fmt]}"] if ops.pix_fmt in PLANAR else []
+    return [f"scale=flags=bilinear+{ACCURATE}{colors}", *planar, *named]
+
+
+def _filters_after_cut(ops: PictureOps) -> list[str]:
+    formats = ops.formats if ops.is_scaled else ()
+    rate = [] if ops.frame_rate is None else [f"fps={_ratio(parse_rate(ops.frame_rate))}"]
+    own = _own(ops.filter_desc)
+    is_converted = ops.is_scaled and (bool(formats) or not own)
+    named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
+    return [
+        *rate,
+        *_trim("trim", ops.window),
+        *_scale(ops, formats),
+        *_crop(ops.crop_width, ops.crop_height, exact=not formats),
+        *_count(ops.num_frames, ops.pad_mode),
+        *own,
+        *(named if is_converted else _conversion_filters(ops)),
+    ]
+
+
+def _audio_filters(ops: SoundOps) -> list[str]:
+    named = [] if ops.sample_fmt is None else [f"aformat=sample_fmts={ops.sample_fmt}"]
+    return [
+        *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
+        *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
+        *_trim("atrim", ops.window),
+        *_count_samples(ops.num_frames),
+        *_own(ops.filter_desc),
+        *named,
+    ]
+
+
+def _count_samples(num_frames: int | None) -> list[str]:
+    if num_frames is None:
+        return []
+    return [f"apad=whole_len={num_frames}", f"atrim=end_sample={num_frames}"]
+
+
+def _colors(ops: PictureOps) -> str:
+    """Matrix and range of the result, to be put behind the flags of a scaler."""
+    matrix = f":out_color_matrix={ops.color_matrix}" if ops.color_matrix else ""
+    return f"{matrix}:out_range={ops.color_range}" if ops.color_range else matrix
+
+
+def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
+    """Scale by way of these formats, if any, and give the exact size.
+
+    The last of the formats has no chroma planes of another size, so that borders are exact.
+    """
+    width, height = ops.width, ops.height
+    if width is None and height is None:
+        return []
+    flags = f"flags={ops.flags}{_colors(ops)}"
+    converted = [f"format={name}" for name in formats]
+    exact = not formats
+    if width is None or height is None or ops.scale_mode is None:
+        return [f"scale={_sides(width, height)}:{flags}", *converted]
+    if ops.scale_mode == "crop":
+        size = f"{width}:{height}:force_original_aspect_ratio=increase"
+        return [f"scale={size}:{flags}", *converted, *_crop(width, height, exact=exact)]
+    border = _border(width, height, ops.pad_color, exact=exact)
+    fitted = _fitted_samples(width, height) if exact else _fitted(width, height)
+    return [f"scale={fitted}:{flags}", *converted, *border]
+
+
+# FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
+# image to 0, and then refuse it: a line 2000 pixels long and 3 high would not go into 224x224.
+
+
+def _sides(width: int | None, height: int | None) -> str:
+    """The size; a side that is not given keeps the aspect ratio, and has one pixel at least."""
+    if width is None:
+        return f"'max(1,round({height}*iw/ih))':{height}"
+    return f"{width}:'max(1,round({width}*ih/iw))'" if height is None else f"{width}:{height}"
+
+
+def _fitted(width: int, height: int) -> str:
+    """The largest size of the image's aspect ratio that fits, one pixel at least on each side."""
+    across = f"max(1,min({width},round({height}*iw/ih)))"
+    return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
+
+
+def _fitted_samples(width: int, height: int) -> str:
+    """The same in whole samples of the result's chroma: FFmpeg's pad filter cuts off what is left over."""
+    across = f"min(floor({width}/ohsub),round({height}*iw/ih/ohsub))*ohsub"
+    down = f"min(floor({height}/ovsub),round({width}*ih/iw/ovsub))*ovsub"
+    return f"'max(ohsub,{across})':'max(ovsub,{down})'"
+
+
+def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
+    step = _CHROMA_STEP if exact else 1
+    outer = [-(-side // step) * step for side in (width, height)]
+    place = f"({width}-iw)/2:({height}-ih)/2"
+    pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
+    return [pad] if outer == [width, height] else [pad, f"crop={width}:{height}:0:0:exact=1"]
+
+
+def _crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
+    """Cut out the middle; ``exact``: chroma may have its own size, and FFmpeg would round to it."""
+    if width is None and height is None:
+        return []
+    sides = f"{'iw' if width is None else width}:{'ih' if height is None else height}"
+    if not exact:
+        return [f"crop={sides}"]
+    # The size is not rounded to whole chroma samples, but the position is, so that chroma stays in place.
+    step = _CHROMA_STEP
+    left, top = (f"trunc(({side}-o{side[1]})/{2 * step})*{step}" for side in ("iw", "ih"))
+    return [f"crop={sides}:{left}:{top}:exact=1"]
+
+
+def _count(num_frames: int | None, pad_mode: str | None) -> list[str]:
+    """Make it exactly so many frames."""
+    if num_frames is None:
+        return []
+    added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
+    return [f"tpad=stop=-1:{added}", f"trim=end_frame={num_frames}"]
+
+
+def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
+    """Cut in time."""
+    options = [
+        f"{side}={_seconds(value)}"
+        for side, value in (("start", window.start), ("end", window.end))
+        if value is not None
+    ]
+    return [f"{name}={':'.join(options)}"] if options else []
+
+
+def _own(filter_desc: str | None) -> list[str]:
+    return [filter_desc] if filter_desc and filter_desc.strip() else []
+
+
+def _seconds(value: Fraction) -> str:
+    count = int((to_microseconds(value) or 0) * 1_000_000)
+    return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
+
+
+def _ratio(value: Fraction) -> str:
+    """Write a fraction as FFmpeg reads it."""
+    return f"{value.numerator}/{value.denominator}"

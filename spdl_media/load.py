@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
-from spdl_media._filters.stages import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
 from spdl_media._loading.device_frames import FramesAsked, frame_steps
 from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
@@ -18,7 +17,7 @@ from spdl_media._loading.on_device import (
     into_array,
     staging,
 )
-from spdl_media._loading.options import PictureOptions, SoundOptions
+from spdl_media._loading.options import chosen_filter, still_filter
 from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import configs_by_kind
@@ -28,7 +27,9 @@ from spdl_media.crops import Box
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
 from spdl_media.storage import Storage
 from spdl_media.timing import Seconds, Timestamp, Window, clip_window
 
@@ -99,8 +100,8 @@ def load_image(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
-    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality)
-    desc = options.desc(filter_desc, still=True)
+    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality)
+    desc = still_filter(options, filter_desc)
 
     def load(storage: Storage | None) -> CPUBuffer:
         packets = demux_image(src, demux_config=demux_config, name=name)
@@ -203,7 +204,7 @@ def load_image_batch(
     """
     decode_and_convert = batch_steps(
         srcs,
-        options=PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality),
+        options=PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality),
         filter_desc=filter_desc,
         cuts=CropPlan(crops, flips),
         demux_config=demux_config,
@@ -227,7 +228,7 @@ def load_video(
     pix_fmt: str | None = "rgb24",
     scale_mode: ScaleMode | None = "pad",
     scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
+    quality: Quality = "auto",
     frame_rate: Rate | None = None,
     num_frames: int | None = None,
     stream_index: int | None = None,
@@ -283,7 +284,7 @@ def load_video(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
-    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
+    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     asked = FramesAsked(
         options=options,
@@ -355,7 +356,7 @@ def load_audio(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(filter_desc)
+    desc = chosen_filter(SoundOps(sample_rate, num_channels, sample_fmt), filter_desc, SoundOps())
     config = one_cuda_config(cuda, cuda_config)
     convert = into_array(config, storage, None, "load_audio(cuda=)")
     packets = demux_audio(
@@ -393,7 +394,7 @@ def load_clip(
     pix_fmt: str | None = "rgb24",
     scale_mode: ScaleMode | None = "pad",
     scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
+    quality: Quality = "auto",
     frame_rate: Rate | None = None,
     sample_rate: int | None = None,
     num_channels: int | None = None,
@@ -450,8 +451,8 @@ def load_clip(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     check_array_layout(layout)
-    options = PictureOptions(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    sound_desc = SoundOptions(sample_rate, num_channels, sample_fmt).desc(DEFAULT_FILTER)
+    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
+    sound_desc = FilterDesc(SoundOps(sample_rate, num_channels, sample_fmt))
     window = clip_window(start, duration)
     config = device_config(cuda, cuda_config, decoder, VideoDecoder)
     purpose = "load_clip(cuda=)"

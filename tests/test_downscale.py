@@ -10,7 +10,7 @@ import pytest
 
 import spdl_media as sm
 from spdl_media._decoding import downscale
-from spdl_media._filters.stages import ScaleAlgo
+from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
 
 DCT = sm.decode_config(downscale="dct")

@@ -6,6 +6,7 @@ import io
 import re
 import threading
 import weakref
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -21,10 +22,10 @@ from spdl_media import get_video_filter_desc
 from spdl_media._decoding import downscale, jpegs
 from spdl_media._filters import plain_chain as plain_chains
 from spdl_media._filters.plain_chain import plain_chain
-from spdl_media._filters.stages import ScaleAlgo
-from spdl_media.crops import crop_filters
 from spdl_media.errors import FilterError
+from spdl_media.filter_desc import FilterDesc, picture_ops
 from spdl_media.filter_graph import FrameFilter
+from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
 
 SOURCES = (
@@ -52,6 +53,13 @@ def through_graph(desc: str, frame: av.VideoFrame) -> av.VideoFrame:
     result: av.VideoFrame
     (result,) = [*filter.push(frame), *filter.flush()]
     return result
+
+
+def cut(desc: str, box: Any, *, mirror: bool = False) -> FilterDesc:
+    """The same filters after a box is cut out and mirrored."""
+    ops = picture_ops(desc)
+    assert ops is not None
+    return FilterDesc(replace(ops, box=box, mirror=mirror))
 
 
 def facts(frame: av.VideoFrame) -> tuple[Any, ...]:
@@ -177,7 +185,7 @@ def test_cuts_without_a_graph(
     if source.startswith("yuvj"):
         frame.color_range = 2
     scale = get_video_filter_desc(scale_width=20, scale_height=17, quality=quality) or ""
-    desc = ",".join([*crop_filters(box, flip=flip), scale])
+    desc = cut(scale, box, mirror=flip)
     chain = plain_chain(desc)
     assert chain is not None
     if quality == "fast" and source in ("gray", "yuv444p", "yuva444p"):
@@ -189,7 +197,8 @@ def test_cuts_without_a_graph(
 def test_a_cut_that_does_not_fit_is_refused_either_way() -> None:
     frame = noise("yuvj420p", 16, 16)
     frame.time_base = Fraction(1, 10)
-    desc = ",".join([*crop_filters((1, 1, 16, 15), flip=False), "scale=8:8:flags=area,format=gbrp"])
+    scale = get_video_filter_desc(scale_width=8, scale_height=8, scale_mode=None) or ""
+    desc = cut(scale, (1, 1, 16, 15))
     chain = plain_chain(desc)
     assert chain is not None
     assert not chain.accepts(frame)
@@ -200,7 +209,7 @@ def test_a_cut_that_does_not_fit_is_refused_either_way() -> None:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_conversion_without_a_graph(source: str, target: str) -> None:
-    desc = get_video_filter_desc(pix_fmt=target)
+    desc = get_video_filter_desc(pix_fmt=target, quality="accurate")
     assert desc is not None
     for size in ((64, 48), (63, 47), (1, 1)):
         frame = noise(source, *size)
@@ -252,7 +261,7 @@ def test_what_is_not_plain_takes_a_graph(desc: str) -> None:
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p", "nv12", "yuva420p", "yuv420p10le"])
 def test_video_formats_take_a_graph(pix_fmt: str) -> None:
     # Where their chroma samples stand is a field of the frame, which only the scale filter reads.
-    chain = plain_chain(get_video_filter_desc() or "")
+    chain = plain_chain(get_video_filter_desc(quality="accurate") or "")
     assert chain is not None
     assert not chain.accepts(av.VideoFrame(16, 16, pix_fmt))
 
@@ -267,7 +276,7 @@ def test_what_the_graph_refuses_is_not_accepted() -> None:
 
 
 def test_rgb_of_the_right_size_is_passed_on() -> None:
-    chain = plain_chain(get_video_filter_desc() or "")
+    chain = plain_chain(get_video_filter_desc(quality="accurate") or "")
     frame = noise("rgb24", 9, 7)
     assert chain is not None
     assert chain(frame) is frame
@@ -315,8 +324,8 @@ def test_a_thread_keeps_a_bounded_number_of_scalers_over_all_targets(
     for side in range(20, 60):
         desc = get_video_filter_desc(scale_width=side, scale_height=side, scale_mode=None) or ""
         for width in (24, 30, 36):
-            for cut in ([], crop_filters((0, 0, 20 + side % 3, 20), flip=False)):
-                chain = plain_chain(",".join([*cut, desc]))
+            for text in (desc, cut(desc, (0, 0, 20 + side % 3, 20))):
+                chain = plain_chain(text)
                 assert chain is not None
                 chain(noise("yuvj420p", width, 24))
         counts.append(len(scalers) // 2)  # one scales to planar RGB, one interleaves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,6 +19,7 @@ from spdl_media import (
     get_filter_desc,
     get_video_filter_desc,
 )
+from spdl_media.filter_desc import picture_ops, sound_ops
 from spdl_media.filter_graph import FrameFilter
 from spdl_media.planes import picture_planes
 
@@ -68,9 +71,11 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
 @pytest.mark.parametrize(
     ("arguments", "desc"),
     [
-        ({}, CONVERT),
+        ({}, "format=rgb24"),
+        ({"quality": "fast"}, "format=rgb24"),
+        ({"quality": "accurate"}, CONVERT),
         ({"pix_fmt": None}, None),
-        ({"pix_fmt": "gray"}, f"{CONVERT.split(',', 1)[0]},format=gray"),
+        ({"pix_fmt": "gray", "quality": "accurate"}, f"{CONVERT.split(',', 1)[0]},format=gray"),
         (
             {"scale_width": 224, "scale_height": 112, "scale_mode": None},
             f"scale=224:112:{FLAGS},format=gbrp,format=rgb24",
@@ -91,7 +96,12 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             f"scale=8:6:force_original_aspect_ratio=increase:{FLAGS},format=gbrp,crop=8:6,format=rgb24",
         ),
         (
-            {"pix_fmt": "nv12", "color_matrix": "bt601", "color_range": "pc"},
+            {
+                "pix_fmt": "nv12",
+                "color_matrix": "bt601",
+                "color_range": "pc",
+                "quality": "accurate",
+            },
             f"{CONVERT.split(',', 1)[0]}:out_color_matrix=bt601:out_range=pc,format=nv12",
         ),
         (
@@ -103,8 +113,12 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             ),
         ),
         (
-            {"pix_fmt": None, "color_matrix": "bt709"},
+            {"pix_fmt": None, "color_matrix": "bt709", "quality": "accurate"},
             f"{CONVERT.split(',', 1)[0]}:out_color_matrix=bt709",
+        ),
+        (
+            {"pix_fmt": "nv12", "color_matrix": "bt709", "color_range": "pc"},
+            "scale=out_color_matrix=bt709:out_range=pc,format=nv12",
         ),
         ({"frame_rate": (30000, 1001), "pix_fmt": None}, "fps=30000/1001"),
         ({"frame_rate": 29.97, "pix_fmt": None}, "fps=2997/100"),
@@ -115,7 +129,8 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             {"num_frames": 5, "pad_mode": "red", "pix_fmt": None},
             "tpad=stop=-1:stop_mode=add:color=red,trim=end_frame=5",
         ),
-        ({"filter_desc": "hflip"}, f"hflip,{CONVERT}"),
+        ({"filter_desc": "hflip", "quality": "accurate"}, f"hflip,{CONVERT}"),
+        ({"filter_desc": "hflip"}, "hflip,format=rgb24"),
         ({"filter_desc": "hflip", "pix_fmt": None}, "hflip"),
     ],
 )
@@ -220,7 +235,7 @@ def test_planar_rgb_on_the_way_equals_one_accurate_step(source: str, target: str
     frame = picture(source)
     small: Any = {"scale_width": 32, "scale_height": 24}
     for size, text in ((small, f"32:24:{FLAGS}"), ({}, "")):
-        desc = get_video_filter_desc(**size, scale_mode=None, pix_fmt=target)
+        desc = get_video_filter_desc(**size, scale_mode=None, pix_fmt=target, quality="accurate")
         flags = text or FLAGS.replace("bicubic", "bilinear")
         (ours,), (once,) = run(desc, frame), run(f"scale={flags},format={target}", frame)
         assert ours.format.name == target
@@ -234,7 +249,9 @@ def test_planar_rgb_on_the_way_equals_one_accurate_step(source: str, target: str
 def test_deep_rgb_is_rgb(source: str) -> None:
     # FFmpeg's own bilinear step from 4:2:0 to rgb48 overflows (levels near 0 come out near 65535).
     deep, plain = (
-        run(get_video_filter_desc(pix_fmt=pix_fmt), picture(source))[0].to_ndarray().astype(int)
+        run(get_video_filter_desc(pix_fmt=pix_fmt, quality="accurate"), picture(source))[0]
+        .to_ndarray()
+        .astype(int)
         for pix_fmt in ("rgb48le", "rgb24")
     )
     assert np.abs(deep - 257 * plain).max() <= 2 * 257
@@ -348,7 +365,7 @@ def test_matrix_and_range_of_the_frame_count(colorspace: int, red: float, full: 
     frame.colorspace, frame.color_range = colorspace, 2 if full else 1
     luma = 100 if full else (100 - 16) * 255 / 219
     wanted = luma + 2 * (1 - red) * (200 - 128) * (1 if full else 255 / 224)
-    rgb = run(get_video_filter_desc(), frame)[0].to_ndarray()
+    rgb = run(get_video_filter_desc(quality="accurate"), frame)[0].to_ndarray()
     assert abs(int(rgb[3, 3, 0]) - wanted) <= 1
 
 
@@ -520,6 +537,49 @@ def test_one_side_of_a_thin_picture(given: str, wanted: tuple[int, int]) -> None
     assert (result.width, result.height) == wanted
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"scale_width": 8, "quality": "accurate", "scale_algo": "area"},
+        {"scale_width": 8, "scale_height": 6, "pad_color": "red", "filter_desc": "hflip"},
+        {"frame_rate": "30000/1001", "timestamp": (Fraction(1, 3), None), "num_frames": 3},
+        {"pix_fmt": "nv12", "color_matrix": "bt709", "color_range": "pc", "crop_width": 5},
+    ],
+)
+def test_descriptions_carry_their_values(arguments: dict[str, Any]) -> None:
+    desc = get_video_filter_desc(**arguments)
+    assert desc is not None
+    ops = picture_ops(desc)
+    assert ops is not None
+    assert ops.width == arguments.get("scale_width")
+    for other in (pickle.loads(pickle.dumps(desc)), copy.copy(desc), copy.deepcopy(desc)):
+        assert (other, picture_ops(other)) == (desc, ops)
+    # Values without effect are not told apart, as the text does not tell them apart.
+    assert sound_ops(desc) is None
+    for text in (f"{desc}", desc + "", desc[:], ",".join([desc]), desc.replace("x", "x")):
+        assert picture_ops(text) is None
+        assert text == desc
+
+
+def test_equal_texts_have_equal_values() -> None:
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"quality": "fast", "scale_algo": "area", "scale_mode": "crop", "pad_color": "red"}),
+        ({"pix_fmt": None, "num_frames": 1}, {"pix_fmt": None, "num_frames": 1, "quality": "fast"}),
+        ({"scale_width": 8}, {"scale_width": 8, "quality": "accurate", "pad_mode": "red"}),
+        ({"timestamp": (Fraction(1, 3), 1)}, {"timestamp": ("0.333333", 1.0)}),
+        ({"frame_rate": 29.97}, {"frame_rate": (2997, 100), "filter_desc": " "}),
+    ]
+    for one, other in pairs:
+        first, second = get_video_filter_desc(**one), get_video_filter_desc(**other)
+        assert first == second
+        assert picture_ops(first) == picture_ops(second)
+    sound = get_audio_filter_desc(sample_rate=8000)
+    assert sound is not None
+    assert sound_ops(sound) == sound_ops(copy.copy(sound))
+    assert picture_ops(sound) is None
+
+
 def test_the_fast_quality() -> None:
     desc = get_video_filter_desc(scale_width=8, scale_height=6, scale_mode=None, quality="fast")
     assert desc == "scale=8:6:flags=bicublin,format=yuv420p,format=rgb24,format=rgb24"
@@ -529,7 +589,7 @@ def test_the_fast_quality() -> None:
     alpha = get_filter_desc(scale_width=8, pix_fmt="rgba", quality="fast")
     assert alpha is not None
     assert "yuv420p" not in alpha
-    # There is nothing to gain where nothing is scaled.
-    assert get_video_filter_desc(quality="fast") == get_video_filter_desc()
+    # Without scaling, nothing is quicker than FFmpeg's own conversion.
+    assert get_video_filter_desc(quality="fast") == get_video_filter_desc(quality="auto")
     with pytest.raises(ValueError, match="quality must be "):
         get_video_filter_desc(quality="best")

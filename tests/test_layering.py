@@ -29,7 +29,7 @@ ORDER = [
     ["_demuxing.sample_clock", "_demuxing.matrices", "_demuxing.container", "_demuxing.window"],
     ["_demuxing.streaming", "_demuxing.pictures", "demux", "_probe"],
     ["bitstream"],
-    ["_filters.graph_syntax", "_filters.stages", "filter_desc"],
+    ["operations", "_filters.graph_syntax", "filter_desc"],
     ["planes", "frames"],
     [
         "_filters.cuts",

@@ -37,9 +37,9 @@ from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.own_streams import OwnStreams
 from spdl_media._loading import device_pictures
 from spdl_media._loading.batch import Stopped
-from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
 from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel
+from spdl_media.operations import PictureOps
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -489,7 +489,7 @@ def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
     asked: list[int] = []
     steps = device_pictures.batch_steps(
         PHOTOS,
-        options=PictureOptions(48, 40),
+        options=PictureOps(48, 40),
         filter_desc=DEFAULT_FILTER,
         cuts=CropPlan(None, None),
         demux_config=None,

@@ -9,6 +9,7 @@ from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
+from spdl_media.operations import Quality
 from spdl_media.packets import PacketMetadata, Packets, metadata_of
 
 
@@ -24,9 +25,11 @@ class Default(Enum):
 DEFAULT_FILTER: Final = Default.FILTER
 
 
-def picture_filter(filter_desc: str | Default | None) -> str | None:
-    """The description for pictures: ``rgb24``, if none was given."""
-    return get_video_filter_desc() if isinstance(filter_desc, Default) else filter_desc
+def picture_filter(filter_desc: str | Default | None, quality: Quality = "auto") -> str | None:
+    """The description for pictures: ``rgb24`` of this quality, if none was given."""
+    if isinstance(filter_desc, Default):
+        return get_video_filter_desc(quality=quality)
+    return filter_desc
 
 
 def sample_filter(filter_desc: str | Default | None) -> str | None:

@@ -13,7 +13,7 @@ from spdl_media._checks import check_choice
 from spdl_media._converting.checks import colors_differ, colors_of
 from spdl_media._converting.pictures import PictureRows, why_no_array
 from spdl_media._decoding.defaults import Default
-from spdl_media._loading.options import PICTURE_COLORS, PictureOptions
+from spdl_media._loading.options import PICTURE_COLORS, still_filter
 from spdl_media._loading.pictures import CropPlan, decode_picture
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import DecodeConfig, DemuxConfig
@@ -30,6 +30,7 @@ from spdl_media.errors import (
 from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.layouts import pixel_layout
+from spdl_media.operations import PictureOps
 from spdl_media.planes import is_yuv
 from spdl_media.storage import Storage
 
@@ -219,7 +220,7 @@ def check_array_layout(layout: str | None) -> None:
 def image_batch_steps(
     inputs: Sequence[Source],
     *,
-    options: PictureOptions,
+    options: PictureOps,
     filter_desc: str | Default | None,
     cuts: CropPlan,
     demux_config: DemuxConfig | None,
@@ -231,7 +232,7 @@ def image_batch_steps(
     """Check the arguments, and give what loads the batch; it asks before each picture whether to stop."""
     check_on_error(on_error)
     check_array_layout(layout)
-    desc = options.desc(filter_desc, still=True)
+    desc = still_filter(options, filter_desc)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     cuts.check(len(inputs))
@@ -277,7 +278,7 @@ def _is_one_source(srcs: Any) -> bool:
     return True
 
 
-def _known(options: PictureOptions) -> Known | None:
+def _known(options: PictureOps) -> Known | None:
     if options.width is None or options.height is None or options.pix_fmt is None:
         return None
     return Known(options.width, options.height, options.pix_fmt)

@@ -12,10 +12,11 @@ from typing import TypeAlias
 from spdl_media._decoding.defaults import Default
 from spdl_media._loading.batch import ArrayLayout
 from spdl_media._loading.on_device import VideoDecoder, cupy_device, into_array, why_no_kernels
-from spdl_media._loading.options import PictureOptions
+from spdl_media._loading.options import VIDEO_OPS, chosen_filter
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import decode_packets
+from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage
 
@@ -27,7 +28,7 @@ Timed: TypeAlias = tuple[Buffer, tuple[float, ...]]
 class FramesAsked:
     """How frames are to come out, and where. The arguments of :func:`~spdl_media.load_video` explain them."""
 
-    options: PictureOptions
+    options: PictureOps
     filter_desc: str | Default | None
     num_frames: int | None
     decode_config: DecodeConfig | None
@@ -46,7 +47,7 @@ def frame_steps(asked: FramesAsked) -> Callable[[VideoPackets], Timed]:
         MissingDependencyError: A decoder is asked for that is not there.
         TransferError: There is no device.
     """
-    desc = asked.options.desc(asked.filter_desc)
+    desc = chosen_filter(asked.options, asked.filter_desc, VIDEO_OPS)
 
     config = asked.config
     convert = into_array(config, asked.storage, asked.layout, asked.purpose)
@@ -102,7 +103,7 @@ def _takes_nvdec(asked: FramesAsked) -> bool:
 def _nvdec_refusal(asked: FramesAsked) -> str | None:
     """Why no decoder of the device makes such frames, as far as the arguments say."""
     options = asked.options
-    if not isinstance(asked.filter_desc, Default) or options.quality != "accurate":
+    if not isinstance(asked.filter_desc, Default) or options.quality == "fast":
         return "filter_desc= and quality='fast' are for the CPU"
     if options.pix_fmt not in ("rgb24", "bgr24"):
         return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"

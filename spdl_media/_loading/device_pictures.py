@@ -27,7 +27,6 @@ from spdl_media._loading.on_device import (
     staging,
     why_no_kernels,
 )
-from spdl_media._loading.options import PictureOptions
 from spdl_media._loading.pictures import CropPlan
 from spdl_media._optional import is_available
 from spdl_media.buffer import CPUBuffer
@@ -35,6 +34,7 @@ from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_c
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps
 from spdl_media.storage import Storage
 
 Steps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
@@ -61,7 +61,7 @@ class Asked:
 
     config: CUDAConfig
     decoder: PictureDecoder
-    options: PictureOptions
+    options: PictureOps
     is_plain: bool
     demux_config: DemuxConfig | None
     decode_config: DecodeConfig | None
@@ -76,7 +76,7 @@ class Asked:
 def batch_steps(
     srcs: Iterable[Source],
     *,
-    options: PictureOptions,
+    options: PictureOps,
     filter_desc: str | Default | None,
     cuts: CropPlan,
     demux_config: DemuxConfig | None,
@@ -201,7 +201,7 @@ def _takes_planes(asked: Asked) -> bool:
         and not asked.is_single
         and options.pix_fmt in ("rgb24", "bgr24")
         and options.scale_algo in ("bicubic", "bilinear")
-        and options.quality == "accurate"
+        and options.quality != "fast"
         and config.downscale is None
         and is_available("cupy")
         and why_no_kernels(asked.config.device_index) is None

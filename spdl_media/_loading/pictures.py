@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy.typing as npt
 
 from spdl_media._filters.cuts import fits
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.crops import Box, checked_box, crop_filters
+from spdl_media.crops import Box, checked_box
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import ConvertError, FilterError
+from spdl_media.filter_desc import FilterDesc, picture_ops
 from spdl_media.frames import ImageFrames
+from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets
 
 
@@ -65,11 +68,11 @@ class CropPlan:
         """The filters of the picture at this position, its own before those of all."""
         if self.is_empty:
             return desc
-        flip = self._flips is not None and self._flips[position]
-        own = crop_filters(self.box(position), flip=flip)
+        mirror = self._flips is not None and self._flips[position]
         # Boxes are those of upright pictures, and without any filter none would be turned. Those without a
         # box or a flip are turned with the others, or chance would say how each picture of a batch stands.
-        return ",".join([*own, desc or "null"])
+        ops = picture_ops(desc) or PictureOps(filter_desc=desc, pix_fmt=None)
+        return FilterDesc(replace(ops, box=self.box(position), mirror=mirror))
 
 
 def _flags(flips: Any) -> list[bool]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from spdl_media._decoding.defaults import cut_short_error
-from spdl_media._filters.stages import Rate
 from spdl_media._optional import is_available
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -37,6 +36,7 @@ from spdl_media.decode import decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
 from spdl_media.frames import VideoFrames
+from spdl_media.operations import Rate
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
@@ -214,6 +214,7 @@ def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None
         scale_mode=output.scale_mode,
         scale_algo=output.scale_algo,
         pix_fmt=pix_fmt,
+        quality="accurate",
     )
     crop = output.crop
     width, height = f"iw-{crop.left + crop.right}", f"ih-{crop.top + crop.bottom}"

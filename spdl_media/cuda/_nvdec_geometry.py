@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spdl_media._checks import check_choice, check_positive
-from spdl_media._filters.stages import ScaleMode
+from spdl_media.operations import ScaleMode
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import av
 
-from spdl_media._filters.stages import Rate, rate_and_window
 from spdl_media.filter_graph import FrameFilter
+from spdl_media.operations import Rate, parse_rate
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 from spdl_media.timing import ticks_to_seconds
 
@@ -87,7 +87,8 @@ def at_rate(
     Raises:
         ValueError: ``rate`` is no positive number.
     """
-    (desc,) = rate_and_window(rate, None)  # "fps=30000/1001"
+    exact_rate = parse_rate(rate)
+    desc = f"fps={exact_rate.numerator}/{exact_rate.denominator}"
     filter = FrameFilter(desc, kind="video", time_base=time_base, frame_rate=source_rate)
     chosen: list[tuple[int, int]] = []
     for position, (pts, duration) in enumerate(times):
@@ -96,7 +97,7 @@ def at_rate(
         _write_number(frame, position)
         chosen.extend(map(_number_and_pts, filter.push(frame)))
     chosen.extend(map(_number_and_pts, filter.flush()))
-    return Fraction(desc.removeprefix("fps=")), chosen
+    return exact_rate, chosen
 
 
 _MARK_SIZE = 8

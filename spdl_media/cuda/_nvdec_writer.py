@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from spdl_media._converting.checks import colors_differ, matrix_and_range
-from spdl_media._filters.stages import ScaleMode
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_color import scale_plane, to_rgb
 from spdl_media.cuda._nvdec_device import VideoDevice
@@ -28,6 +27,7 @@ from spdl_media.cuda._nvdec_planes import (
     frame_planes,
 )
 from spdl_media.errors import ConvertError
+from spdl_media.operations import ScaleMode
 
 OutputFormat: TypeAlias = Literal["rgb24", "bgr24", "nv12"]
 ArrayLayout: TypeAlias = Literal["NHWC", "NCHW"]

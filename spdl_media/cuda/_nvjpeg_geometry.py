@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spdl_media._loading.options import PictureOptions
+from spdl_media.operations import PictureOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Placement:
         return self.width >= self.out_width and self.height >= self.out_height
 
 
-def placement(width: int, height: int, options: PictureOptions) -> Placement:
+def placement(width: int, height: int, options: PictureOps) -> Placement:
     """Place an upright picture of this size as :func:`~spdl_media.get_video_filter_desc` would."""
     sides = _sides(width, height, options)
     if options.width is None or options.height is None or options.scale_mode is None:
@@ -52,7 +52,7 @@ def placement(width: int, height: int, options: PictureOptions) -> Placement:
     return Placement(*sides, place[0], place[1], *out)
 
 
-def _sides(width: int, height: int, options: PictureOptions) -> tuple[int, int]:
+def _sides(width: int, height: int, options: PictureOps) -> tuple[int, int]:
     """The size to scale to."""
     w, h = options.width, options.height
     if w is None and h is None:

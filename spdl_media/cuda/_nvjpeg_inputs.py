@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._decoding.defaults import DEFAULT_FILTER
-from spdl_media._loading.options import PictureOptions
 from spdl_media._optional import require
 from spdl_media._stills.stills import HEAD_SIZE, still_codec
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
 
 # Decoders of FFmpeg whose pictures DALI gives too, within 1 level of 255 on average at their own size, in
@@ -70,7 +70,7 @@ class Reader:
 
     def __init__(
         self,
-        options: PictureOptions,
+        options: PictureOps,
         demux_config: DemuxConfig | None,
         decode_config: DecodeConfig,
         name: str | None = None,
@@ -82,7 +82,7 @@ class Reader:
         )
         # DALI puts the channels of the PNM in the order asked for.
         pix_fmt = "gray" if options.pix_fmt == "gray" else "rgb24"
-        self._desc = replace(options, pix_fmt=pix_fmt).desc(DEFAULT_FILTER)
+        self._desc = FilterDesc(replace(options, pix_fmt=pix_fmt, quality="accurate"))
         self._demux_config = demux_config
         self._decode_config = decode_config
         self._name = name

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from spdl_media._loading.batch import ArrayLayout
-from spdl_media._loading.options import PictureOptions
 from spdl_media.cuda._nvjpeg_batch import Rows
 from spdl_media.cuda._nvjpeg_geometry import Placement, placement
 from spdl_media.cuda._nvjpeg_inputs import Encoded, black
 from spdl_media.cuda.slots import DaliBatch, Settings, Slot, dali_types
 from spdl_media.errors import ConvertError
+from spdl_media.operations import PictureOps
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 """Pixel formats, and what DALI calls them."""
@@ -40,7 +40,7 @@ class Operators:
 
     def __init__(
         self,
-        options: PictureOptions,
+        options: PictureOps,
         layout: ArrayLayout,
         hw_decoder_load: float | None,
         *,

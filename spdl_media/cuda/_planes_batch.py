@@ -9,16 +9,14 @@ The planes of 4:2:0 are half of RGB of the same size, and FFmpeg's scaler has no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._loading.batch import ArrayLayout, OnError
-from spdl_media._loading.options import PictureOptions
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_formats import yuv_format
@@ -31,7 +29,9 @@ from spdl_media.cuda_buffer import CUDABuffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import StorageTooSmallError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 from spdl_media.transfer import to_device
 
@@ -89,13 +89,13 @@ class PlanesReader:
 
     def __init__(
         self,
-        options: PictureOptions,
+        options: PictureOps,
         demux_config: DemuxConfig | None,
         decode_config: DecodeConfig | None,
     ) -> None:
         known = options.width is not None and options.height is not None
         self.size = (options.width or 0, options.height or 0) if known else None
-        self._desc = options.desc(DEFAULT_FILTER)
+        self._desc = FilterDesc(replace(options, quality="accurate"))
         self._demux_config = demux_config
         self._decode_config = decode_config
 
@@ -136,7 +136,7 @@ def load_planes(
     inputs: Sequence[Source],
     device: CupyDevice,
     config: CUDAConfig,
-    options: PictureOptions,
+    options: PictureOps,
     demux_config: DemuxConfig | None,
     decode_config: DecodeConfig | None,
     storage: Storage,
@@ -192,7 +192,7 @@ def load_planes(
     return buffer_on_stream(result, device, failures=tuple(batch.failures), indices=batch.indices)
 
 
-def _placed(one: Decoded, options: PictureOptions) -> Placement:
+def _placed(one: Decoded, options: PictureOps) -> Placement:
     if one.pix_fmt is None:
         return Placement(*one.size, 0, 0, *one.size)
     return placement(*one.size, options)
@@ -236,7 +236,7 @@ def _finish(
     planes: Sequence[Any],
     place: Placement,
     target: Any,
-    options: PictureOptions,
+    options: PictureOps,
 ) -> None:
     """Put one picture into its row, ``(height, width, 3)`` in any strides, on CuPy's current stream."""
     if one.pix_fmt is None:

@@ -32,9 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
 from spdl_media._checks import check_positive
-from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices.device import is_out_of_memory
-from spdl_media._filters.stages import ScaleAlgo, ScaleMode
 from spdl_media._loading.batch import (
     ArrayLayout,
     OnError,
@@ -42,7 +40,6 @@ from spdl_media._loading.batch import (
     check_array_layout,
     check_on_error,
 )
-from spdl_media._loading.options import PictureOptions
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
 from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader
@@ -53,6 +50,7 @@ from spdl_media.cuda.slots import SlotDevice, slot_pool
 from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import ConvertError, TransferError
 from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps, ScaleAlgo, ScaleMode
 
 __all__ = ("decode_image_nvjpeg", "load_image_batch_nvjpeg")
 
@@ -145,7 +143,7 @@ def decode_image_batch(
     array, stream, batch = _decode(
         srcs,
         _checked_device(cuda, cuda_config),
-        PictureOptions(width, height, pix_fmt, scale_mode, scale_algo),
+        PictureOps(width, height, pix_fmt, scale_mode, scale_algo),
         demux_config,
         decode_config,
         layout or "NHWC",
@@ -196,7 +194,7 @@ def decode_image_nvjpeg(
     for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
         if side is not None:
             check_positive(name, side)
-    options = PictureOptions(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
+    options = PictureOps(scale_width, scale_height, _spdl_color(pix_fmt), scale_mode=None)
     array, stream, _ = _decode(
         cast("Sequence[Source]", src) if is_list else [cast("Source", src)],
         _checked_device(cuda, cuda_config),
@@ -258,7 +256,7 @@ def load_image_batch_nvjpeg(
 def _decode(
     srcs: Iterable[Source],
     device: SlotDevice,
-    options: PictureOptions,
+    options: PictureOps,
     demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
     layout: ArrayLayout = "NHWC",
@@ -311,8 +309,7 @@ def _not_together(failed: Exception, rows: Rows[Encoded], device: SlotDevice) ->
     return TransferError(text) if is_memory else RuntimeError(text)
 
 
-def _check_operators(options: PictureOptions, hw_decoder_load: float | None) -> None:
-    options.desc(DEFAULT_FILTER)  # refuses names and sizes that cannot be
+def _check_operators(options: PictureOps, hw_decoder_load: float | None) -> None:
     if refusal := why_not_dali(options.pix_fmt, options.scale_algo):
         raise ValueError(f"{refusal}. The CPU makes every other: decoder='cpu'")
     if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:

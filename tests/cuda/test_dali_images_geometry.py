@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
-from spdl_media._loading.options import PictureOptions
 from spdl_media.cuda._nvjpeg_geometry import Placement, placement
+from spdl_media.operations import PictureOps
 
 SIDES = st.integers(1, 90)
 
@@ -33,7 +33,7 @@ def place(
     height: int | None,
     mode: Literal["pad", "crop"] | None,
 ) -> Placement:
-    return placement(*size, PictureOptions(width, height, "rgb24", mode))
+    return placement(*size, PictureOps(width, height, "rgb24", mode))
 
 
 @settings(max_examples=examples(60))
