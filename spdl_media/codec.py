@@ -20,9 +20,9 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import as_fraction, check_codec_options, ffmpeg_errors
-from spdl_media._stills.stills import ERR_DETECT
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
+from spdl_media.stills import ERR_DETECT
 
 __all__ = ("AudioCodec", "Codec", "VideoCodec")
 

@@ -1,7 +1,7 @@
 """Where media come from: one kind of input out of paths, URLs, memory and file objects.
 
 Local paths are opened by FFmpeg itself, without the GIL. Everything else is read by it through
-:mod:`spdl_media._inputs.readers`, and may not open anything further: a playlist among the bytes of a data
+:mod:`spdl_media._remote`, and may not open anything further: a playlist among the bytes of a data
 set reaches neither the disk nor the network.
 """
 
@@ -13,23 +13,22 @@ import os
 import re
 import stat
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import av
 import av.container
+import av.format
 import numpy as np
 
 from spdl_media import _ffmpeg
-from spdl_media._inputs.endings import missing_end
-from spdl_media._inputs.formats import check_format, index_is_last, may_be_mp4
-from spdl_media._inputs.memory import memory_of
-from spdl_media._inputs.readers import FileReader, Readable, ViewReader
-from spdl_media._inputs.remote import ReadAhead, open_url
+from spdl_media._checks import did_you_mean
+from spdl_media._remote import FileReader, Readable, ReadAhead, ViewReader, flat, open_url
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
+from spdl_media.truncation import missing_end
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -173,7 +172,7 @@ class Input:
                 cannot.
         """
         if config.format is not None:
-            check_format(config.format)
+            _check_format(config.format)
             _ffmpeg.check_format_options(config.format, config.format_options)
         self._close_container()
         target = self._target(config)
@@ -296,12 +295,12 @@ class Input:
         reader.rewind()
         if not reader.head(1):
             raise self._empty()
-        if not self.seekable and may_be_mp4(config.format):
+        if not self.seekable and _may_be_mp4(config.format):
             self._check_index(reader.head(_MP4_HEAD_SIZE))
         return reader
 
     def _check_index(self, head: bytes) -> None:
-        if index_is_last(head):
+        if _index_is_last(head):
             raise DemuxError(
                 "this MP4 has its index (moov) at the end, and the source cannot seek to it. Give "
                 "it as a path, bytes or a seekable file object, or write the file anew with the "
@@ -460,3 +459,92 @@ def _position(file: Any, name: str) -> int | None:
         raise SourceError(
             f"its position cannot be told: {type(error).__name__}: {error}", source=name
         ) from error
+
+
+def memory_of(src: Any) -> bytes | memoryview | None:
+    """The memory behind bytes, buffers, arrays and tensors; ``None`` for what is none of them."""
+    if isinstance(src, bytes):
+        return src
+    # PyTorch's CPU tensors raise AttributeError here, those on a GPU do not.
+    if hasattr(src, "__cuda_array_interface__"):
+        raise TypeError(
+            f"{type(src).__name__} is in the memory of a GPU; copy it with .cpu() or .get()"
+        )
+    if hasattr(src, "__array__"):
+        return _array_content(src)
+    try:
+        view = memoryview(src)
+    except TypeError:
+        return None
+    if not view.c_contiguous:
+        raise ValueError(
+            f"the buffer of {type(src).__name__} is not C-contiguous (shape {view.shape}, strides "
+            f"{view.strides}); copy it with bytes(...)"
+        )
+    return flat(view)
+
+
+def _array_content(src: Any) -> memoryview:
+    try:
+        array = np.asarray(src)
+    except RuntimeError as error:  # PyTorch's word for tensors that NumPy cannot view
+        raise TypeError(
+            f"an encoded file in a tensor is 1-D uint8 on the CPU, this one NumPy cannot view: {error}"
+        ) from error
+    what = f"{type(src).__name__} of {array.dtype} with shape {array.shape}"
+    if array.dtype != np.uint8:
+        raise TypeError(f"an encoded file in an array is 1-D uint8, this is a {what}")
+    if array.ndim != 1:
+        raise ValueError(f"an encoded file in an array is 1-D uint8, this is a {what}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"the {what} is not contiguous; copy it with numpy.ascontiguousarray")
+    return array.data
+
+
+_MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})
+_BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
+
+
+def _check_format(format: str) -> None:
+    """Refuse the name of a format that FFmpeg cannot read, which PyAV in part would ignore.
+
+    Raises:
+        ValueError: FFmpeg has no demuxer of this name.
+    """
+    if not _is_demuxer(format):
+        names = {part for name in av.format.formats_available for part in name.split(",")}
+        hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
+        raise ValueError(
+            f"this FFmpeg cannot read a format named {format!r}. {hint and hint + ' '}"
+            "See https://ffmpeg.org/ffmpeg-formats.html#Demuxers"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _is_demuxer(format: str) -> bool:
+    try:
+        av.format.ContainerFormat(format, "r")
+    except ValueError:
+        return False
+    return True
+
+
+def _may_be_mp4(format: str | None) -> bool:
+    """Whether a format as given by the user (or not) allows for an MP4 or QuickTime file."""
+    return format is None or not _MP4_NAMES.isdisjoint(format.split(","))
+
+
+def _index_is_last(head: bytes) -> bool:
+    """Whether an MP4 or QuickTime file that begins so has its samples before its index."""
+    position = 0
+    while position + 8 <= len(head):
+        size, kind = (
+            int.from_bytes(head[position : position + 4]),
+            head[position + 4 : position + 8],
+        )
+        if kind == b"mdat":
+            return True
+        if kind not in _BEFORE_INDEX or size < 8:
+            return False
+        position += size
+    return False

@@ -15,9 +15,9 @@ import av
 from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media._stills.jpeg import JpegHead
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.orientation import rotation, swaps_sides
+from spdl_media.stills import JpegHead
 from spdl_media.timing import Window, ticks_to_seconds
 
 __all__ = ("AudioPackets", "ImagePackets", "Packets", "VideoPackets")

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._inputs.formats import check_format, index_is_last
 from spdl_media.config import DemuxConfig, demux_config
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.inputs import Input, open_input
@@ -446,11 +445,16 @@ def test_mp4_with_its_index_at_the_end(mp4: bytes, faststart_mp4: bytes) -> None
         (b"\0\0\0\0ftyp" * 9, False),
         (b"\0\0\0\x07free" * 9, False),
         (b"RIFF\0\0\0\0WAVE", False),
-        (b"", False),
     ],
 )
-def test_index_is_last(head: bytes, is_last: bool) -> None:
-    assert index_is_last(head) is is_last
+def test_an_index_at_the_end_is_told_from_the_first_boxes(head: bytes, is_last: bool) -> None:
+    text = ""
+    with open_input(Stream(head)) as source:
+        try:
+            source.open(DemuxConfig())
+        except DemuxError as error:
+            text = str(error)
+    assert ("index (moov) at the end" in text) is is_last
 
 
 @pytest.mark.parametrize("method", ["read", "seek"])
@@ -619,9 +623,12 @@ def test_unknown_format(clip: bytes, format: str) -> None:
         source.open(DemuxConfig(format))
 
 
-def test_unknown_format_is_told_of_close_ones() -> None:
-    with pytest.raises(ValueError, match=r"Did you mean.*'matroska'"):
-        check_format("matrosca")
+def test_unknown_format_is_told_of_close_ones(clip: bytes) -> None:
+    with (
+        open_input(clip) as source,
+        pytest.raises(ValueError, match=r"Did you mean.*'matroska'"),
+    ):
+        source.open(DemuxConfig("matrosca"))
 
 
 @pytest.mark.parametrize("format", [None, "matroska"])

@@ -13,8 +13,8 @@ import pytest
 
 import spdl_media as sm
 from spdl_media._decoding import jpegs
-from spdl_media._stills.jpeg import JpegHead, read_jpeg_head
 from spdl_media.orientation import exif_orientation
+from spdl_media.stills import JpegHead, read_jpeg_head
 from spdl_media.testing import make_image
 
 COLORS = ("yuvj420p", "yuvj422p", "yuvj444p")

@@ -16,14 +16,8 @@ ORDER = [
     ["_checks", "errors", "config", "timing", "layouts", "color_tags"],
     ["_optional"],
     ["_ffmpeg"],
-    [
-        "_stills.parts",
-        "orientation",
-        "_stills.jpeg",
-        "_stills.completeness",
-        "_stills.stills",
-    ],
-    ["_inputs.memory", "_inputs.readers", "_inputs.remote", "_inputs.formats", "_inputs.endings"],
+    ["orientation", "stills", "truncation"],
+    ["_remote"],
     ["inputs"],
     ["codec", "packets"],
     ["_demuxing.sample_clock", "_demuxing.matrices", "_demuxing.container", "_demuxing.window"],
@@ -81,7 +75,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    *("_stills", "_inputs", "_demuxing", "_filters", "_decoding", "_converting", "_loading"),
+    *("_demuxing", "_filters", "_decoding", "_converting", "_loading"),
     *("_sources", "_dataloading", "_devices"),
 }
 FLAT = [module for row in ORDER for module in row]
@@ -94,7 +88,7 @@ JOINS_PIPELINE = {
 }
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
-PURE = {*ORDER[0], *ORDER[1], *ORDER[3], *ORDER[4], *ORDER[10]} - {"_inputs.formats"}
+PURE = {*ORDER[0], *ORDER[1], *ORDER[3], *ORDER[4], *ORDER[10]}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
     "asyncio": {"pipeline", "_dataloading.calls", "dataloader", "async_load"},

@@ -52,9 +52,11 @@ NOT_REEXPORTED = {
     "orientation",
     "samplers",
     "source",
+    "stills",
     "testing",
     "timing.Seconds",
     "timing.parse_window",
+    "truncation",
 }
 
 # Names that a module has from elsewhere, so that programs written for SPDL find them.

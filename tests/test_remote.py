@@ -16,8 +16,8 @@ import pytest
 from http_server import HTTPFiles, serve
 
 import spdl_media as sm
-from spdl_media._inputs import remote
-from spdl_media._inputs.remote import ReadAhead
+from spdl_media import _remote as remote
+from spdl_media._remote import ReadAhead
 from spdl_media.config import demux_config
 from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
 from spdl_media.inputs import open_input

@@ -14,13 +14,12 @@ from av.stream import Discard, Disposition
 from spdl_media._checks import check_int
 from spdl_media._demuxing.matrices import decoded_matrix, muxed_matrix
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors, says_checksum_failed
-from spdl_media._inputs.endings import mp3_frame_size
-from spdl_media._stills.completeness import check_complete
-from spdl_media._stills.stills import HEAD_SIZE, container_still, still_codec, still_orientation
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
 from spdl_media.orientation import exif_orientation, matrix_orientation
+from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
+from spdl_media.truncation import check_complete, mp3_frame_size
 
 Stream: TypeAlias = av.VideoStream | av.AudioStream
 Kind: TypeAlias = Literal["video", "audio"]

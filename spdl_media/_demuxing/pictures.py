@@ -7,20 +7,20 @@ from functools import cache
 import av
 
 from spdl_media._demuxing.container import Container, as_video
-from spdl_media._stills.completeness import check_complete
-from spdl_media._stills.jpeg import read_jpeg_head
-from spdl_media._stills.stills import (
-    HEAD_SIZE,
-    STILL_FORMATS,
-    container_still,
-    still_codec,
-    still_orientation,
-)
 from spdl_media.codec import VideoCodec, read_video_codec
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, open_input
 from spdl_media.packets import ImagePackets, PacketMetadata, make_packet
+from spdl_media.stills import (
+    HEAD_SIZE,
+    STILL_FORMATS,
+    container_still,
+    read_jpeg_head,
+    still_codec,
+    still_orientation,
+)
+from spdl_media.truncation import check_complete
 
 
 def _still_decoder(input: Input, config: DemuxConfig) -> str | None:

@@ -7,11 +7,10 @@ import os
 import stat
 from typing import Any, Protocol
 
-from spdl_media._inputs.memory import memory_of
-from spdl_media._inputs.readers import FileReader
-from spdl_media._inputs.remote import FromStartToEnd, ReadAhead, open_url
+from spdl_media._remote import FileReader, FromStartToEnd, ReadAhead, open_url
 from spdl_media.array_formats._content import Content, name_of
 from spdl_media.errors import SourceError
+from spdl_media.inputs import memory_of
 
 # What is asked of a stream at a time: a header that lies about its size costs no more memory than this, and
 # what the stream gives.

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from spdl_media._inputs.memory import memory_of
 from spdl_media.array_formats._tar_input import open_tar_input
 from spdl_media.array_formats.tar import Archive
-from spdl_media.inputs import Source
+from spdl_media.inputs import Source, memory_of
 
 __all__ = ("iter_samples",)
 

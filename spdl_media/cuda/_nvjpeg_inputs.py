@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._optional import require
-from spdl_media._stills.stills import HEAD_SIZE, still_codec
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.decode import decode_packets
@@ -22,6 +21,7 @@ from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
+from spdl_media.stills import HEAD_SIZE, still_codec
 
 # Decoders of FFmpeg whose pictures DALI gives too, within 1 level of 255 on average at their own size, in
 # every variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, come out 7 to 99 levels off.

@@ -1,1 +1,0 @@
-"""Stills as bytes: which decoder takes them, and whether they are whole. No FFmpeg."""
