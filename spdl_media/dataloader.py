@@ -18,18 +18,20 @@ from typing import Any
 import numpy as np
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media._dataloading.calls import batch_stage, item_stage, takes_rng
-from spdl_media._dataloading.checks import (
-    check_batching,
-    check_functions,
-    checked_source,
+from spdl_media._epochs import Stateful, iterator_in, place_of
+from spdl_media._loader_stages import (
+    AnySource,
+    AsyncFeed,
+    SourceEpochs,
+    SyncFeed,
+    batch_stage,
+    item_stage,
+    snapshot_of,
+    tags_of,
+    takes_rng,
+    value_of,
 )
-from spdl_media._dataloading.feed import AsyncFeed, SourceEpochs, SyncFeed, snapshot_of
-from spdl_media._dataloading.ledger import Ledger
-from spdl_media._dataloading.state import State
-from spdl_media._dataloading.tagged import tags_of, value_of
-from spdl_media._sources.chance import Purpose, generator
-from spdl_media._sources.protocols import Stateful, iterator_in, place_of
+from spdl_media._resume import Ledger, State
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -41,9 +43,16 @@ from spdl_media.pipeline import (
 )
 from spdl_media.pipeline.functions import kind_of, name_of
 from spdl_media.pipeline.stages import check_failure_limit, source_length
+from spdl_media.samplers import Purpose, generator
 from spdl_media.source import MapIterator
 
-__all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "sample_rng")
+__all__ = (
+    "DataLoader",
+    "MapIterator",
+    "Pipeline",
+    "PipelineBuilder",
+    "sample_rng",
+)
 
 
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
@@ -146,8 +155,8 @@ class DataLoader:
         on_failure: Callable[[FailureRecord, Any], object] | None = None,
         seed: int = 0,
     ) -> None:
-        check_functions(preprocessor, aggregator, transfer_fn)
-        check_batching(batch_size, drop_last=drop_last)
+        _check_functions(preprocessor, aggregator, transfer_fn)
+        _check_batching(batch_size, drop_last=drop_last)
         check_int("buffer_size", buffer_size)
         check_int("num_threads", num_threads)
         check_seconds("timeout", timeout)
@@ -155,7 +164,7 @@ class DataLoader:
         check_failure_limit("max_failures", max_failures)
         if on_failure is not None:
             check_callable("on_failure", on_failure)
-        self._epochs = SourceEpochs(checked_source(src))
+        self._epochs = SourceEpochs(_checked_source(src))
         self._preprocessor = preprocessor
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -433,3 +442,54 @@ def _with_plain_input(
     if on_failure is None:
         return None
     return lambda record, tagged: on_failure(record, value_of(tagged))
+
+
+def _checked_source(source: AnySource) -> AnySource:
+    """A source that can be iterated, one way or the other."""
+    if isinstance(source, str | bytes | bytearray):
+        raise TypeError(
+            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
+            "taken apart into characters; pass a list of one"
+        )
+    if not isinstance(source, Iterable | AsyncIterable):
+        if hasattr(source, "__getitem__"):
+            raise TypeError(
+                f"src must be an iterable, and {type(source).__name__} is a map-style dataset; pass "
+                "MapIterator(dataset, sampler) of spdl_media.source"
+            )
+        raise TypeError(f"src must be an iterable or an async iterable, not {source!r}")
+    return source
+
+
+def _check_functions(
+    preprocessor: object | None, aggregator: object | None, transfer_fn: object | None
+) -> None:
+    """Refuse what cannot be called, or not in the place where it was given."""
+    for name, fn in (
+        ("preprocessor", preprocessor),
+        ("aggregator", aggregator),
+        ("transfer_fn", transfer_fn),
+    ):
+        if fn is None:
+            continue
+        check_callable(name, fn)
+        assert callable(fn)
+        kind = kind_of(fn)
+        if name != "preprocessor" and "generator" in kind:
+            raise TypeError(
+                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
+                "samples in the preprocessor"
+            )
+        if name == "transfer_fn" and kind == "async":
+            raise TypeError(
+                "transfer_fn must be a plain function, which runs in a thread of its own, and "
+                f"{name_of(fn)} is a coroutine function; await in the aggregator"
+            )
+
+
+def _check_batching(batch_size: int | None, *, drop_last: bool) -> None:
+    """Refuse batches of no size, and ``drop_last`` without batches."""
+    if batch_size is not None:
+        check_int("batch_size", batch_size)
+    elif drop_last:
+        raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from spdl_media._checks import check_int, check_weights
-from spdl_media._sources.chance import Purpose, permutation, uniforms
-from spdl_media._sources.merging import in_turn, weighted
-from spdl_media._sources.protocols import (
+from spdl_media._epochs import (
     HasEpochs,
     IterableWithShuffle,
+    RepeatedSource,
+    ShuffledSource,
     SizedIterable,
     SizedIterableWithShuffle,
     Stateful,
@@ -25,8 +28,15 @@ from spdl_media._sources.protocols import (
     begin_epoch,
     length_of,
 )
-from spdl_media._sources.repeating import RepeatedSource, ShuffledSource
-from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
+from spdl_media.samplers import (
+    DistributedDeterministicSampler,
+    DistributedRandomSampler,
+    Purpose,
+    Uneven,
+    permutation,
+    uniforms,
+    weighted_choice,
+)
 
 __all__ = (
     "DistributedDeterministicSampler",
@@ -233,10 +243,10 @@ class MergeIterator(Generic[T]):
         # Those without weight are not begun: they may be connections, or one-shot.
         iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
         if self._weights is None:
-            return in_turn(iterators, until_one_ends=until_one_ends)
+            return _in_turn(iterators, until_one_ends=until_one_ends)
         chances = uniforms(Purpose.MERGE, self._seed, epoch)
         weights = self._weights[self._weights > 0]
-        return weighted(iterators, weights, chances, until_one_ends=until_one_ends)
+        return _weighted(iterators, weights, chances, until_one_ends=until_one_ends)
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
@@ -363,3 +373,42 @@ class LocalDirectory(Sequence[Path]):
 
     def __repr__(self) -> str:
         return f"LocalDirectory({str(self._root)!r}, {self._pattern!r}): {len(self)} files"
+
+
+def _in_turn(iterators: list[Iterator[T]], *, until_one_ends: bool) -> Iterator[T]:
+    """One item of each, over and over. Those that have ended are passed over."""
+    while iterators:
+        remaining = []
+        for iterator in iterators:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                if until_one_ends:
+                    return
+                continue
+            remaining.append(iterator)
+            yield item
+        iterators = remaining
+
+
+def _weighted(
+    iterators: list[Iterator[T]],
+    weights: npt.NDArray[np.float64],
+    chances: Iterator[float],
+    *,
+    until_one_ends: bool,
+) -> Iterator[T]:
+    """One item at a time, each of one that is chosen by weight among those that have not ended."""
+    cumulative = np.cumsum(weights)
+    while cumulative.size:
+        chosen = int(weighted_choice(cumulative, np.array([next(chances)]))[0])
+        try:
+            item = next(iterators[chosen])
+        except StopIteration:
+            if until_one_ends:
+                return
+            del iterators[chosen]
+            weights = np.delete(weights, chosen)
+            cumulative = np.cumsum(weights)
+        else:
+            yield item

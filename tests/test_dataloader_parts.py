@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media._dataloading.calls import takes_rng
-from spdl_media._dataloading.intervals import Intervals
-from spdl_media._dataloading.ledger import Ledger
-from spdl_media._dataloading.state import Snapshot, State
-from spdl_media._dataloading.tagged import Item, Sample
+from spdl_media._loader_stages import Item, Sample, takes_rng
+from spdl_media._resume import Intervals, Ledger, Snapshot, State
 from spdl_media.crops import random_resized_crop
 
 NUMBERS = st.lists(st.integers(0, 40))

@@ -66,24 +66,21 @@ ORDER = [
     ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["_sources.chance", "_sources.ranks", "_sources.protocols"],
-    ["_sources.merging", "_sources.repeating"],
-    ["samplers", "source"],
-    ["_dataloading.intervals", "_dataloading.state", "_dataloading.ledger", "_dataloading.tagged"],
-    ["_dataloading.feed", "_dataloading.calls", "_dataloading.checks"],
-    ["dataloader"],
+    ["samplers", "_epochs", "source"],
+    ["_resume", "_loader_stages", "dataloader"],
     ["cli", "__main__"],
 ]
 HELPERS = {
     *("_demuxing", "_filters", "_decoding", "_converting", "_loading"),
-    *("_sources", "_dataloading", "_devices"),
+    "_devices",
 }
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
 BESIDE = {"testing", "pipeline"}
 JOINS_PIPELINE = {
-    *("_dataloading.tagged", "_dataloading.calls", "_dataloading.checks", "dataloader"),
+    "_loader_stages",
+    "dataloader",
     "cli",
 }
 
@@ -91,7 +88,7 @@ JOINS_PIPELINE = {
 PURE = {*ORDER[0], *ORDER[1], *ORDER[3], *ORDER[4], *ORDER[10]}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
-    "asyncio": {"pipeline", "_dataloading.calls", "dataloader", "async_load"},
+    "asyncio": {"pipeline", "_loader_stages", "async_load"},
     # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},

@@ -368,7 +368,7 @@ def test_bad_arguments(make: Callable[[], object], error: type[Exception], messa
 
 def test_the_last_index_without_weight_is_never_drawn() -> None:
     """The largest chance times the total may be rounded up to the total."""
-    from spdl_media._sources.chance import weighted_choice
+    from spdl_media.samplers import weighted_choice
 
     cumulative = np.cumsum([0.1, 0.7, 0.0])
     chances = np.array([0.0, np.nextafter(1.0, 0.0), 1.0])

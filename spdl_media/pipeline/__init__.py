@@ -23,8 +23,7 @@ from spdl_media.pipeline.failures import (
 )
 from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
-from spdl_media.pipeline.profile import profile_pipeline
-from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile
+from spdl_media.pipeline.profile import PipelineProfile, StageProfile, profile_pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     Aggregator,

@@ -20,19 +20,24 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
-from spdl_media.pipeline.executor_pools import StagePool
-from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
+from spdl_media.pipeline.executors import (
+    CallersPool,
+    InterpreterPool,
+    InterpreterPoolExecutorConfig,
+    ProcessPoolExecutorConfig,
+    StagePool,
+)
 from spdl_media.pipeline.failures import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.pipeline.stages import PipeConfig
 
-__all__ = ("ProcessPool",)
+__all__ = ("ProcessPool", "open_pool")
 
 _GRACE_SECONDS: Final = 1.0
 """How long a worker may take to end by itself."""
@@ -42,6 +47,23 @@ _MAX_FAILED_STARTS: Final = 3
 
 _parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Our ends of all pipes. A forked worker inherits them, and none would ever see a pipe closed."""
+
+
+def open_pool(stage: PipeConfig) -> StagePool:
+    """Start the executor of a stage; to be called before the pipeline starts threads.
+
+    Threads of a stage's own are not made here: they are threads of the pipeline.
+
+    Raises:
+        PoolBroken: The caller's executor is broken or was shut down.
+    """
+    if isinstance(stage.executor, Executor):
+        return CallersPool(stage, stage.executor)
+    if isinstance(stage.executor, ProcessPoolExecutorConfig):
+        return ProcessPool(stage, stage.executor)
+    if isinstance(stage.executor, InterpreterPoolExecutorConfig):
+        return InterpreterPool(stage, stage.executor)
+    raise TypeError(f"Stage {stage.name!r} runs in threads, it has no pool. Please report this.")
 
 
 class ProcessPool(StagePool):

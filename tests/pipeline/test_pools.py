@@ -30,8 +30,8 @@ from spdl_media.pipeline import (
     ProcessPoolExecutorConfig,
     WorkerDied,
 )
-from spdl_media.pipeline.executor_pools import StagePool
-from spdl_media.pipeline.pools import open_pool
+from spdl_media.pipeline.executors import StagePool
+from spdl_media.pipeline.processes import open_pool
 
 WAIT = 30  # seconds that no test should ever need
 
@@ -439,7 +439,7 @@ import os, sys, time
 from pathlib import Path
 
 from spdl_media.pipeline import PipeConfig, ProcessPoolExecutorConfig
-from spdl_media.pipeline.pools import open_pool
+from spdl_media.pipeline.processes import open_pool
 
 
 def wait(path):

@@ -17,7 +17,7 @@ from spdl_media.pipeline import (
     ProcessPoolExecutorConfig,
     profile_pipeline,
 )
-from spdl_media.pipeline.profile_report import PipelineProfile, StageProfile
+from spdl_media.pipeline.profile import PipelineProfile, StageProfile
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics
 
 TICK = 0.01  # seconds of a slow call

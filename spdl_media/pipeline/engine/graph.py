@@ -37,11 +37,10 @@ from spdl_media.pipeline.engine.workers import (
     Worker,
     WorkerThreads,
 )
-from spdl_media.pipeline.executor_pools import StagePool
-from spdl_media.pipeline.executors import ThreadPoolExecutorConfig
+from spdl_media.pipeline.executors import StagePool, ThreadPoolExecutorConfig
 from spdl_media.pipeline.failures import Branches, Chain, FailureLog, short_repr
 from spdl_media.pipeline.functions import TaskHook, hooked, kind_of
-from spdl_media.pipeline.pools import open_pool
+from spdl_media.pipeline.processes import open_pool
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     DisaggregateConfig,

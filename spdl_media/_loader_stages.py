@@ -1,19 +1,103 @@
-"""The items of an epoch, each with its position, from where the epoch is to go on."""
+"""The stages of a DataLoader: the source with positions, and the user's functions over tagged values."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from asyncio import CancelledError, current_task
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from types import CoroutineType
 from typing import Any, TypeAlias
 
-from spdl_media._dataloading.intervals import Intervals
-from spdl_media._dataloading.ledger import Ledger
-from spdl_media._dataloading.state import Snapshot, State
-from spdl_media._dataloading.tagged import Item, Sample
-from spdl_media._sources.protocols import HasEpochs, Stateful, begin_by_position, iterator_in
+from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
+from spdl_media._resume import Intervals, Ledger, Pairs, Snapshot, State, Tag
+from spdl_media.pipeline.failures import short_repr
+from spdl_media.pipeline.functions import FunctionKind, kind_of, name_of, refuse_coroutine
 
-__all__ = ("AnySource", "Feed", "SourceEpochs", "snapshot_of")
+__all__ = (
+    "AnySource",
+    "Batch",
+    "Feed",
+    "Item",
+    "Sample",
+    "SourceEpochs",
+    "batch_stage",
+    "item_stage",
+    "snapshot_of",
+    "takes_rng",
+    "value_of",
+)
+
+
+class Item:
+    """An item of the source, for the preprocessor.
+
+    Attributes:
+        position: Its position in the source.
+        value: What the source gave.
+        done: Offsets of those of its samples that are not to be made again.
+    """
+
+    __slots__ = ("done", "position", "value")
+
+    def __init__(self, position: int, value: Any, done: Pairs = ()) -> None:
+        self.position = position
+        self.value = value
+        self.done = done
+
+    def __repr__(self) -> str:
+        # Reports of failures name the user's item.
+        return short_repr(self.value)
+
+
+class Sample:
+    """What the preprocessor made of an item, or one of several such."""
+
+    __slots__ = ("offset", "position", "value")
+
+    def __init__(self, position: int, offset: int | None, value: Any) -> None:
+        self.position = position
+        self.offset = offset
+        self.value = value
+
+    @property
+    def tags(self) -> list[Tag]:
+        """Where it comes from."""
+        return [(self.position, self.offset)]
+
+    def __repr__(self) -> str:
+        return short_repr(self.value)
+
+
+class Batch:
+    """What was made of several samples. Holds on to none of them."""
+
+    __slots__ = ("tags", "value")
+
+    def __init__(self, tags: list[Tag], value: Any) -> None:
+        self.tags = tags
+        self.value = value
+
+    def __repr__(self) -> str:
+        return short_repr(self.value)
+
+
+def value_of(tagged: Any) -> Any:
+    """The user's value: of a list of samples the list of their values."""
+    if isinstance(tagged, list):
+        return [sample.value for sample in tagged]
+    return tagged.value
+
+
+def tags_of(tagged: Any) -> list[Tag]:
+    """Where the samples in it come from."""
+    if isinstance(tagged, list):
+        return [(sample.position, sample.offset) for sample in tagged]
+    tags: list[Tag] = tagged.tags
+    return tags
+
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
@@ -221,3 +305,162 @@ class AsyncFeed(Feed):
         with self._epochs.lock:
             self._epochs.check(self._turn)
             return await anext(iterator, _END)
+
+
+Extra: TypeAlias = Callable[[int], dict[str, Any]]
+"""Further arguments for the item at a position."""
+
+
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter named ``rng``, apart from its first, which is the item."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some functions of C have no signature
+        return False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(
+        parameter.name == "rng" and parameter.kind in by_name
+        for place, parameter in enumerate(parameters)
+        if place > 0
+    )
+
+
+def item_stage(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
+    """The preprocessor as a stage from items to samples, of the same kind as the function."""
+    stage: Callable[[Item], Any] = _ITEM_STAGES[kind_of(fn)](fn, ledger, extra)
+    return stage
+
+
+def _of_function(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
+    def preprocess(item: Item) -> Sample | None:
+        try:
+            value = fn(item.value, **extra(item.position))
+            if isinstance(value, CoroutineType):
+                refuse_coroutine(value, name_of(fn))
+        except BaseException:
+            ledger.settle([(item.position, None)])
+            raise
+        return _sample(item.position, None, value, ledger)
+
+    return preprocess
+
+
+def _of_async(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
+    async def preprocess(item: Item) -> Sample | None:
+        try:
+            value = await fn(item.value, **extra(item.position))
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.settle([(item.position, None)])
+            raise
+        return _sample(item.position, None, value, ledger)
+
+    return preprocess
+
+
+def _of_generator(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
+    def preprocess(item: Item) -> Iterator[Sample]:
+        done = Intervals(item.done)
+        count = 0
+        try:
+            for value in fn(item.value, **extra(item.position)):
+                offset, count = count, count + 1
+                sample = None if offset in done else _sample(item.position, offset, value, ledger)
+                if sample is not None:
+                    yield sample
+        except GeneratorExit:
+            # The run has ended, and the item is made again in the next one.
+            raise
+        except BaseException:
+            ledger.count_samples(item.position, count)
+            raise
+        ledger.count_samples(item.position, count)
+
+    return preprocess
+
+
+def _of_async_generator(
+    fn: Callable[..., Any], ledger: Ledger, extra: Extra
+) -> Callable[[Item], Any]:
+    async def preprocess(item: Item) -> AsyncIterator[Sample]:
+        done = Intervals(item.done)
+        count = 0
+        try:
+            async with aclosing(fn(item.value, **extra(item.position))) as values:
+                async for value in values:
+                    offset, count = count, count + 1
+                    sample = (
+                        None if offset in done else _sample(item.position, offset, value, ledger)
+                    )
+                    if sample is not None:
+                        yield sample
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.count_samples(item.position, count)
+            raise
+        ledger.count_samples(item.position, count)
+
+    return preprocess
+
+
+def _ends_with_run(error: BaseException) -> bool:
+    """Whether a call did not end by itself: what it was given is then made again in the next run."""
+    if isinstance(error, CancelledError):
+        # The function may raise it as well, and has failed then.
+        task = current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit)
+
+
+_ITEM_STAGES: dict[FunctionKind, Callable[[Callable[..., Any], Ledger, Extra], Any]] = {
+    "function": _of_function,
+    "async": _of_async,
+    "generator": _of_generator,
+    "async_generator": _of_async_generator,
+}
+
+
+def _sample(position: int, offset: int | None, value: Any, ledger: Ledger) -> Sample | None:
+    if value is None:
+        ledger.settle([(position, offset)])
+        return None
+    return Sample(position, offset, value)
+
+
+def batch_stage(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any]:
+    """The aggregator or the transfer as a stage: from samples or a batch to a batch."""
+    if kind_of(fn) == "async":
+        return _of_async_on_batches(fn, ledger)
+
+    def convert(tagged: Any) -> Batch | None:
+        try:
+            value = fn(value_of(tagged))
+            if isinstance(value, CoroutineType):
+                refuse_coroutine(value, name_of(fn))
+        except BaseException:
+            ledger.settle(tags_of(tagged))
+            raise
+        return _batch(tagged, value, ledger)
+
+    return convert
+
+
+def _of_async_on_batches(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any]:
+    async def convert(tagged: Any) -> Batch | None:
+        try:
+            value = await fn(value_of(tagged))
+        except BaseException as error:
+            if not _ends_with_run(error):
+                ledger.settle(tags_of(tagged))
+            raise
+        return _batch(tagged, value, ledger)
+
+    return convert
+
+
+def _batch(tagged: Any, value: Any, ledger: Ledger) -> Batch | None:
+    tags = tags_of(tagged)
+    if value is None:
+        ledger.settle(tags)
+        return None
+    return Batch(tags, value)

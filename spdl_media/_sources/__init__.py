@@ -1,1 +1,0 @@
-"""What the sources share: chance that is the same on every machine, ranks, epochs."""
