@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._loading.batch import ArrayLayout, OnError
 from spdl_media._loading.device_pictures import batch_steps
 from spdl_media._loading.on_device import DeviceLike, PictureDecoder, VideoDecoder
@@ -21,6 +20,7 @@ from spdl_media._loading.pictures import CropPlan, Flips
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.crops import Box
 from spdl_media.cuda_buffer import Buffer
+from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,

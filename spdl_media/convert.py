@@ -11,14 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice
-from spdl_media._converting.checks import (
+from spdl_media._rows import (
+    Array,
     Pictures,
+    Shape,
     check_audio,
     check_counts,
     check_formats,
     colors_of,
+    copy_planes,
+    new_array,
+    plan_of,
 )
-from spdl_media._converting.pictures import Array, Shape, copy_planes, new_array, plan_of
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames

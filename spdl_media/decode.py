@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import overload
+from enum import Enum
+from typing import Final, overload
 
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._decoding.defaults import (
-    DEFAULT_FILTER,
-    Default,
-    cut_short,
-    cut_short_error,
-    picture_filter,
-    sample_filter,
-)
-from spdl_media._decoding.downscale import decode_downscaled
-from spdl_media._decoding.freed_memory import keep_freed_memory
-from spdl_media._decoding.jpegs import decode_plain_jpeg
-from spdl_media._decoding.path import PictureFilter, PicturePath, SamplePath, without_damage_check
+from spdl_media._decoding.path import PictureFilter, SamplePath
+from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
+from spdl_media._picture_decoder import PicturePath
+from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
+from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
 from spdl_media.frames import (
     AudioChunk,
     AudioFrames,
-    FrameFacts,
+    FrameMetadata,
     Frames,
     ImageFrames,
     VideoFrames,
     cut_chunks,
 )
+from spdl_media.operations import Quality
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
+    PacketMetadata,
     Packets,
     VideoPackets,
     av_packets,
@@ -42,6 +38,47 @@ from spdl_media.packets import (
 )
 
 __all__ = ("decode_packets",)
+
+
+class Default(Enum):
+    """Stands for an argument that was not given, where ``None`` means something else."""
+
+    FILTER = "the default filter"
+
+    def __repr__(self) -> str:
+        return f"<{self.value}>"
+
+
+DEFAULT_FILTER: Final = Default.FILTER
+
+
+def picture_filter(filter_desc: str | Default | None, quality: Quality = "auto") -> str | None:
+    """The description for pictures: ``rgb24`` of this quality, if none was given."""
+    if isinstance(filter_desc, Default):
+        return get_video_filter_desc(quality=quality)
+    return filter_desc
+
+
+def sample_filter(filter_desc: str | Default | None) -> str | None:
+    """The description for sound: ``fltp``, if none was given."""
+    return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
+
+
+def _cut_short(facts: PacketMetadata, codec: Codec) -> DecodeError:
+    """The error for packets whose file is known to be cut short."""
+    return DecodeError(
+        f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
+        "decodes what is there, as far as the decoder can",
+        source=facts.source,
+    )
+
+
+def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The same error, if these packets and options call for one."""
+    facts = metadata_of(packets)
+    if facts.incomplete is None or config.on_corrupt != "raise":
+        return None
+    return _cut_short(facts, packets.codec)
 
 
 @overload
@@ -138,13 +175,13 @@ def _decode_image(
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
         if facts.incomplete:
-            raise cut_short(facts, packets.codec)
+            raise _cut_short(facts, packets.codec)
         return _picture(packets, filter_desc, strict)
     try:
         whole = _picture(packets, filter_desc, strict)
     except DecodeError as error:
         try:
-            return _picture(packets, filter_desc, without_damage_check(config), is_corrupt=True)
+            return _picture(packets, filter_desc, _without_damage_check(config), is_corrupt=True)
         except DecodeError:  # there is nothing to keep
             raise error from error.__cause__
     return whole if not facts.incomplete else whole.marked_corrupt()
@@ -165,7 +202,7 @@ def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> Imag
     facts = metadata_of(packets)
     orientation = 1 if turned else facts.orientation
     return ImageFrames(
-        (frame,), FrameFacts(facts.source, facts.zero, facts.window, orientation=orientation)
+        (frame,), FrameMetadata(facts.source, facts.zero, facts.window, orientation=orientation)
     )
 
 
@@ -254,3 +291,8 @@ def _decode_audio(
     if missing is not None and (num_frames is None or count < num_frames):
         raise missing
     return AudioFrames(chunks, path.facts(), first_sample=first_sample)
+
+
+def _without_damage_check(config: DecodeConfig) -> DecodeConfig:
+    """The same options, but the decoder gives what it can of a damaged still."""
+    return replace(config, decoder_options={"err_detect": "0", **config.decoder_options})

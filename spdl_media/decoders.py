@@ -9,17 +9,18 @@ from typing import Any, Generic, TypeVar
 import av
 
 from spdl_media._checks import OneThread, check_int
-from spdl_media._decoding.defaults import (
+from spdl_media._decoding.path import SamplePath
+from spdl_media._ffmpeg import AvPacket
+from spdl_media._picture_decoder import PicturePath
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.decode import (
     DEFAULT_FILTER,
     Default,
     cut_short_error,
     picture_filter,
     sample_filter,
 )
-from spdl_media._decoding.path import PicturePath, SamplePath
-from spdl_media._ffmpeg import AvPacket
-from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.frames import (
     AudioChunk,

@@ -35,7 +35,7 @@ from spdl_media._filters.wiring import (
     wire,
 )
 from spdl_media.errors import FilterError
-from spdl_media.frames import AudioFrames, FrameFacts, Frames, VideoFrames, facts_of
+from spdl_media.frames import AudioFrames, FrameMetadata, Frames, VideoFrames, frame_metadata
 
 __all__ = ("FilterGraph",)
 
@@ -200,7 +200,7 @@ class FilterGraph:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
         self._guard = OneThread("FilterGraph")
-        self._facts: FrameFacts | None = None
+        self._facts: FrameMetadata | None = None
         self._built: BuiltGraph | None = None
         self._flushed = False
         self._try_to_build()
@@ -239,7 +239,7 @@ class FilterGraph:
             for frame in frames_of(frames, port, self._wiring.desc):
                 self._check_format(port, frame)
                 port.waiting.append(frame)
-            self._facts = self._facts or facts_of(frames)
+            self._facts = self._facts or frame_metadata(frames)
             self._run()
 
     def get_frames(self, *, key: str | None = None) -> VideoFrames | AudioFrames | None:

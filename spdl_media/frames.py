@@ -26,7 +26,7 @@ __all__ = ("AudioFrames", "Frames", "ImageFrames", "VideoFrames")
 
 
 @dataclass(frozen=True, slots=True)
-class FrameFacts:
+class FrameMetadata:
     """What is known of frames beyond what FFmpeg's own structures hold.
 
     Attributes:
@@ -54,18 +54,18 @@ class FrameFacts:
 class _Frames:
     """What all three kinds share."""
 
-    __slots__ = ("_facts",)
-    _facts: FrameFacts
+    __slots__ = ("_metadata",)
+    _metadata: FrameMetadata
 
     @property
     def source(self) -> str:
         """What the frames were decoded from: a path, a URL, or "bytes of length n"."""
-        return self._facts.source
+        return self._metadata.source
 
     @property
     def num_dropped(self) -> int:
         """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
-        return self._facts.num_dropped
+        return self._metadata.num_dropped
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -75,19 +75,21 @@ class _Frames:
 
 
 class _Pictures(_Frames):
-    """What one picture and many share: the facts of the first stand for all."""
+    """What one picture and many share: the size and format of the first stand for all."""
 
     __slots__ = ("_frames",)
     _frames: tuple[av.VideoFrame, ...]
 
-    def __init__(self, frames: Sequence[av.VideoFrame], facts: FrameFacts | None = None) -> None:
+    def __init__(
+        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
+    ) -> None:
         self._frames = tuple(frames)
-        self._facts = facts or FrameFacts()
+        self._metadata = metadata or FrameMetadata()
 
     def _first(self) -> av.VideoFrame:
         if not self._frames:
             raise ValueError(
-                f"{self.source}: there is no frame in the window {self._facts.window}, so nothing is "
+                f"{self.source}: there is no frame in the window {self._metadata.window}, so nothing is "
                 "known of its format"
             )
         return self._frames[0]
@@ -138,17 +140,17 @@ class _Pictures(_Frames):
     @property
     def orientation(self) -> int:
         """How the picture stands, as the EXIF number 1 to 8; 1 is upright."""
-        return self._facts.orientation
+        return self._metadata.orientation
 
     @property
     def rotation(self) -> int:
         """Degrees clockwise, 0, 90, 180 or 270, by which the frames have yet to be turned; 0 once upright."""
-        return rotation(self._facts.orientation)
+        return rotation(self._metadata.orientation)
 
     @property
     def mirrored(self) -> bool:
         """Whether the frames have yet to be mirrored, besides being turned."""
-        return is_mirrored(self._facts.orientation)
+        return is_mirrored(self._metadata.orientation)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -184,7 +186,7 @@ class VideoFrames(_Pictures):
     @property
     def num_skipped(self) -> int:
         """Pictures left out because the stream starts in mid-group and what they refer to is missing."""
-        return self._facts.num_skipped
+        return self._metadata.num_skipped
 
     @property
     def time_base(self) -> Fraction:
@@ -199,12 +201,12 @@ class VideoFrames(_Pictures):
     @property
     def timestamps(self) -> tuple[float, ...]:
         """Seconds on the container's clock, whose 0 is the container's start; ``nan``: the file has none."""
-        return tuple(float(_seconds(frame, self._facts.zero)) for frame in self._frames)
+        return tuple(float(_seconds(frame, self._metadata.zero)) for frame in self._frames)
 
     @property
     def is_corrupt(self) -> tuple[bool, ...]:
         """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
-        marked = self._facts.corrupt_pts
+        marked = self._metadata.corrupt_pts
         return tuple(bool(frame.is_corrupt) or frame.pts in marked for frame in self._frames)
 
     def get_timestamps(self) -> tuple[float, ...]:
@@ -219,7 +221,7 @@ class VideoFrames(_Pictures):
         return len(self._frames)
 
     def __iter__(self) -> Iterator[ImageFrames]:
-        return (ImageFrames((frame,), self._facts) for frame in self._frames)
+        return (ImageFrames((frame,), self._metadata) for frame in self._frames)
 
     @overload
     def __getitem__(self, key: int) -> ImageFrames: ...
@@ -227,13 +229,13 @@ class VideoFrames(_Pictures):
     def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
     def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
         if isinstance(key, slice):
-            return VideoFrames(self._frames[key], self._facts)
+            return VideoFrames(self._frames[key], self._metadata)
         # Arrays have __index__ too, which is for those of one element.
         if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
-            return ImageFrames((self._frames[self._position(key)],), self._facts)
+            return ImageFrames((self._frames[self._position(key)],), self._metadata)
         if isinstance(key, str) or not isinstance(key, Iterable):
             raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
-        return VideoFrames([self._frames[self._position(index)] for index in key], self._facts)
+        return VideoFrames([self._frames[self._position(index)] for index in key], self._metadata)
 
     def _position(self, index: Any) -> int:
         if isinstance(index, bool | np.bool_) or not hasattr(index, "__index__"):
@@ -245,7 +247,7 @@ class VideoFrames(_Pictures):
 
     def __repr__(self) -> str:
         if not self._frames:
-            return f"<VideoFrames: none in {self._facts.window}>"
+            return f"<VideoFrames: none in {self._metadata.window}>"
         first, last = self.timestamps[0], self.timestamps[-1]
         return f"<VideoFrames: {len(self)} of {self._describe()}, {first:.3f} s to {last:.3f} s>"
 
@@ -258,10 +260,12 @@ class ImageFrames(_Pictures):
 
     __slots__ = ()
 
-    def __init__(self, frames: Sequence[av.VideoFrame], facts: FrameFacts | None = None) -> None:
+    def __init__(
+        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
+    ) -> None:
         if len(frames) != 1:
             raise ValueError(f"ImageFrames hold one picture, not {len(frames)}")
-        super().__init__(frames, facts)
+        super().__init__(frames, metadata)
 
     @property
     def pts(self) -> int | None:
@@ -271,18 +275,18 @@ class ImageFrames(_Pictures):
     @property
     def timestamp(self) -> float:
         """Seconds on the container's clock; ``nan``: the file has none."""
-        return float(_seconds(self._frames[0], self._facts.zero))
+        return float(_seconds(self._frames[0], self._metadata.zero))
 
     @property
     def is_corrupt(self) -> bool:
         """Whether the decoder reported damage, or the file is cut short."""
         frame = self._frames[0]
-        marked = self._facts.is_corrupt or frame.pts in self._facts.corrupt_pts
+        marked = self._metadata.is_corrupt or frame.pts in self._metadata.corrupt_pts
         return marked or bool(frame.is_corrupt)
 
     def marked_corrupt(self) -> ImageFrames:
         """The same picture, marked as damaged; for modules of this package."""
-        return ImageFrames(self._frames, replace(self._facts, is_corrupt=True))
+        return ImageFrames(self._frames, replace(self._metadata, is_corrupt=True))
 
     @property
     def planes(self) -> tuple[Array, ...]:
@@ -349,18 +353,18 @@ class AudioFrames(_Frames):
     def __init__(
         self,
         chunks: Sequence[AudioChunk],
-        facts: FrameFacts | None = None,
+        metadata: FrameMetadata | None = None,
         *,
         first_sample: int = 0,
     ) -> None:
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
-        self._facts = facts or FrameFacts()
+        self._metadata = metadata or FrameMetadata()
         self._first_sample = first_sample
 
     def _first(self) -> av.AudioFrame:
         if not self._chunks:
             raise ValueError(
-                f"{self.source}: there is no sample in the window {self._facts.window}, so nothing is "
+                f"{self.source}: there is no sample in the window {self._metadata.window}, so nothing is "
                 "known of its format"
             )
         return self._chunks[0].frame
@@ -443,11 +447,11 @@ class AudioFrames(_Frames):
         chunks = list(cut_chunks(self._chunks, start, max(start, stop)))
         place = chunks[0].position if chunks else None
         first_sample = self._first_sample + start if place is None else place
-        return AudioFrames(chunks, self._facts, first_sample=first_sample)
+        return AudioFrames(chunks, self._metadata, first_sample=first_sample)
 
     def __repr__(self) -> str:
         if not self._chunks:
-            return f"<AudioFrames: none in {self._facts.window}>"
+            return f"<AudioFrames: none in {self._metadata.window}>"
         return (
             f"<AudioFrames: {len(self)} samples of {self.num_channels} channels {self.sample_fmt}, "
             f"{self.sample_rate} Hz, from {self.timestamp:.3f} s>"
@@ -469,9 +473,9 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
         position += len(chunk)
 
 
-def facts_of(frames: Frames) -> FrameFacts:
-    """The facts that travel with frames."""
-    return frames._facts
+def frame_metadata(frames: Frames) -> FrameMetadata:
+    """The metadata that travels with frames."""
+    return frames._metadata
 
 
 def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spdl_media._decoding.defaults import DEFAULT_FILTER, Default
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
 from spdl_media._loading.device_frames import FramesAsked, frame_steps
 from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
@@ -25,7 +24,7 @@ from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import Box
 from spdl_media.cuda_buffer import Buffer
-from spdl_media.decode import decode_packets
+from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source

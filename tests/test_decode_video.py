@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._decoding.pictures import PictureDecoder
+from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
     frame_index,

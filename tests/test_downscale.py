@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._decoding import downscale
+from spdl_media import _jpeg
 from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
 
@@ -42,7 +42,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Sizes of the pictures that were shrunk while they were decoded."""
     pytest.importorskip("simplejpeg")
     sizes: list[tuple[int, int]] = []
-    decode = downscale._decode
+    decode = _jpeg._decode_small
 
     def note(*args: Any) -> Any:
         pixels = decode(*args)
@@ -50,7 +50,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
             sizes.append((pixels.shape[1], pixels.shape[0]))
         return pixels
 
-    monkeypatch.setattr(downscale, "_decode", note)
+    monkeypatch.setattr(_jpeg, "_decode_small", note)
     return sizes
 
 

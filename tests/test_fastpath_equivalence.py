@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spdl_media as sm
-from spdl_media import get_video_filter_desc
-from spdl_media._decoding import downscale, jpegs
+from spdl_media import _jpeg, get_video_filter_desc
 from spdl_media._filters import plain_chain as plain_chains
 from spdl_media._filters.plain_chain import plain_chain
 from spdl_media.errors import FilterError
@@ -419,11 +418,11 @@ def test_the_quick_inverse_dct_is_one_level_off_at_most(files: list[bytes]) -> N
 
 
 def test_a_decoder_that_stays_open(files: list[bytes]) -> None:
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
     fresh = []
     for data in files:
         fresh.append(planes(data))
-        jpegs._at_rest.context = None
+        _jpeg._at_rest.context = None
     for index in [*range(len(files)), *reversed(range(len(files)))]:
         assert_equal(planes(files[index]), fresh[index])
 
@@ -464,8 +463,8 @@ def test_decoding_at_less_than_the_size(
     """Within one level for photographs; noise has nothing but the frequencies that are left out."""
     pytest.importorskip("simplejpeg")
     used = []
-    run = downscale._decode
-    monkeypatch.setattr(downscale, "_decode", lambda *args: used.append(args) or run(*args))
+    run = _jpeg._decode_small
+    monkeypatch.setattr(_jpeg, "_decode_small", lambda *args: used.append(args) or run(*args))
     large = [data for data in files if min(_size(data)) >= 600]
     for data in files:
         small, whole = (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._decoding import jpegs
+from spdl_media import _jpeg
 from spdl_media.orientation import exif_orientation
 from spdl_media.stills import JpegHead, read_jpeg_head
 from spdl_media.testing import make_image
@@ -35,9 +35,9 @@ PICTURES = [
 
 @pytest.fixture(autouse=True)
 def _no_decoder_at_rest() -> Iterator[None]:
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
     yield
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
 
 
 def decoded(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
@@ -52,9 +52,9 @@ def stands_alone(data: bytes) -> bool:
 
 
 def fresh(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
     result = decoded(data)
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
     return result
 
 
@@ -82,10 +82,10 @@ def without_segments(data: bytes, marker: int) -> bytes:
 
 def test_the_decoder_stays_open() -> None:
     decoded(PICTURES[0])
-    first = jpegs._at_rest.context
+    first = _jpeg._at_rest.context
     assert first is not None
     decoded(PICTURES[1])
-    assert jpegs._at_rest.context is first
+    assert _jpeg._at_rest.context is first
 
 
 def test_pictures_in_any_order_are_those_of_fresh_decoders() -> None:
@@ -101,7 +101,7 @@ def test_a_picture_that_failed_leaves_no_decoder() -> None:
     decoded(PICTURES[0])
     with pytest.raises(sm.DecodeError):
         decoded(cut)
-    assert jpegs._at_rest.context is None
+    assert _jpeg._at_rest.context is None
     assert_as_fresh(decoded(PICTURES[3]), wanted)
 
 
@@ -121,10 +121,10 @@ def test_what_a_decoder_would_remember_is_given_a_fresh_one(marker: int, body: b
     assert stands_alone(PICTURES[0])
     assert not stands_alone(telling)
     wanted = fresh(PICTURES[1])
-    jpegs._at_rest.context = None
+    _jpeg._at_rest.context = None
     with contextlib.suppress(sm.DecodeError):
         decoded(telling)
-    assert jpegs._at_rest.context is None
+    assert _jpeg._at_rest.context is None
     assert_as_fresh(decoded(PICTURES[1]), wanted)
 
 
@@ -157,9 +157,9 @@ def test_progressive_pictures_take_a_fresh_decoder() -> None:
 
 
 def test_large_pictures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpegs, "_MAX_PIXELS", 100)
+    monkeypatch.setattr(_jpeg, "_MAX_PIXELS", 100)
     decoded(PICTURES[0])
-    assert jpegs._at_rest.context is None
+    assert _jpeg._at_rest.context is None
 
 
 def test_each_thread_has_its_own() -> None:
@@ -249,7 +249,7 @@ def test_wishes_of_the_caller_take_a_fresh_decoder() -> None:
         sm.decode_config(decoder_options={"idct": "int"}),
     ):
         sm.decode_packets(packets, None, config)
-        assert jpegs._at_rest.context is None
+        assert _jpeg._at_rest.context is None
 
 
 def test_packets_through_a_bitstream_filter_are_looked_at_anew() -> None:
@@ -258,18 +258,18 @@ def test_packets_through_a_bitstream_filter_are_looked_at_anew() -> None:
         ([p.copy() for p in sm.decode_packets(packets, None).planes], ()),
         (fresh(PICTURES[0])[0], ()),
     )
-    assert jpegs._at_rest.context is None
+    assert _jpeg._at_rest.context is None
 
 
 def test_the_log_is_heard_by_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
     sm.set_log_level("warning")
     try:
         decoded(PICTURES[0])
-        assert jpegs._at_rest.context is None
+        assert _jpeg._at_rest.context is None
     finally:
         sm.set_log_level("quiet")
     decoded(PICTURES[0])
-    assert jpegs._at_rest.context is not None
+    assert _jpeg._at_rest.context is not None
 
 
 def test_pixels_do_not_change_when_the_decoder_goes_on() -> None:

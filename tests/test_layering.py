@@ -34,16 +34,13 @@ ORDER = [
         "filter_graph",
     ],
     [
-        "_decoding.sei",
-        "_decoding.pictures",
         "_decoding.samples",
         "_decoding.odd_sizes",
         "_decoding.path",
-        "_decoding.freed_memory",
-        "_decoding.jpegs",
-        "_decoding.downscale",
+        "_picture_decoder",
+        "_jpeg",
     ],
-    ["_decoding.defaults", "decode", "decoders"],
+    ["decode", "decoders"],
     [
         *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
         *(
@@ -56,7 +53,7 @@ ORDER = [
     ],
     ["storage"],
     ["buffer", "cuda_buffer"],
-    ["_converting.checks", "_converting.pictures", "convert"],
+    ["_rows", "convert"],
     ["transfer"],
     ["arrays"],
     ["array_formats"],
@@ -71,7 +68,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    *("_demuxing", "_filters", "_decoding", "_converting", "_loading"),
+    *("_demuxing", "_filters", "_decoding", "_loading"),
     "_devices",
 }
 FLAT = [module for row in ORDER for module in row]

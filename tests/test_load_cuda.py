@@ -31,7 +31,6 @@ from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
-from spdl_media._decoding.defaults import DEFAULT_FILTER
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.own_streams import OwnStreams
@@ -39,6 +38,7 @@ from spdl_media._loading import device_pictures
 from spdl_media._loading.batch import Stopped
 from spdl_media._loading.pictures import CropPlan
 from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel
+from spdl_media.decode import DEFAULT_FILTER
 from spdl_media.operations import PictureOps
 from spdl_media.testing import (
     AudioTrack,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -16,7 +15,6 @@ from spdl_media._decoding.odd_sizes import (
     part_around,
     whole_samples,
 )
-from spdl_media._decoding.pictures import PictureDecoder
 from spdl_media._decoding.samples import SampleDecoder
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._filters.cuts import Cut, chroma_steps, fits, like_frame
@@ -32,7 +30,7 @@ from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.filter_graph import FrameFilter
-from spdl_media.frames import AudioChunk, FrameFacts
+from spdl_media.frames import AudioChunk, FrameMetadata
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketMetadata
 
@@ -172,52 +170,6 @@ def _too_thin(frame: av.VideoFrame, error: FilterError) -> PictureSizeError:
     )
 
 
-class PicturePath:
-    """Packets to decoded pictures, cut to the window, turned upright, and filtered, in this order."""
-
-    def __init__(
-        self,
-        codec: VideoCodec,
-        facts: PacketMetadata,
-        filter_desc: str | None,
-        config: DecodeConfig,
-    ) -> None:
-        self.decoder = PictureDecoder(codec, facts, config)
-        self._filter = PictureFilter(codec, filter_desc, config)
-
-    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
-        """Frames that come out for these packets; a final ``None`` gives those held back."""
-        for packet in packets:
-            for frame in self.decoder.decode(packet):
-                yield from self._filter.push(frame, self.decoder.orientation)
-            if packet is None:
-                yield from self._filter.flush()
-
-    def drain(self) -> Iterator[av.VideoFrame]:
-        """Frames that the decoder holds back, through the same filters, before it starts anew."""
-        for frame in self.decoder.drain():
-            yield from self._filter.push(frame, self.decoder.orientation)
-
-    def facts(self) -> FrameFacts:
-        """What is to be said of the frames that came out since the last call."""
-        decoder = self.decoder
-        facts = FrameFacts(
-            decoder.facts.source,
-            decoder.facts.zero,
-            decoder.facts.window,
-            orientation=1 if self._filter.upright else decoder.orientation,
-            num_skipped=decoder.num_skipped,
-            num_dropped=decoder.num_dropped,
-            corrupt_pts=decoder.corrupt_pts | self._filter.copied_corrupt,
-        )
-        decoder.num_skipped = decoder.num_dropped = 0
-        return facts
-
-    def close(self) -> None:
-        """Let the decoder's threads come to rest."""
-        self.decoder.close()
-
-
 class SamplePath:
     """Packets to decoded samples, cut to the window, and filtered, in this order."""
 
@@ -266,10 +218,10 @@ class SamplePath:
             chunk = placed_chunk(frame, self.decoder.facts.zero)
             yield chunk.position or 0, chunk
 
-    def facts(self) -> FrameFacts:
+    def facts(self) -> FrameMetadata:
         """What is to be said of the samples that came out since the last call."""
         decoder = self.decoder
-        facts = FrameFacts(
+        facts = FrameMetadata(
             decoder.facts.source,
             decoder.facts.zero,
             decoder.facts.window,
@@ -281,8 +233,3 @@ class SamplePath:
     def close(self) -> None:
         """Let the decoder's threads come to rest."""
         self.decoder.close()
-
-
-def without_damage_check(config: DecodeConfig) -> DecodeConfig:
-    """The same options, but the decoder gives what it can of a damaged still."""
-    return replace(config, decoder_options={"err_detect": "0", **config.decoder_options})

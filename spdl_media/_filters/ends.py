@@ -18,12 +18,12 @@ from spdl_media.errors import FilterError
 from spdl_media.frames import (
     AudioChunk,
     AudioFrames,
-    FrameFacts,
+    FrameMetadata,
     Frames,
     ImageFrames,
     VideoFrames,
     av_frames,
-    facts_of,
+    frame_metadata,
 )
 from spdl_media.timing import nearest_sample
 
@@ -201,7 +201,7 @@ def _copy(chunk: AudioChunk) -> av.AudioFrame:
 
 def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
     """FFmpeg's frames in the port's unit of time. They are others' too, so those that differ are copied."""
-    zero = facts_of(frames).zero
+    zero = frame_metadata(frames).zero
     for chunk in frames.chunks:
         frame = whole_frame(chunk)
         time_base = _time_base_at(port, chunk.frame, zero)
@@ -229,10 +229,10 @@ def _time_base_of(frame: av.AudioFrame) -> Fraction:
 
 
 def wrap_frames(
-    frames: list[Any], kind: Kind, facts: FrameFacts | None
+    frames: list[Any], kind: Kind, facts: FrameMetadata | None
 ) -> VideoFrames | AudioFrames:
     """Our frames around those that came out."""
-    facts = facts or FrameFacts()
+    facts = facts or FrameMetadata()
     if kind == "video":
         return VideoFrames(frames, facts)
     chunks = [placed_chunk(frame, facts.zero) for frame in frames]

@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_a
 import numpy as np
 
 from spdl_media._checks import check_choice
-from spdl_media._converting.checks import colors_differ, colors_of
-from spdl_media._converting.pictures import PictureRows, why_no_array
-from spdl_media._decoding.defaults import Default
 from spdl_media._loading.options import PICTURE_COLORS, still_filter
 from spdl_media._loading.pictures import CropPlan, decode_picture
+from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array
+from spdl_media.decode import Default
 from spdl_media.errors import (
     ConvertError,
     DecodeError,

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from spdl_media._decoding.defaults import Default
 from spdl_media._loading.batch import ArrayLayout
 from spdl_media._loading.on_device import VideoDecoder, cupy_device, into_array, why_no_kernels
 from spdl_media._loading.options import VIDEO_OPS, chosen_filter
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda_buffer import Buffer
-from spdl_media.decode import decode_packets
+from spdl_media.decode import Default, decode_packets
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage

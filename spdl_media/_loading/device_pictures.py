@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from spdl_media._decoding.defaults import Default
 from spdl_media._devices.choose import open_device
 from spdl_media._loading.batch import ArrayLayout, OnError, as_list, image_batch_steps
 from spdl_media._loading.on_device import (
@@ -32,6 +31,7 @@ from spdl_media._optional import is_available
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda_buffer import Buffer
+from spdl_media.decode import Default
 from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps

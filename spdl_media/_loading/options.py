@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Final, TypeVar
 
-from spdl_media._decoding.defaults import Default
+from spdl_media.decode import Default
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.planes import is_yuv

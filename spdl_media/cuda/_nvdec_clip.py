@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from spdl_media._decoding.defaults import cut_short_error
 from spdl_media._optional import is_available
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -32,7 +31,7 @@ from spdl_media.cuda._nvdec_rule import (
 from spdl_media.cuda._nvdec_timeline import FrameTime, at_rate
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import warn_of_fallback
-from spdl_media.decode import decode_packets
+from spdl_media.decode import cut_short_error, decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
 from spdl_media.frames import VideoFrames

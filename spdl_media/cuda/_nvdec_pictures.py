@@ -7,7 +7,7 @@ from typing import Any
 
 import av
 
-from spdl_media._decoding.pictures import PictureDecoder
+from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda._nvdec_device import VideoDevice

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, TypeAlias
 
-from spdl_media._decoding.defaults import cut_short_error
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda._nvdec_clip import (
     Request,
@@ -19,6 +18,7 @@ from spdl_media.cuda._nvdec_planes import Colors
 from spdl_media.cuda._nvdec_rule import not_on_nvdec, nvdec_refusal
 from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.cuda.fallback import warn_of_fallback
+from spdl_media.decode import cut_short_error
 from spdl_media.decoders import VideoDecoder
 from spdl_media.frames import VideoFrames
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._converting.checks import colors_differ, matrix_and_range
+from spdl_media._rows import colors_differ, matrix_and_range
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_color import scale_plane, to_rgb
 from spdl_media.cuda._nvdec_device import VideoDevice

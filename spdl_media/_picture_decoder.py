@@ -1,18 +1,20 @@
-"""One video or image decoder: packets in, frames of the window out, damage told from lead-in."""
+"""Packets of a video or a still to frames: damage told from lead-in, cut to the window, filtered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import av
 
-from spdl_media._decoding.sei import states_orientation
+from spdl_media._decoding.path import PictureFilter
 from spdl_media._demuxing.matrices import frame_matrix
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
+from spdl_media.frames import FrameMetadata
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Window, ticks_to_seconds
@@ -202,3 +204,108 @@ def _needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
         return False
     head = bytes(memoryview(packet)[:21])
     return head[12:16] == b"VP8X" and bool(head[20] & 2)
+
+
+class PicturePath:
+    """Packets to decoded pictures, cut to the window, turned upright, and filtered, in this order."""
+
+    def __init__(
+        self,
+        codec: VideoCodec,
+        facts: PacketMetadata,
+        filter_desc: str | None,
+        config: DecodeConfig,
+    ) -> None:
+        self.decoder = PictureDecoder(codec, facts, config)
+        self._filter = PictureFilter(codec, filter_desc, config)
+
+    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
+        """Frames that come out for these packets; a final ``None`` gives those held back."""
+        for packet in packets:
+            for frame in self.decoder.decode(packet):
+                yield from self._filter.push(frame, self.decoder.orientation)
+            if packet is None:
+                yield from self._filter.flush()
+
+    def drain(self) -> Iterator[av.VideoFrame]:
+        """Frames that the decoder holds back, through the same filters, before it starts anew."""
+        for frame in self.decoder.drain():
+            yield from self._filter.push(frame, self.decoder.orientation)
+
+    def facts(self) -> FrameMetadata:
+        """What is to be said of the frames that came out since the last call."""
+        decoder = self.decoder
+        facts = FrameMetadata(
+            decoder.facts.source,
+            decoder.facts.zero,
+            decoder.facts.window,
+            orientation=1 if self._filter.upright else decoder.orientation,
+            num_skipped=decoder.num_skipped,
+            num_dropped=decoder.num_dropped,
+            corrupt_pts=decoder.corrupt_pts | self._filter.copied_corrupt,
+        )
+        decoder.num_skipped = decoder.num_dropped = 0
+        return facts
+
+    def close(self) -> None:
+        """Let the decoder's threads come to rest."""
+        self.decoder.close()
+
+
+_DISPLAY_ORIENTATION = 47
+_START_CODE = re.compile(rb"\x00\x00\x01")
+
+# Of each codec: bytes of a unit's header, how its first byte tells the type, the type of messages.
+_UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
+
+
+def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
+    """Whether a packet carries a message of display orientation.
+
+    See:
+        ITU-T H.264 and H.265, 7.3.2.3 (messages), annex D (display orientation), annex B (start codes).
+    """
+    if codec.name not in _UNITS:
+        return False
+    header, shift, mask, message = _UNITS[codec.name]
+    return any(
+        len(unit) > header
+        and unit[0] >> shift & mask == message
+        and _DISPLAY_ORIENTATION in _message_types(bytes(unit[header:]))
+        for unit in _units(memoryview(packet), codec.extradata or b"")
+    )
+
+
+def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
+    """The units of a packet, behind start codes as in MPEG-TS or behind their lengths as in MP4."""
+    if extradata[:1] != b"\1":  # the version of MP4's decoder configuration
+        starts = [match.end() for match in _START_CODE.finditer(data)]
+        for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+            yield data[start:end]
+        return
+    position = 0
+    while position + 4 <= len(data):  # lengths of fewer bytes are allowed, and not in use
+        size = int.from_bytes(data[position : position + 4], "big")
+        yield data[position + 4 : position + 4 + size]
+        position += 4 + size
+
+
+def _message_types(content: bytes) -> Iterator[int]:
+    content = content.replace(b"\0\0\3", b"\0\0")  # bytes put in so that no start code appears
+    position = 0
+    while position + 2 <= len(content):
+        kind, position = _number(content, position)
+        size, position = _number(content, position)
+        yield kind
+        position += size
+
+
+def _number(content: bytes, position: int) -> tuple[int, int]:
+    """A number and what follows it; each byte 255 adds to the next."""
+    value = 0
+    while position < len(content):
+        byte = content[position]
+        value, position = value + byte, position + 1
+        if byte != 255:
+            break
+    return value, position

@@ -1,1 +1,0 @@
-"""What :mod:`spdl_media.convert` asks of frames before it copies them."""
