@@ -87,13 +87,11 @@ from spdl_media.errors import (
     TransferError,
 )
 from spdl_media.filter_desc import (
-    get_abuffer_desc,
     get_audio_filter_desc,
-    get_buffer_desc,
     get_filter_desc,
     get_video_filter_desc,
 )
-from spdl_media.filter_graph import FilterGraph
+from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import (

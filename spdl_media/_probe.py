@@ -14,9 +14,9 @@ from spdl_media._demuxing.container import Container
 from spdl_media._demuxing.pictures import is_still, read_image
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
 from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
-from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.errors import DecodeError
+from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.inputs import Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, metadata_of

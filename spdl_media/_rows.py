@@ -11,11 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media.buffer import CPUBuffer
-from spdl_media.color_tags import COLOR_RANGES, COLORSPACES
 from spdl_media.errors import ConvertError
+from spdl_media.formats import (
+    COLOR_RANGES,
+    COLORSPACES,
+    PixelLayout,
+    is_yuv,
+    picture_planes,
+    pixel_layout,
+)
 from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.layouts import PixelLayout, pixel_layout
-from spdl_media.planes import is_yuv, picture_planes
 from spdl_media.storage import Storage, lease_memory
 
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]

@@ -25,9 +25,8 @@ from spdl_media._rows import (
 )
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
+from spdl_media.formats import SAMPLE_DTYPES, picture_planes
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames
-from spdl_media.layouts import SAMPLE_DTYPES
-from spdl_media.planes import picture_planes
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
 __all__ = ("convert_array", "convert_frames")
@@ -76,7 +75,7 @@ def convert_frames(
         pad: Fill shorter audio with silence at its end, to the longest of the sequence.
 
     Returns:
-        A buffer, a copy, with the shape and dtype that the table of :mod:`spdl_media.layouts` gives: an
+        A buffer, a copy, with the shape and dtype that the table of :mod:`spdl_media.formats` gives: an
         ``rgb24`` image is ``(H, W, 3)`` uint8, values 0 to 255; ``VideoFrames`` have N in front; audio is
         ``(C, N)`` for planar and ``(N, C)`` for packed formats; a sequence puts B in front. With
         ``layout="planes"``, a tuple of such buffers, one a plane, over one piece of memory.

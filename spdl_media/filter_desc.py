@@ -9,17 +9,14 @@ The builders return a ``str`` that carries its values: FFmpeg gets the text, eve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from spdl_media._checks import check_positive
-from spdl_media._filters.graph_syntax import quote_value
-from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.formats import PLANAR
 from spdl_media.operations import (
     ACCURATE,
-    PLANAR,
     ColorMatrix,
     ColorRange,
     PictureOps,
@@ -28,19 +25,16 @@ from spdl_media.operations import (
     ScaleAlgo,
     ScaleMode,
     SoundOps,
-    format_name,
     parse_rate,
     to_microseconds,
 )
-from spdl_media.orientation import Box, swaps_sides
+from spdl_media.orientation import Box
 from spdl_media.packets import AudioPackets, VideoPackets
 from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = (
     "FilterDesc",
-    "get_abuffer_desc",
     "get_audio_filter_desc",
-    "get_buffer_desc",
     "get_filter_desc",
     "get_video_filter_desc",
     "picture_ops",
@@ -267,74 +261,6 @@ def get_filter_desc(
     return get_video_filter_desc(**given)
 
 
-def get_buffer_desc(
-    source: VideoCodec | VideoPackets, label: str | None = None, pix_fmt: str | None = None
-) -> str:
-    """Write the source node through which frames of a stream enter a :class:`~spdl_media.FilterGraph`.
-
-    Args:
-        source: Codec of a video, or packets. Packets know the orientation, and decoding turns images
-            upright, so the size named for packets is the upright one.
-        label: Name of the input, as in ``buffer@label``, for :meth:`FilterGraph.add_frames`.
-        pix_fmt: Pixel format of the frames, where they are converted before they enter.
-
-    Returns:
-        The text of the node, to be followed by its output label or ``,``.
-
-    Raises:
-        ValueError: The size or format is not known before a frame is decoded, or a bad label or name.
-    """
-    orientation: int = getattr(source, "orientation", 1)
-    any_source: Any = source
-    codec: VideoCodec = getattr(any_source, "codec", any_source)
-    pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
-    if not (codec.width and codec.height and pix_fmt):
-        raise ValueError(
-            "the size and the pixel format of this stream are known once a frame is decoded; leave the "
-            "input of the FilterGraph open, as in '[in]scale=64:48', and it takes them from the first frame"
-        )
-    width, height = codec.width, codec.height
-    aspect = codec.sample_aspect_ratio or Fraction(1)
-    if swaps_sides(orientation):
-        width, height, aspect = height, width, 1 / aspect
-    rate = f":frame_rate={_ratio(codec.frame_rate)}" if codec.frame_rate else ""
-    return (
-        f"buffer{_label(label)}=video_size={width}x{height}:pix_fmt={pix_fmt}:"
-        f"time_base={_ratio(codec.time_base)}:pixel_aspect={_ratio(aspect)}{rate}"
-    )
-
-
-def get_abuffer_desc(
-    source: AudioCodec | AudioPackets, label: str | None = None, sample_fmt: str | None = None
-) -> str:
-    """Write the source node through which audio enters a :class:`~spdl_media.FilterGraph`.
-
-    Args:
-        source: Codec of the audio, or packets.
-        label: Name of the input, as in ``abuffer@label``, for :meth:`FilterGraph.add_frames`.
-        sample_fmt: Sample format of the frames, where they are converted before they enter.
-
-    Returns:
-        The text of the node, to be followed by its output label or ``,``.
-
-    Raises:
-        ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
-    """
-    any_source: Any = source
-    codec: AudioCodec = getattr(any_source, "codec", any_source)
-    if sample_fmt is not None:
-        format_name("sample_fmt", sample_fmt)
-    if not (sample_fmt or codec.sample_fmt):
-        raise ValueError(
-            "the sample format of this stream is known once a frame is decoded; say it as sample_fmt=, or "
-            "leave the input of the FilterGraph open"
-        )
-    return (
-        f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
-        f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"
-    )
-
-
 def _is_audio(packets: object, video: list[str], audio: list[str]) -> bool:
     if packets is None:
         if video and audio:
@@ -350,14 +276,6 @@ def _is_audio(packets: object, video: list[str], audio: list[str]) -> bool:
         kinds = ("audio", "pictures") if is_audio else ("video", "sound")
         raise TypeError(f"the packets are {kinds[0]}, but {wrong[0]} is for {kinds[1]}")
     return is_audio
-
-
-def _label(label: str | None) -> str:
-    if label is None:
-        return ""
-    if not re.match(r"[A-Za-z0-9_.-]+\Z", label):
-        raise ValueError(f"label must be made of letters, digits, '_', '.' and '-', not {label!r}")
-    return f"@{label}"
 
 
 def _filters_of(ops: PictureOps | SoundOps) -> list[str]:
@@ -392,7 +310,7 @@ def _conversion_filters(ops: PictureOps) -> list[str]:
 
 def _filters_after_cut(ops: PictureOps) -> list[str]:
     formats = ops.formats if ops.is_scaled else ()
-    rate = [] if ops.frame_rate is None else [f"fps={_ratio(parse_rate(ops.frame_rate))}"]
+    rate = [] if ops.frame_rate is None else [f"fps={ratio(parse_rate(ops.frame_rate))}"]
     own = _own(ops.filter_desc)
     is_converted = ops.is_scaled and (bool(formats) or not own)
     named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
@@ -524,6 +442,6 @@ def _seconds(value: Fraction) -> str:
     return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
 
 
-def _ratio(value: Fraction) -> str:
+def ratio(value: Fraction) -> str:
     """Write a fraction as FFmpeg reads it."""
     return f"{value.numerator}/{value.denominator}"

@@ -1,27 +1,18 @@
-"""Filter graphs of FFmpeg, run over frames.
-
-:class:`FrameFilter` is the one-in, one-out graph inside decoding, :class:`FilterGraph` any graph over frames
-that are decoded already.
-"""
+"""Any filter graph, run over frames that are decoded already."""
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import av
 
 from spdl_media._checks import OneThread
-from spdl_media._filters.ends import (
-    Port,
-    fits,
-    frames_of,
-    make_ports,
-    pull_all,
-    push_frame,
-    wrap_frames,
-)
-from spdl_media._filters.wiring import (
+from spdl_media._ffmpeg import as_fraction
+from spdl_media._frame_filter import (
     SINKS,
     SOURCES,
     AvFrame,
@@ -29,134 +20,37 @@ from spdl_media._filters.wiring import (
     Kind,
     Wiring,
     build,
+    copy_chunk,
     describe_frame,
+    exact_pts,
     filter_errors,
+    place_frame,
+    placed_chunk,
+    pull_all,
+    push_frame,
+    sample_time_base,
     source_args,
+    whole_frame,
     wire,
 )
+from spdl_media._graph_syntax import quote_value
+from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
-from spdl_media.frames import AudioFrames, FrameMetadata, Frames, VideoFrames, frame_metadata
+from spdl_media.filter_desc import ratio
+from spdl_media.frames import (
+    AudioFrames,
+    FrameMetadata,
+    Frames,
+    ImageFrames,
+    VideoFrames,
+    av_frames,
+    frame_metadata,
+)
+from spdl_media.operations import format_name
+from spdl_media.orientation import swaps_sides
+from spdl_media.packets import AudioPackets, VideoPackets
 
-__all__ = ("FilterGraph",)
-
-
-class FrameFilter:
-    """One input, one output: what decoding runs its frames through.
-
-    The graph is made for the first frame; when a later one has another size, format or colour, the old graph
-    is drained and a new one made.
-
-    Args:
-        desc: FFmpeg's description of the filters.
-        kind: What flows: ``"video"`` or ``"audio"``.
-        time_base: Of the frames, where they carry none themselves.
-        frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
-        sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
-
-    Raises:
-        FilterError: The description is bad, or has more than one input or output, or turns one kind into
-            the other.
-
-    Thread safety: one thread at a time; its owner takes care.
-    """
-
-    __slots__ = ("_facts", "_graph", "_key", "_wiring", "finished")
-
-    finished: bool
-    """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
-
-    def __init__(
-        self,
-        desc: str,
-        *,
-        kind: Kind,
-        time_base: Fraction | None = None,
-        frame_rate: Fraction | None = None,
-        sample_aspect_ratio: Fraction | None = None,
-    ) -> None:
-        self._wiring = wire(desc)
-        _check_simple(self._wiring, kind)
-        self._facts = (time_base, frame_rate, sample_aspect_ratio)
-        self._graph: BuiltGraph | None = None
-        self._key: object = None
-        self.finished = False
-
-    def push(self, frame: AvFrame) -> list[Any]:
-        """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's."""
-        if self.finished:
-            return []
-        with filter_errors(self._wiring.desc, "it failed"):
-            done = self._follow(frame)
-            if not push_frame(self._graph.sources[0], frame):  # type: ignore[union-attr]  # made by _follow
-                self.finished = True
-            return done + self._pull()
-
-    def flush(self) -> list[Any]:
-        """End the input; take out what the filters still hold. Nothing can be pushed afterwards."""
-        with filter_errors(self._wiring.desc, "it failed"):
-            rest = self._drain()
-        self.finished = True
-        return rest
-
-    def _follow(self, frame: AvFrame) -> list[Any]:
-        """Make the graph fit the frame; what the graph before it still held."""
-        key = _frame_key(frame)
-        if key == self._key:
-            return []
-        rest = self._drain()
-        time_base, frame_rate, aspect = self._facts
-        args = source_args(
-            frame, time_base=time_base, frame_rate=frame_rate, sample_aspect_ratio=aspect
-        )
-        self._graph, self._key = build(self._wiring, (args,)), key
-        self.finished = False
-        return rest
-
-    def _drain(self) -> list[Any]:
-        if self._graph is None or self.finished:
-            return []
-        push_frame(self._graph.sources[0], None)
-        return self._pull()
-
-    def _pull(self) -> list[Any]:
-        frames, ended = pull_all(self._graph.sinks[0])  # type: ignore[union-attr]  # the callers made it
-        self.finished = self.finished or ended
-        return frames
-
-
-def _frame_key(frame: AvFrame) -> object:
-    if isinstance(frame, av.AudioFrame):
-        return frame.sample_rate, frame.format.name, frame.layout.name, frame.time_base
-    return (
-        frame.width,
-        frame.height,
-        frame.format.name,
-        int(frame.colorspace),
-        int(frame.color_range),
-        frame.time_base,
-    )
-
-
-def _check_simple(wiring: Wiring, kind: Kind) -> None:
-    declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
-    ends = len(wiring.inputs), len(wiring.outputs)
-    if declared or ends != (1, 1):
-        what = (
-            f"declares {declared[0]}"
-            if declared
-            else f"has {ends[0]} open inputs and {ends[1]} open outputs"
-        )
-        raise FilterError(
-            f"filter description {wiring.desc!r} {what}; decoding needs one input and one output, both left "
-            "open. FilterGraph runs any graph over decoded frames",
-            filter_desc=wiring.desc,
-        )
-    for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
-        if pad.kind != kind:
-            raise FilterError(
-                f"filter description {wiring.desc!r} {verb} {pad.kind}, but the packets are {kind}",
-                filter_desc=wiring.desc,
-            )
+__all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
 
 
 class FilterGraph:
@@ -194,8 +88,8 @@ class FilterGraph:
 
     def __init__(self, desc: str) -> None:
         self._wiring = wire(desc)
-        self._inputs = make_ports(self._wiring, inputs=True)
-        self._outputs = make_ports(self._wiring, inputs=False)
+        self._inputs = _make_ports(self._wiring, inputs=True)
+        self._outputs = _make_ports(self._wiring, inputs=False)
         if not self._inputs or not self._outputs:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
@@ -236,7 +130,7 @@ class FilterGraph:
             if self._flushed:
                 raise RuntimeError("this FilterGraph was flushed; make a new one for more frames")
             port = self._port(self._inputs, key, "input")
-            for frame in frames_of(frames, port, self._wiring.desc):
+            for frame in _frames_of(frames, port, self._wiring.desc):
                 self._check_format(port, frame)
                 port.waiting.append(frame)
             self._facts = self._facts or frame_metadata(frames)
@@ -262,7 +156,7 @@ class FilterGraph:
             sink = self._built.sinks[self._outputs.index(port)]
             with filter_errors(self._wiring.desc, "it failed"):
                 frames, _ = pull_all(sink)
-            return wrap_frames(frames, port.kind, self._facts) if frames else None
+            return _wrap_frames(frames, port.kind, self._facts) if frames else None
 
     def flush(self) -> None:
         """End all inputs, so that the filters give out what they hold.
@@ -309,7 +203,7 @@ class FilterGraph:
     def __repr__(self) -> str:
         return f"<FilterGraph {self._wiring.desc!r}>"
 
-    def _port(self, ports: list[Port], key: str | None, side: str) -> Port:
+    def _port(self, ports: list[_Port], key: str | None, side: str) -> _Port:
         if key is None and len(ports) == 1:
             return ports[0]
         for port in ports:
@@ -322,12 +216,12 @@ class FilterGraph:
             filter_desc=self._wiring.desc,
         )
 
-    def _check_format(self, port: Port, frame: AvFrame) -> None:
+    def _check_format(self, port: _Port, frame: AvFrame) -> None:
         given = describe_frame(frame)
         if port.format is None:
             port.format = given
             port.args = source_args(frame)
-        elif not fits(port, frame, given):
+        elif not _fits(port, frame, given):
             raise FilterError(
                 f"filter description {self._wiring.desc!r}: the input {port.name} takes {port.format}, but "
                 f"the frames are {given}",
@@ -360,3 +254,242 @@ def _unique_names(wiring: Wiring) -> list[str]:
         f"{text} #{texts[:position].count(text) + 1}" if texts.count(text) > 1 else text
         for position, text in enumerate(texts)
     ]
+
+
+class _Port:
+    """An end of a graph: where frames enter or leave.
+
+    Attributes:
+        node: Position among the filters of the one that is the end, or that an open end belongs to.
+        kind: What flows there.
+        name: What messages call it.
+        key: What callers call it.
+        declared: Whether the text has a node for it; otherwise it is left open.
+        options: What that node says of the frames, by FFmpeg's names.
+        format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
+        time_base: The unit of time that the frames have, if known; sound is brought to it.
+        args: Arguments of the source that feeds an open input, once its first frame has come.
+        waiting: Frames that came before the graph could be made.
+    """
+
+    def __init__(
+        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
+    ) -> None:
+        self.node = node
+        self.kind = kind
+        self.name = name
+        self.key = key
+        self.declared = options is not None
+        self.options = options or {}
+        self.format = _declared_format(self.options)
+        self.time_base = _declared_time_base(self.options)
+        self.args = ""
+        self.waiting: deque[AvFrame] = deque()
+
+
+def _make_ports(wiring: Wiring, *, inputs: bool) -> list[_Port]:
+    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
+    kinds = SOURCES if inputs else SINKS
+    declared = [
+        _Port(
+            position,
+            kinds[node.name],
+            f"{node.name}@{node.id}" if node.id else node.name,
+            node.id or "",
+            options=_options(node.args or ""),
+        )
+        for position, node in enumerate(wiring.nodes)
+        if node.name in kinds
+    ]
+    pads = wiring.inputs if inputs else wiring.outputs
+    side = "in" if inputs else "out"
+    unnamed = [pad for pad in pads if not pad.label]
+    # One without a label needs no name; of several, each must be reachable.
+    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
+    return declared + [
+        _Port(
+            pad.node,
+            pad.kind,
+            pad.label or side + numbers.get(id(pad), ""),
+            pad.label or (side + numbers[id(pad)] if numbers else ""),
+            options=None,
+        )
+        for pad in pads
+    ]
+
+
+def _options(args: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in args.split(":"))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def _declared_format(options: dict[str, str]) -> str | None:
+    size = options.get("video_size")
+    if size is None and "width" in options and "height" in options:
+        size = f"{options['width']}x{options['height']}"
+    parts = (size, options.get("pix_fmt"), options.get("sample_fmt"), options.get("channel_layout"))
+    rate = options.get("sample_rate")
+    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
+
+
+def _fits(port: _Port, frame: AvFrame, given: str) -> bool:
+    """Whether an input takes a frame, which is ``given`` in words."""
+    if not port.declared:
+        return given == port.format
+    # Only words that both sides say are compared: a declaration may leave some out, or give numbers.
+    if isinstance(frame, av.AudioFrame):
+        said = {
+            "sample_rate": str(frame.sample_rate),
+            "sample_fmt": frame.format.name,
+            "channel_layout": frame.layout.name,
+        }
+    else:
+        said = {
+            "video_size": f"{frame.width}x{frame.height}",
+            "width": str(frame.width),
+            "height": str(frame.height),
+            "pix_fmt": frame.format.name,
+        }
+    declared = port.time_base
+    if declared is not None and frame.time_base and declared != as_fraction(frame.time_base):
+        return False
+    return all(port.options.get(name, value) == value for name, value in said.items())
+
+
+def _declared_time_base(options: dict[str, str]) -> Fraction | None:
+    try:
+        return Fraction(options["time_base"]) if "time_base" in options else None
+    except ValueError:  # an expression, which FFmpeg evaluates
+        return None
+
+
+def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterator[AvFrame]:
+    """FFmpeg's frames behind ours, if they are of the kind that the input takes."""
+    kind = "audio" if isinstance(frames, AudioFrames) else "video"
+    if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
+        raise TypeError(f"frames must be AudioFrames, VideoFrames or ImageFrames, not {frames!r}")
+    if kind != port.kind:
+        raise FilterError(
+            f"filter description {desc!r}: the input {port.name} takes {port.kind}, but the frames are "
+            f"{kind}",
+            filter_desc=desc,
+        )
+    if isinstance(frames, AudioFrames):
+        return _shared_frames(frames, port)
+    return iter(av_frames(frames))
+
+
+def _wrap_frames(
+    frames: list[Any], kind: Kind, facts: FrameMetadata | None
+) -> VideoFrames | AudioFrames:
+    """Our frames around those that came out."""
+    facts = facts or FrameMetadata()
+    if kind == "video":
+        return VideoFrames(frames, facts)
+    chunks = [placed_chunk(frame, facts.zero) for frame in frames]
+    return AudioFrames(chunks, facts, first_sample=chunks[0].position or 0)
+
+
+def _shared_frames(frames: AudioFrames, port: _Port) -> Iterator[av.AudioFrame]:
+    """FFmpeg's frames in the port's unit of time. They are others' too, so those that differ are copied."""
+    zero = frame_metadata(frames).zero
+    for chunk in frames.chunks:
+        frame = whole_frame(chunk)
+        time_base = _time_base_at(port, chunk.frame, zero)
+        pts = exact_pts(chunk, time_base, zero)
+        if frame is chunk.frame and (pts, time_base) != (frame.pts, _time_base_of(frame)):
+            frame = copy_chunk(chunk)
+        if frame is not chunk.frame:
+            place_frame(frame, pts, time_base)
+        yield frame
+
+
+def _time_base_at(port: _Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
+    """The unit of time that an input takes sound in."""
+    if port.time_base is None and "time_base" in port.options:
+        return _time_base_of(frame)  # an expression, which FFmpeg evaluates
+    if port.time_base is None:
+        rate = frame.sample_rate
+        # FFmpeg's own, if the text says none.
+        port.time_base = Fraction(1, rate) if port.declared else sample_time_base(rate, zero)
+    return port.time_base
+
+
+def _time_base_of(frame: av.AudioFrame) -> Fraction:
+    return as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
+
+
+def get_buffer_desc(
+    source: VideoCodec | VideoPackets, label: str | None = None, pix_fmt: str | None = None
+) -> str:
+    """Write the source node through which frames of a stream enter a :class:`~spdl_media.FilterGraph`.
+
+    Args:
+        source: Codec of a video, or packets. Packets know the orientation, and decoding turns images
+            upright, so the size named for packets is the upright one.
+        label: Name of the input, as in ``buffer@label``, for :meth:`FilterGraph.add_frames`.
+        pix_fmt: Pixel format of the frames, where they are converted before they enter.
+
+    Returns:
+        The text of the node, to be followed by its output label or ``,``.
+
+    Raises:
+        ValueError: The size or format is not known before a frame is decoded, or a bad label or name.
+    """
+    orientation: int = getattr(source, "orientation", 1)
+    any_source: Any = source
+    codec: VideoCodec = getattr(any_source, "codec", any_source)
+    pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
+    if not (codec.width and codec.height and pix_fmt):
+        raise ValueError(
+            "the size and the pixel format of this stream are known once a frame is decoded; leave the "
+            "input of the FilterGraph open, as in '[in]scale=64:48', and it takes them from the first frame"
+        )
+    width, height = codec.width, codec.height
+    aspect = codec.sample_aspect_ratio or Fraction(1)
+    if swaps_sides(orientation):
+        width, height, aspect = height, width, 1 / aspect
+    rate = f":frame_rate={ratio(codec.frame_rate)}" if codec.frame_rate else ""
+    return (
+        f"buffer{_label(label)}=video_size={width}x{height}:pix_fmt={pix_fmt}:"
+        f"time_base={ratio(codec.time_base)}:pixel_aspect={ratio(aspect)}{rate}"
+    )
+
+
+def get_abuffer_desc(
+    source: AudioCodec | AudioPackets, label: str | None = None, sample_fmt: str | None = None
+) -> str:
+    """Write the source node through which audio enters a :class:`~spdl_media.FilterGraph`.
+
+    Args:
+        source: Codec of the audio, or packets.
+        label: Name of the input, as in ``abuffer@label``, for :meth:`FilterGraph.add_frames`.
+        sample_fmt: Sample format of the frames, where they are converted before they enter.
+
+    Returns:
+        The text of the node, to be followed by its output label or ``,``.
+
+    Raises:
+        ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
+    """
+    any_source: Any = source
+    codec: AudioCodec = getattr(any_source, "codec", any_source)
+    if sample_fmt is not None:
+        format_name("sample_fmt", sample_fmt)
+    if not (sample_fmt or codec.sample_fmt):
+        raise ValueError(
+            "the sample format of this stream is known once a frame is decoded; say it as sample_fmt=, or "
+            "leave the input of the FilterGraph open"
+        )
+    return (
+        f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
+        f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"
+    )
+
+
+def _label(label: str | None) -> str:
+    if label is None:
+        return ""
+    if not re.match(r"[A-Za-z0-9_.-]+\Z", label):
+        raise ValueError(f"label must be made of letters, digits, '_', '.' and '-', not {label!r}")
+    return f"@{label}"

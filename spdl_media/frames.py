@@ -16,10 +16,17 @@ import av
 import numpy as np
 
 from spdl_media._ffmpeg import as_fraction
-from spdl_media.color_tags import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
-from spdl_media.layouts import SAMPLE_DTYPES
+from spdl_media.formats import (
+    COLOR_PRIMARIES,
+    COLOR_RANGES,
+    COLOR_TRCS,
+    COLORSPACES,
+    SAMPLE_DTYPES,
+    Array,
+    picture_planes,
+    read_only,
+)
 from spdl_media.orientation import is_mirrored, rotation
-from spdl_media.planes import Array, picture_planes, read_only
 from spdl_media.timing import Window, ticks_to_seconds
 
 __all__ = ("AudioFrames", "Frames", "ImageFrames", "VideoFrames")

@@ -84,7 +84,7 @@ def load_image(
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
-        uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.layouts` has the other formats.
+        uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.formats` has the other formats.
         Of YUV, ``buffer.colorspace`` and ``buffer.color_range`` say what the numbers mean.
 
     Raises:

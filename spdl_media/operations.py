@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from spdl_media._checks import check_choice, check_positive, did_you_mean
 from spdl_media._ffmpeg import is_color, is_pixel_format, is_sample_format
-from spdl_media.layouts import PIXEL_LAYOUTS, SAMPLE_DTYPES
+from spdl_media.formats import PIXEL_LAYOUTS, PLANAR, SAMPLE_DTYPES
 from spdl_media.orientation import Box
 from spdl_media.timing import Window
 
@@ -39,20 +39,6 @@ Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 # "fast" scales chroma by a bilinear kernel under a bicubic one for luma: 13% less time, 0.03 levels more.
 _QUICK_ALGO = {"bicubic": "bicublin"}
-# Packed RGB -> planar RGB of the same depth, with alpha where the packed one has it. FFmpeg's scaler writes
-# planar RGB exactly in less time than it writes packed RGB inexactly; interleaving costs little. 500x375
-# 4:2:0 to 224x224, bicubic, microseconds and mean (largest) difference in levels:
-#     scale to rgb24, FFmpeg's default flags    316    3.4-3.7 (76)
-#     scale to rgb24, accurate flags            671    0
-#     scale to gbrp, accurate flags, rgb24      195    0
-PLANAR = {
-    **dict.fromkeys(("rgb24", "bgr24", "rgb0", "bgr0", "0rgb", "0bgr"), "gbrp"),
-    **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), "gbrap"),
-    **dict.fromkeys(("rgb48le", "rgb48be", "bgr48le", "bgr48be", "rgb48", "bgr48"), "gbrp16le"),
-    **dict.fromkeys(
-        ("rgba64le", "rgba64be", "bgra64le", "bgra64be", "rgba64", "bgra64"), "gbrap16le"
-    ),
-}
 _COLOR = re.compile(
     r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
 )

@@ -23,7 +23,7 @@ from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda.nvdec import decode_to_device
-from spdl_media.planes import picture_planes
+from spdl_media.formats import picture_planes
 
 PITCH = 256
 STORED = {

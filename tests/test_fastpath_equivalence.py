@@ -21,9 +21,9 @@ import spdl_media as sm
 from spdl_media import _jpeg, get_video_filter_desc
 from spdl_media._filters import plain_chain as plain_chains
 from spdl_media._filters.plain_chain import plain_chain
+from spdl_media._frame_filter import FrameFilter
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import FilterDesc, picture_ops
-from spdl_media.filter_graph import FrameFilter
 from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
 

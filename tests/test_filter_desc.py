@@ -19,9 +19,9 @@ from spdl_media import (
     get_filter_desc,
     get_video_filter_desc,
 )
+from spdl_media._frame_filter import FrameFilter
 from spdl_media.filter_desc import picture_ops, sound_ops
-from spdl_media.filter_graph import FrameFilter
-from spdl_media.planes import picture_planes
+from spdl_media.formats import picture_planes
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 CONVERT = (

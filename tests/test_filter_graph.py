@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames
-from spdl_media.filter_graph import FrameFilter
+from spdl_media._frame_filter import FrameFilter
 from spdl_media.frames import AudioChunk, av_frames
 
 TENTH = Fraction(1, 10)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdl_media import FilterError
-from spdl_media._filters.graph_syntax import (
+from spdl_media._frame_filter import FrameFilter
+from spdl_media._graph_syntax import (
     Graph,
     Node,
     parse_graph,
@@ -20,7 +21,6 @@ from spdl_media._filters.graph_syntax import (
     quote_option,
     quote_value,
 )
-from spdl_media.filter_graph import FrameFilter
 
 # Everything but NUL, which ends C's strings, and lone surrogates, which no encoding has.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

@@ -13,9 +13,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
-    ["_checks", "errors", "config", "timing", "layouts", "color_tags"],
+    ["_checks", "errors", "config", "timing"],
     ["_optional"],
-    ["_ffmpeg"],
+    ["_ffmpeg", "formats"],
     ["orientation", "stills", "truncation"],
     ["_remote"],
     ["inputs"],
@@ -23,14 +23,13 @@ ORDER = [
     ["_demuxing.sample_clock", "_demuxing.matrices", "_demuxing.container", "_demuxing.window"],
     ["_demuxing.streaming", "_demuxing.pictures", "demux", "_probe"],
     ["bitstream"],
-    ["operations", "_filters.graph_syntax", "filter_desc"],
-    ["planes", "frames"],
+    ["operations", "filter_desc", "_graph_syntax"],
+    ["frames"],
     [
         "_filters.cuts",
         "_filters.steps",
         "_filters.plain_chain",
-        "_filters.wiring",
-        "_filters.ends",
+        "_frame_filter",
         "filter_graph",
     ],
     [

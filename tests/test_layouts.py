@@ -10,7 +10,7 @@ import pytest
 from plane_oracle import ROWS, Row, image
 
 import spdl_media as sm
-from spdl_media.layouts import pixel_layout
+from spdl_media.formats import pixel_layout
 
 WITHOUT_A_ROW = [
     "pal8",

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import av
 import numpy as np
 
-from spdl_media._filters.cuts import chroma_steps, like_frame, plane_steps
+from spdl_media._filters.cuts import like_frame
+from spdl_media.formats import chroma_steps, picture_planes, plane_steps
 from spdl_media.orientation import Box
-from spdl_media.planes import picture_planes
 
 # The conversion that the builders write first, without a size.
 _CONVERSION = re.compile(r"scale=flags=[\w+]+(?::out_\w+=\w+)*,format=(\w+)(?=,|$)")

@@ -17,19 +17,20 @@ from spdl_media._decoding.odd_sizes import (
 )
 from spdl_media._decoding.samples import SampleDecoder
 from spdl_media._ffmpeg import AvPacket
-from spdl_media._filters.cuts import Cut, chroma_steps, fits, like_frame
-from spdl_media._filters.ends import (
+from spdl_media._filters.cuts import Cut, fits, like_frame
+from spdl_media._filters.plain_chain import carries_more, plain_chain, split_cut
+from spdl_media._frame_filter import (
+    FrameFilter,
     exact_pts,
     place_frame,
     placed_chunk,
     sample_time_base,
     whole_frame,
 )
-from spdl_media._filters.plain_chain import carries_more, plain_chain, split_cut
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.filter_graph import FrameFilter
+from spdl_media.formats import chroma_steps
 from spdl_media.frames import AudioChunk, FrameMetadata
 from spdl_media.orientation import UPRIGHT_FILTERS
 from spdl_media.packets import PacketMetadata

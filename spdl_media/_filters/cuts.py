@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.planes import picture_planes
+from spdl_media.formats import picture_planes, plane_steps
 
 Size: TypeAlias = tuple[int, int]
 
@@ -63,26 +62,6 @@ class Cut:
             part = source[top : top + target.shape[0], left : left + target.shape[1]]
             target[:] = part[:, ::-1] if self.mirror else part
         return result
-
-
-@lru_cache(maxsize=256)
-def plane_steps(pix_fmt: str) -> tuple[Size, ...]:
-    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes."""
-    parts = av.VideoFormat(pix_fmt, 16, 16).components
-    planes: list[Size] = []
-    for plane in range(1 + max((part.plane for part in parts), default=-1)):
-        sizes = {(16 // part.width, 16 // part.height) for part in parts if part.plane == plane}
-        if len(sizes) > 1:
-            return ()
-        planes.append(sizes.pop())
-    return tuple(planes)
-
-
-@lru_cache(maxsize=256)
-def chroma_steps(pix_fmt: str) -> Size:
-    """Pixels across and down for which there is one sample of chroma."""
-    steps = plane_steps(pix_fmt) or ((1, 1),)
-    return max(across for across, _ in steps), max(down for _, down in steps)
 
 
 def like_frame(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:

@@ -29,8 +29,8 @@ import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from spdl_media._filters.cuts import INTERLEAVED, RGB, Cut, Size
-from spdl_media._filters.graph_syntax import Node, parse_graph
 from spdl_media._filters.steps import FULL_RANGE, GBR, HALF_CHROMA, Crop, Pad, Scale, Step
+from spdl_media._graph_syntax import Node, parse_graph
 from spdl_media.errors import FilterError, PictureSizeError
 
 _FLAGS = {

@@ -26,11 +26,10 @@ from spdl_media.errors import (
     SourceError,
     with_message,
 )
+from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
-from spdl_media.layouts import pixel_layout
 from spdl_media.operations import PictureOps
-from spdl_media.planes import is_yuv
 from spdl_media.storage import Storage
 
 OnError: TypeAlias = Literal["raise", "skip", "fill"]

@@ -7,8 +7,8 @@ from typing import Final, TypeVar
 
 from spdl_media.decode import Default
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.formats import is_yuv
 from spdl_media.operations import PictureOps, SoundOps
-from spdl_media.planes import is_yuv
 
 PICTURE_COLORS: Final = ("bt601", "pc")
 """Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from spdl_media.color_tags import COLOR_RANGES, COLORSPACES
 from spdl_media.cuda._color_taps import ScaleAlgo, line_taps
 from spdl_media.cuda._nvdec_device import VideoDevice
 from spdl_media.cuda._nvdec_planes import HardwareFrame, format_name
 from spdl_media.cuda.color import yuv_to_rgb
+from spdl_media.formats import COLOR_RANGES, COLORSPACES
 
 
 def to_rgb(

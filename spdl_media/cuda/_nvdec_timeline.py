@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import av
 
-from spdl_media.filter_graph import FrameFilter
+from spdl_media._frame_filter import FrameFilter
 from spdl_media.operations import Rate, parse_rate
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 from spdl_media.timing import ticks_to_seconds

@@ -1,23 +1,27 @@
-"""How the filters of a description are joined, and FFmpeg's graphs built from that."""
+"""Graphs of FFmpeg's, built from a description, and run over the frames of one stream."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import av
 import av.filter
+import numpy as np
 from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
 from spdl_media._ffmpeg import as_fraction, ffmpeg_errors
-from spdl_media._filters.graph_syntax import Graph, Node, parse_graph, quote_option
+from spdl_media._graph_syntax import Graph, Node, parse_graph, quote_option
 from spdl_media.errors import FilterError
+from spdl_media.frames import AudioChunk
+from spdl_media.timing import nearest_sample
 
 Kind: TypeAlias = Literal["video", "audio"]
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame
@@ -243,3 +247,198 @@ def source_args(
 def _rate_by_duration(frame: av.VideoFrame, time_base: Fraction | None) -> Fraction | None:
     # tpad gives its frames nonsensical times where no rate is known.
     return 1 / (frame.duration * time_base) if frame.duration > 0 and time_base else None
+
+
+def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
+    """All frames that a sink has ready, and whether it has ended."""
+    frames: list[Any] = []
+    while True:
+        try:
+            frames.append(sink.pull())
+        except av.BlockingIOError:
+            return frames, False
+        except av.EOFError:
+            return frames, True
+
+
+def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
+    """Put a frame in; False: the filters have ended and take no more."""
+    try:
+        source.push(frame)
+    except av.EOFError:
+        return False
+    return True
+
+
+class FrameFilter:
+    """One input, one output: what decoding runs its frames through.
+
+    The graph is made for the first frame; when a later one has another size, format or colour, the old graph
+    is drained and a new one made.
+
+    Args:
+        desc: FFmpeg's description of the filters.
+        kind: What flows: ``"video"`` or ``"audio"``.
+        time_base: Of the frames, where they carry none themselves.
+        frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
+        sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
+
+    Raises:
+        FilterError: The description is bad, or has more than one input or output, or turns one kind into
+            the other.
+
+    Thread safety: one thread at a time; its owner takes care.
+    """
+
+    __slots__ = ("_facts", "_graph", "_key", "_wiring", "finished")
+
+    finished: bool
+    """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
+
+    def __init__(
+        self,
+        desc: str,
+        *,
+        kind: Kind,
+        time_base: Fraction | None = None,
+        frame_rate: Fraction | None = None,
+        sample_aspect_ratio: Fraction | None = None,
+    ) -> None:
+        self._wiring = wire(desc)
+        _check_simple(self._wiring, kind)
+        self._facts = (time_base, frame_rate, sample_aspect_ratio)
+        self._graph: BuiltGraph | None = None
+        self._key: object = None
+        self.finished = False
+
+    def push(self, frame: AvFrame) -> list[Any]:
+        """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's."""
+        if self.finished:
+            return []
+        with filter_errors(self._wiring.desc, "it failed"):
+            done = self._follow(frame)
+            if not push_frame(self._graph.sources[0], frame):  # type: ignore[union-attr]  # made by _follow
+                self.finished = True
+            return done + self._pull()
+
+    def flush(self) -> list[Any]:
+        """End the input; take out what the filters still hold. Nothing can be pushed afterwards."""
+        with filter_errors(self._wiring.desc, "it failed"):
+            rest = self._drain()
+        self.finished = True
+        return rest
+
+    def _follow(self, frame: AvFrame) -> list[Any]:
+        """Make the graph fit the frame; what the graph before it still held."""
+        key = _frame_key(frame)
+        if key == self._key:
+            return []
+        rest = self._drain()
+        time_base, frame_rate, aspect = self._facts
+        args = source_args(
+            frame, time_base=time_base, frame_rate=frame_rate, sample_aspect_ratio=aspect
+        )
+        self._graph, self._key = build(self._wiring, (args,)), key
+        self.finished = False
+        return rest
+
+    def _drain(self) -> list[Any]:
+        if self._graph is None or self.finished:
+            return []
+        push_frame(self._graph.sources[0], None)
+        return self._pull()
+
+    def _pull(self) -> list[Any]:
+        frames, ended = pull_all(self._graph.sinks[0])  # type: ignore[union-attr]  # the callers made it
+        self.finished = self.finished or ended
+        return frames
+
+
+def _frame_key(frame: AvFrame) -> object:
+    if isinstance(frame, av.AudioFrame):
+        return frame.sample_rate, frame.format.name, frame.layout.name, frame.time_base
+    return (
+        frame.width,
+        frame.height,
+        frame.format.name,
+        int(frame.colorspace),
+        int(frame.color_range),
+        frame.time_base,
+    )
+
+
+def _check_simple(wiring: Wiring, kind: Kind) -> None:
+    declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
+    ends = len(wiring.inputs), len(wiring.outputs)
+    if declared or ends != (1, 1):
+        what = (
+            f"declares {declared[0]}"
+            if declared
+            else f"has {ends[0]} open inputs and {ends[1]} open outputs"
+        )
+        raise FilterError(
+            f"filter description {wiring.desc!r} {what}; decoding needs one input and one output, both left "
+            "open. FilterGraph runs any graph over decoded frames",
+            filter_desc=wiring.desc,
+        )
+    for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
+        if pad.kind != kind:
+            raise FilterError(
+                f"filter description {wiring.desc!r} {verb} {pad.kind}, but the packets are {kind}",
+                filter_desc=wiring.desc,
+            )
+
+
+def sample_time_base(sample_rate: int, zero: Fraction) -> Fraction:
+    """The unit of time in which each sample of the container's clock stands at a whole number.
+
+    Files count in units of their own, in Matroska in milliseconds, and what filters give would stand at
+    such a place. Where there is none that FFmpeg can count in, one sample is the unit.
+    """
+    unit = math.lcm(sample_rate, zero.denominator)
+    return Fraction(1, unit if unit < 2**31 else sample_rate)
+
+
+def place_frame(frame: av.AudioFrame, pts: int | None, time_base: Fraction) -> None:
+    """Let a frame begin there."""
+    frame.time_base = time_base
+    frame.pts = pts
+
+
+def exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | None:
+    """Where the chunk begins on the stream's own clock, in this unit, rounded; ``None``: no one knows."""
+    frame, rate = chunk.frame, chunk.frame.sample_rate
+    # In whole numbers: fractions would take longer than small frames take to filter.
+    if chunk.position is not None:
+        ticks = chunk.position * zero.denominator + zero.numerator * rate
+        unit = zero.denominator * rate
+    elif frame.pts is not None:
+        base = as_fraction(frame.time_base) or Fraction(1, rate)
+        ticks = frame.pts * base.numerator * rate + chunk.start * base.denominator
+        unit = base.denominator * rate
+    else:
+        return None
+    divisor = unit * time_base.numerator
+    return (2 * ticks * time_base.denominator + divisor) // (2 * divisor)
+
+
+def whole_frame(chunk: AudioChunk) -> av.AudioFrame:
+    """The chunk as a frame that is not shared, unless it is the whole one: filters take whole frames."""
+    return chunk.frame if len(chunk) == chunk.frame.samples else copy_chunk(chunk)
+
+
+def copy_chunk(chunk: AudioChunk) -> av.AudioFrame:
+    whole = chunk.frame
+    part = av.AudioFrame(whole.format.name, whole.layout.name, len(chunk))
+    part.sample_rate = whole.sample_rate
+    for plane, samples in zip(part.planes, chunk.planes, strict=True):
+        target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
+        target[:] = samples.reshape(-1)
+    return part
+
+
+def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
+    """A frame that came out of a filter, with its place on the container's clock."""
+    base = frame.time_base or Fraction(1, frame.sample_rate)
+    position = nearest_sample(frame.pts or 0, base, zero, frame.sample_rate)
+    return AudioChunk(frame, 0, frame.samples, position)
