@@ -58,6 +58,22 @@ class Window:
         end = "inf" if self.end is None else f"{float(self.end):g}"
         return f"[{start}, {end})"
 
+    def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[int | None, int | None]:
+        """Convert the window to FFmpeg's timestamps ``(first, stop)``; ``None`` is an open side.
+
+        A timestamp lies in the window if ``first <= pts < stop``. Loops compare these whole numbers:
+        a comparison of fractions takes longer than all else that is done for a packet.
+
+        Args:
+            time_base: Seconds in one unit of the timestamps.
+            zero: Second 0 of the container on FFmpeg's clock.
+        """
+        start, end = (
+            None if side is None else math.ceil((side - _HAIR + zero) / time_base)
+            for side in (self.start, self.end)
+        )
+        return start, end
+
     def samples(self, sample_rate: int) -> tuple[int, int | None]:
         """The samples ``(first, stop)`` whose times lie in the window.
 
@@ -93,8 +109,10 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
         raise TypeError(
             f"timestamp must be a pair (start, end) in seconds, either of them None, not {timestamp!r}"
         )
-    start, end = (_parse_seconds(value, timestamp) for value in timestamp)
-    if start == math.inf or end == -math.inf or _is_empty(start, end):
+    first, last = timestamp
+    start = -math.inf if first is None else _parse_seconds(first, timestamp)
+    end = math.inf if last is None else _parse_seconds(last, timestamp)
+    if start >= end:
         raise ValueError(
             f"timestamp {timestamp!r} holds no time: the window is [start, end), so start must be "
             "less than end"
@@ -121,14 +139,8 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
     return Window(begin, begin + length)
 
 
-def _is_empty(start: Fraction | float | None, end: Fraction | float | None) -> bool:
-    return isinstance(start, Fraction) and isinstance(end, Fraction) and start >= end
-
-
-def _parse_seconds(value: Seconds | None, timestamp: object) -> Fraction | float | None:
-    """A Fraction, or None, or a float infinity."""
-    if value is None:
-        return None
+def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
+    """Read one side of a window; a float is an infinity."""
     if isinstance(value, bool) or not (
         isinstance(value, int | float | Decimal | Fraction | str) or hasattr(value, "__float__")
     ):
@@ -136,24 +148,19 @@ def _parse_seconds(value: Seconds | None, timestamp: object) -> Fraction | float
             f"timestamp {timestamp!r}: a side must be a number of seconds, a numeric string or None, "
             f"not {type(value).__name__}"
         )
-    text = value if isinstance(value, Fraction | str) else str(_builtin(value))
+    if not isinstance(value, int | Decimal | Fraction | str) and type(value) is not float:
+        # NumPy scalars print as np.float32(0.1); their float() would show the error of single
+        # precision.
+        value = float(str(value))
     try:
-        number = float(text)
+        number = float(value)
         if math.isinf(number):  # also what is too large for a float: no file lasts that long
             return number
-        return Fraction(text)
+        return Fraction(value if isinstance(value, Fraction) else str(value))
     except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise ValueError(
             f"timestamp {timestamp!r}: {value!r} is not a number of seconds"
         ) from error
-
-
-def _builtin(value: float | Decimal) -> float | int | Decimal:
-    # NumPy scalars print as np.float32(0.1); their float() would show the error of single
-    # precision.
-    if isinstance(value, int | Decimal) or type(value) is float:
-        return value
-    return float(str(value))
 
 
 def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:

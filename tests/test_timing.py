@@ -193,6 +193,18 @@ def test_ticks_stand_where_the_time_base_says(
     assert ticks_to_seconds(pts + 1, time_base, zero) - seconds == time_base
 
 
+@given(pts=st.integers(-(10**6), 10**6), side=st.integers(-(10**6), 10**6))
+def test_a_window_in_ticks_holds_the_timestamps_that_lie_in_it(pts: int, side: int) -> None:
+    time_base, zero = Fraction(1, 90_000), Fraction(1, 7)
+    # Sides as users compute them: floats, a hair beside the exact moment of a frame.
+    seconds = float(ticks_to_seconds(side, time_base, zero))
+    first, stop = parse_window((seconds, seconds + 1)).ticks(time_base, zero)
+    assert (first, stop) == (side, side + 90_000)
+    assert parse_window(None).ticks(time_base, zero) == (None, None)
+    inside = ticks_to_seconds(pts, time_base, zero) in parse_window((seconds, seconds + 1))
+    assert inside == (side <= pts < side + 90_000)
+
+
 @given(st.integers(-(10**9), 10**9), time_bases, fractions, rates)
 def test_the_nearest_sample_is_at_most_half_a_sample_away(
     pts: int, time_base: Fraction, zero: Fraction, rate: int
