@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import av
 
+from spdl_media._container import frame_matrix
 from spdl_media._decoding.path import PictureFilter
-from spdl_media._demuxing.matrices import frame_matrix
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, says_checksum_failed
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig

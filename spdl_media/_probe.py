@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import av
 
-from spdl_media._demuxing.container import Container
-from spdl_media._demuxing.pictures import is_still, read_image
+from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
 from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
+from spdl_media.demux import is_still, read_image
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.inputs import Source, open_input
@@ -173,11 +173,8 @@ def probe(
     with open_input(src, name=name) as input:
         if is_still(input, config):
             return _probe_still(read_image(input, config))
-        container = Container(input, config)
-        try:
+        with Container(input, config) as container:
             return _probe_container(container)
-        finally:
-            container.close()
 
 
 def _probe_container(container: Container) -> MediaInfo:
@@ -263,11 +260,12 @@ def _first_packet(
     if not first:
         container.rewind()
         indices = [stream.index for stream in container.av.streams.video]
-        for packet in islice(container.packets(indices), _MAX_SEARCH):
-            if packet.is_keyframe:
-                first.setdefault(packet.stream_index, packet)
-            if len(first) == len(indices):
-                break
+        with container.reading():
+            for packet in islice(container.packets(indices), _MAX_SEARCH):
+                if packet.is_keyframe:
+                    first.setdefault(packet.stream_index, packet)
+                if len(first) == len(indices):
+                    break
     if index in first:
         yield first[index]
 

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from types import TracebackType
 from typing import Self, overload
 
+import av
+
 from spdl_media._checks import OneThread, check_int
-from spdl_media._demuxing.container import Container, Kind, as_audio, as_video
-from spdl_media._demuxing.pictures import first_picture, read_image
-from spdl_media._demuxing.streaming import ChunkMaker, check_limits, read_chunks
-from spdl_media._demuxing.window import read_audio, read_clip, read_video
-from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
+from spdl_media._container import Container, Kind
+from spdl_media._streaming import Chunks, check_limits
+from spdl_media._window import read_audio, read_clip, read_video
+from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.inputs import Source, open_input
+from spdl_media.errors import DemuxError
+from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
     PacketMetadata,
     VideoPackets,
+    make_packet,
+)
+from spdl_media.stills import (
+    HEAD_SIZE,
+    STILL_FORMATS,
+    container_still,
+    read_jpeg_head,
+    still_codec,
+    still_orientation,
 )
 from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.truncation import check_complete
 
 __all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")
 
@@ -209,8 +221,7 @@ class Demuxer:
 
     def _best_index(self, kind: Kind) -> int | None:
         with self._guard:
-            stream = self._opened().av.streams.best(kind)
-            return None if stream is None else stream.index
+            return self._opened().best_index(kind)
 
     @property
     def video_codec(self) -> VideoCodec:
@@ -220,7 +231,7 @@ class Demuxer:
             DemuxError: There is none.
         """
         with self._guard:
-            return read_video_codec(as_video(self._opened().stream("video", None)))
+            return self._opened().video()[1]
 
     @property
     def audio_codec(self) -> AudioCodec:
@@ -230,7 +241,7 @@ class Demuxer:
             DemuxError: There is none.
         """
         with self._guard:
-            return read_audio_codec(as_audio(self._opened().stream("audio", None)))
+            return self._opened().audio()[1]
 
     def demux_video(
         self,
@@ -238,20 +249,15 @@ class Demuxer:
         *,
         stream_index: int | None = None,
     ) -> VideoPackets:
-        """Read the packets of a video stream; see :func:`demux_video`."""
+        """Read the packets of a video stream; see :func:`demux_video`.
+
+        Raises:
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window holds no time.
+        """
         window = parse_window(timestamp)
         with self._guard:
-            container = self._opened()
-            stream = as_video(container.stream("video", stream_index))
-            # Reading may open the source again, and the stream is gone then: take its facts first.
-            index, codec = stream.index, read_video_codec(stream)
-            packets = read_video(container, index, codec.time_base, window)
-            orientation = container.orientation(index, packets)
-            incomplete = container.missing_end(packets)
-            facts = PacketMetadata(
-                container.name, container.zero, window, orientation, incomplete=incomplete
-            )
-            return VideoPackets(packets, codec, facts)
+            return read_video(self._opened(), stream_index, window)
 
     def demux_clip(
         self, timestamp: Timestamp | Window | None = None
@@ -267,24 +273,7 @@ class Demuxer:
         """
         window = parse_window(timestamp)
         with self._guard:
-            container = self._opened()
-            pictures = as_video(container.stream("video", None))
-            sound = as_audio(container.stream("audio", None))
-            # Reading may open the source again, and the streams are gone then: take their facts first.
-            indices = pictures.index, sound.index
-            codecs = read_video_codec(pictures), read_audio_codec(sound)
-            packets = read_clip(container, indices, codecs, window)
-            orientation = container.orientation(indices[0], packets[0])
-            facts = [
-                PacketMetadata(
-                    container.name, container.zero, window, incomplete=container.missing_end(run)
-                )
-                for run in packets
-            ]
-            return (
-                VideoPackets(packets[0], codecs[0], replace(facts[0], orientation=orientation)),
-                AudioPackets(packets[1], codecs[1], facts[1]),
-            )
+            return read_clip(self._opened(), window)
 
     def demux_audio(
         self,
@@ -292,22 +281,24 @@ class Demuxer:
         *,
         stream_index: int | None = None,
     ) -> AudioPackets:
-        """Read the packets of an audio stream; see :func:`demux_audio`."""
+        """Read the packets of an audio stream; see :func:`demux_audio`.
+
+        Raises:
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window holds no time.
+        """
         window = parse_window(timestamp)
         with self._guard:
-            container = self._opened()
-            stream = as_audio(container.stream("audio", stream_index))
-            index, codec = stream.index, read_audio_codec(stream)
-            packets = read_audio(container, index, codec, window)
-            incomplete = container.missing_end(packets)
-            facts = PacketMetadata(container.name, container.zero, window, incomplete=incomplete)
-            return AudioPackets(packets, codec, facts)
+            return read_audio(self._opened(), stream_index, window)
 
     def demux_image(self) -> ImagePackets:
-        """Read the packet of the first picture of the best video stream."""
+        """Read the packet of the first image of the best video stream.
+
+        Raises:
+            DemuxError: There is no video stream, or no key frame in it.
+        """
         with self._guard:
-            container = self._opened()
-            return first_picture(container)
+            return _first_image(self._opened())
 
     @overload
     def streaming_demux(
@@ -361,22 +352,18 @@ class Demuxer:
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
 
     def _stream_indices(self, indices: int | Collection[int] | None) -> list[int]:
-        if indices is None:
-            kind: Kind = "video" if self.has_video() else "audio"
-            with self._guard:
-                return [self._opened().stream(kind, None).index]
-        if isinstance(indices, Collection):
-            numbers = sorted({_stream_index(index) for index in indices})
-        else:
-            numbers = [_stream_index(indices)]
-        if not numbers:
-            raise ValueError("streaming_demux needs at least one stream index")
         with self._guard:
             container = self._opened()
-            kinds = {stream.index: stream.type for stream in container.av.streams}
+            if indices is None:
+                has_video = container.best_index("video") is not None
+                return [container.video()[0] if has_video else container.audio()[0]]
+            given = indices if isinstance(indices, Collection) else [indices]
+            numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
+            if not numbers:
+                raise ValueError("streaming_demux needs at least one stream index")
             for number in numbers:
-                container.stream("audio" if kinds.get(number) == "audio" else "video", number)
-        return numbers
+                container.codec(number)
+            return numbers
 
     def _chunks(
         self,
@@ -387,31 +374,81 @@ class Demuxer:
         with self._guard:
             container = self._opened()
             container.rewind()
-            makers = {index: ChunkMaker(container, index) for index in indices}
-            chunks = read_chunks(container, indices, duration=duration, num_packets=num_packets)
-            turn = container.turn
+            chunks = Chunks(container, indices, duration, num_packets)
         while True:
             # The guard is held while FFmpeg reads, not while the caller works on a chunk, so that a
             # loop left half way does not lock the Demuxer.
             with self._guard:
-                if self._opened() is not container or container.turn != turn:
-                    raise RuntimeError(
-                        f"{container.name}: the Demuxer was used for another read while its chunks were "
-                        "iterated; open a second Demuxer"
-                    )
-                chunk = next(chunks, None)
-                if chunk is None:
-                    if not any(maker.continues for maker in makers.values()):
-                        self._check_end(container)
-                    return
-                made = {index: makers[index](packets) for index, packets in chunk.items()}
-            yield made
-
-    def _check_end(self, container: Container) -> None:
-        """No packet came out to carry the news that the file was cut short."""
-        if text := container.missing_end(()):
-            raise container.error(f"it is cut short: {text}")
+                self._opened()
+                chunk = chunks.read()
+            if chunk is None:
+                return
+            yield chunk
 
 
-def _stream_index(index: object) -> int:
-    return check_int("a stream index", index, at_least=None)
+def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
+    """Read one image from an opened input."""
+    decoder = _still_decoder(input, config)
+    if decoder is not None:
+        return _whole_file(input, decoder)
+    kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
+    if kind is not None and not input.seekable:
+        # It is read twice, by FFmpeg and for what FFmpeg does not tell.
+        with open_input(input.read_all(), name=input.name) as whole:
+            return read_image(whole, config)
+    with Container(input, config) as container:
+        decoder = container.named_still()
+        if decoder is None:
+            packets = _first_image(container)
+            if kind is None:
+                return packets
+            return packets.with_metadata(incomplete=check_complete(kind, container.content()))
+    return _whole_file(input, decoder)
+
+
+def is_still(input: Input, config: DemuxConfig) -> bool:
+    """Whether the source is one image, coded as one packet or in a container of stills."""
+    if _still_decoder(input, config) is not None:
+        return True
+    head = input.head(HEAD_SIZE)
+    return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
+
+
+def _still_decoder(input: Input, config: DemuxConfig) -> str | None:
+    """The decoder that takes the whole file as one packet; ``None``: a container has to be opened."""
+    if config.format is not None:
+        return STILL_FORMATS.get(config.format)
+    return still_codec(input.head(HEAD_SIZE))
+
+
+def _whole_file(input: Input, decoder: str) -> ImagePackets:
+    data = input.read_all()
+    if not len(data):
+        raise DemuxError("is empty (0 bytes)", source=input.name)
+    codec = _still_stream(decoder)
+    head = read_jpeg_head(data) if decoder == "mjpeg" else None
+    metadata = PacketMetadata(
+        input.name,
+        orientation=still_orientation(data) if head is None else head.orientation,
+        incomplete=check_complete(decoder, data),
+        jpeg=head,
+    )
+    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
+
+
+@cache
+def _still_stream(decoder: str) -> VideoCodec:
+    return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)
+
+
+def _first_image(container: Container) -> ImagePackets:
+    """Read the first key frame of the best video stream."""
+    index, codec = container.video()
+    container.rewind()
+    with container.reading():
+        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
+    if key is None:
+        raise container.error("the video stream has no key frame, so there is no first picture")
+    orientation = container.orientation(index, [key])
+    metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
+    return ImagePackets([key], codec, metadata)

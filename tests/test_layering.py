@@ -20,8 +20,7 @@ ORDER = [
     ["_remote"],
     ["inputs"],
     ["codec", "packets"],
-    ["_demuxing.sample_clock", "_demuxing.matrices", "_demuxing.container", "_demuxing.window"],
-    ["_demuxing.streaming", "_demuxing.pictures", "demux", "_probe"],
+    ["_demuxing.sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
     ["operations", "filter_desc", "_graph_syntax"],
     ["frames"],
@@ -81,7 +80,10 @@ JOINS_PIPELINE = {
 }
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
-PURE = {*ORDER[0], *ORDER[1], *ORDER[3], *ORDER[4], *ORDER[10]}
+PURE = {
+    *("_checks", "errors", "config", "timing", "_optional", "orientation", "stills", "truncation"),
+    *("_remote", "operations", "filter_desc", "_graph_syntax"),
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
     "asyncio": {"pipeline", "_loader_stages", "async_load"},

@@ -15,7 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from oriented import FRAMES, oriented_clip, remux, upright
 
 import spdl_media as sm
-from spdl_media._demuxing import container as container_module
+from spdl_media import _container as container_module
 from spdl_media.testing import make_video
 
 KEEP = "format=yuv420p"

@@ -17,7 +17,7 @@ from heif_grid import make_grid
 from oriented import oriented_clip
 
 import spdl_media as sm
-from spdl_media._demuxing import container as container_module
+from spdl_media import _container as container_module
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,

@@ -1,0 +1,444 @@
+"""An open container: its streams, its clock, seeking, and its packets cut loose from it."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+import av
+from av.bitstream import BitStreamFilterContext
+from av.container import InputContainer
+from av.stream import Discard, Disposition
+
+from spdl_media._checks import check_int
+from spdl_media._ffmpeg import (
+    AvPacket,
+    LogLine,
+    as_fraction,
+    describe,
+    ffmpeg_log,
+    says_checksum_failed,
+)
+from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
+from spdl_media.config import DemuxConfig
+from spdl_media.errors import DemuxError
+from spdl_media.inputs import Input
+from spdl_media.orientation import exif_orientation, matrix_orientation
+from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
+from spdl_media.truncation import check_complete, mp3_frame_size
+
+Kind: TypeAlias = Literal["video", "audio"]
+
+# Decoders of images that can only be known by the name of their file.
+_WITHOUT_SIGNATURE = frozenset(
+    {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
+)
+
+# Formats with audio whose start is found by seeking. Matroska and Ogg say only once after opening how many
+# samples to skip at the start of a stream.
+_SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
+
+# Images found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
+# where the file ends.
+_STAYS_AT_END = frozenset({"image2", "webp_anim"})
+
+# Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
+# places: it lands inside one, or takes a later one for the first.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim"})
+
+
+class Container:
+    """One open container, read from any place as often as the source can be sought.
+
+    Packets are read, and places sought, inside of :meth:`reading`.
+
+    Attributes:
+        name: What is being read, for messages.
+        av: PyAV's container. Another one after a rewind that had to open the source anew.
+        turn: How often reading was started, so that a reader can tell that another has moved the place.
+    """
+
+    def __init__(self, input: Input, config: DemuxConfig) -> None:
+        self.name = input.name
+        self.turn = 0
+        self._input = input
+        self._config = config
+        self._orientations: dict[int, int] = {}
+        self._content: bytes | memoryview | None = None
+        self._ended = self._checksum_failed = self._empty = False
+        self._log: list[LogLine] = []
+        self._log_start = 0
+        self._open()
+
+    def _open(self) -> None:
+        self.av: InputContainer = self._input.open(self._config)
+        self._format: str = self.av.format.name
+        self._fresh = True
+        decoder = self.named_still()
+        if decoder is None or decoder in _WITHOUT_SIGNATURE or self._config.format is not None:
+            return
+        # FFmpeg takes a file for an image by its name alone; text in a .jpg is no image.
+        if still_codec(self._input.head(HEAD_SIZE)) != decoder:
+            self.av.close()
+            raise self.error(
+                f"the name says {decoder}, but the content is not: it is no media that FFmpeg knows. If it "
+                "is raw data, name its format: demux_config(format=...)"
+            )
+
+    def named_still(self) -> str | None:
+        """The decoder of an image that FFmpeg found by the name of the file; ``None``: by its content."""
+        if self._format != "image2" or not self.av.streams.video:
+            return None
+        context = self.av.streams.video[0].codec_context
+        return None if context is None else context.codec.name
+
+    def close(self) -> None:
+        """Free FFmpeg's structures. The input is its owner's to close."""
+        self.av.close()
+        self._content = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def error(self, text: str) -> DemuxError:
+        """A DemuxError that names the source."""
+        return DemuxError(text, source=self.name)
+
+    # Streams. Reading may open the source again, and PyAV's streams are gone then: so callers get the
+    # index and the codec's parameters as values.
+
+    def video(self, index: int | None = None) -> tuple[int, VideoCodec]:
+        """Index and codec of the video stream with this index, or of the best one.
+
+        Raises:
+            DemuxError: There is none, it is of another kind, or no decoder knows it.
+        """
+        stream = self._stream("video", index)
+        return stream.index, read_video_codec(stream)
+
+    def audio(self, index: int | None = None) -> tuple[int, AudioCodec]:
+        """Index and codec of the audio stream with this index, or of the best one.
+
+        Raises:
+            DemuxError: There is none, it is of another kind, or no decoder knows it.
+        """
+        stream = self._stream("audio", index)
+        return stream.index, read_audio_codec(stream)
+
+    def best_index(self, kind: Kind) -> int | None:
+        """Index of the best stream of a kind; ``None``: there is none."""
+        stream = self.av.streams.best(kind)
+        return None if stream is None else stream.index
+
+    def codec(self, index: int) -> AudioCodec | VideoCodec:
+        """Codec of the stream with this index, which must be audio or video."""
+        kinds = {stream.index: stream.type for stream in self.av.streams}
+        return self.audio(index)[1] if kinds.get(index) == "audio" else self.video(index)[1]
+
+    def _stream(self, kind: Kind, index: int | None) -> Any:  # a stream of that kind
+        stream = self._best(kind) if index is None else self._numbered(kind, index)
+        if stream.codec_context is None:
+            raise self.error(f"this FFmpeg has no decoder for {kind} stream {stream.index}")
+        return stream
+
+    def _best(self, kind: Kind) -> av.stream.Stream:
+        stream = self.av.streams.best(kind)
+        if stream is None:
+            raise self.error(f"there is no {kind} stream; {self._listed()}")
+        # FFmpeg shows a HEIF image made of tiles as one stream a tile, and a thumbnail beside them. In a
+        # movie, a dependent stream is a layer that its main stream can do without.
+        tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
+        if kind == "video" and tiles and self.av.duration is None:
+            raise self.error(
+                f"the picture is split into {len(tiles)} tiles, and joining them is not supported. Write it "
+                "anew without tiles, or take one of them: demux_video(src, stream_index="
+                f"{tiles[0].index})"
+            )
+        return stream
+
+    def _numbered(self, kind: Kind, index: int) -> av.stream.Stream:
+        index = check_int("stream_index", index, at_least=None)
+        streams = list(self.av.streams)
+        if not 0 <= index < len(streams):
+            raise self.error(f"there is no stream {index}; {self._listed()}")
+        if streams[index].type != kind:
+            raise self.error(
+                f"stream {index} is {streams[index].type}, not {kind}; {self._listed()}"
+            )
+        return streams[index]
+
+    def _listed(self) -> str:
+        kinds = [f"{stream.index}: {stream.type}" for stream in self.av.streams]
+        return f"the streams are {', '.join(kinds)}" if kinds else "it has no streams"
+
+    @cached_property
+    def zero(self) -> Fraction:
+        """Second 0 of the container on FFmpeg's clock, in seconds."""
+        start = self.av.start_time
+        if start is None:
+            return Fraction(0)
+        # FFmpeg rounds the container's start to microseconds. The stream that starts it states the same
+        # moment exactly, in its own time base; a window's edge must not fall beside a frame by rounding.
+        rounded = Fraction(start, 1_000_000)
+        exact = [
+            stream.start_time * as_fraction(stream.time_base)
+            for stream in self.av.streams
+            if stream.start_time is not None and as_fraction(stream.time_base)
+        ]
+        nearest = min(exact, key=lambda time: abs(time - rounded), default=rounded)
+        return nearest if abs(nearest - rounded) <= Fraction(1, 1_000_000) else rounded
+
+    # Reading.
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Translate FFmpeg's errors while packets are read, and note failed checksums.
+
+        It is entered once for all packets of a call: to collect the log takes longer than to read a packet.
+        A generator must not hold it over a ``yield``, since the log is that of a thread.
+        """
+        with ffmpeg_log() as self._log:
+            self._log_start = 0
+            try:
+                yield
+            except av.FFmpegError as error:
+                said = describe(error, self._log[self._log_start :])
+                raise self.error(f"the container is damaged: {said}") from error
+            self._checksum_failed |= says_checksum_failed(self._log[self._log_start :])
+
+    def packets(self, indices: Sequence[int]) -> Iterator[AvPacket]:
+        """The packets of these streams from the present place on, independent of the container."""
+        self._select(indices)
+        from_start, self._fresh = self._fresh, False
+        self._ended = False
+        self._empty = from_start
+        self._checksum_failed = from_start and self._input.checksum_failed
+        # What FFmpeg said of other places, and while it looked for this one, is not about these packets.
+        self._log_start = len(self._log)
+        self.turn += 1
+        streams = [self.av.streams[index] for index in indices]
+        found = self._read(streams)
+        # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
+        # ones for MPEG-4, but not for codecs that reorder as they like.
+        codecs = {s.codec_context.name for s in streams if s.codec_context is not None}
+        return _without_pts(found) if self._format == "avi" and codecs & {"h264", "hevc"} else found
+
+    def _select(self, indices: Collection[int]) -> None:
+        """Let FFmpeg skip the other streams; it finds no place in one that it skips."""
+        for stream in list(self.av.streams):
+            stream.discard = Discard.default if stream.index in indices else Discard.all
+
+    def _read(self, streams: list[av.stream.Stream]) -> Iterator[AvPacket]:
+        # A packet of PyAV keeps its container, and so the whole source, alive. Passing it through a
+        # filter that does nothing moves the data into one that does not. PyAV's mark of the end, which has
+        # no data, does not come out.
+        loosened = BitStreamFilterContext("null").filter
+        for packet in self.av.demux(streams):
+            for loose in loosened(packet):
+                self._empty = False
+                yield loose
+        self._input.check()
+        self._ended = True
+
+    def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
+        """What is missing of what was read, above all at the end of the file, where the format tells.
+
+        A window that lies in what is there is whole, and nothing is looked at for it.
+
+        Args:
+            packets: The last ones that were read of a stream.
+
+        Raises:
+            DemuxError: It is an image of which FFmpeg gives nothing at all.
+        """
+        if self._checksum_failed:
+            return "a page fails its checksum, and FFmpeg leaves it out"
+        if not self._ended or self._config.format is not None:
+            return None
+        head = self._input.head(HEAD_SIZE) if self._input.seekable else b""
+        if kind := container_still(head) or still_codec(head):
+            if self._empty:  # a parser of FFmpeg's that finds the header implausible
+                raise self.error(f"FFmpeg finds no picture in this {kind} data")
+            return check_complete(kind, self.content())
+        return self._input.missing_end() or self._short_packet(packets)
+
+    def _short_packet(self, packets: Sequence[AvPacket]) -> str | None:
+        if not packets:
+            return None
+        last = packets[-1]
+        # FFmpeg marks a packet that has fewer bytes than its header states. In MPEG-TS and -PS the mark is
+        # one of transmission errors as well, which decoders are to judge. Those of MP3 state it themselves.
+        is_mp3 = self._format == "mp3"
+        frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if is_mp3 else None
+        marked = last.is_corrupt and not self._format.startswith("mpeg")
+        if (frame_size or 0) > last.size or marked:
+            return "the data ends inside a packet"
+        if self._format != "flac" or not last.duration or last.pts is None:
+            return None
+        # The header of a FLAC file states its number of samples, or 0.
+        stated, found = self.av.streams[0].duration, last.pts + last.duration
+        if not stated or found >= stated:
+            return None
+        return f"the data ends after {found} of {stated} samples"
+
+    def rewind(self) -> None:
+        """Go to the first packet of the file."""
+        if self._fresh:
+            return
+        if not self._input.seekable:
+            raise self.error(
+                "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
+            )
+        self._select(range(len(list(self.av.streams))))
+        # Opening again always leads to the very first packet, and costs more than seeking.
+        if not self._seek_to_start():
+            self.av.close()
+            self._open()
+        self._fresh = True
+
+    def _seek_to_start(self) -> bool:
+        start = self.av.start_time
+        # Some formats cannot seek by time, and raw streams, which have none, end up anywhere.
+        if start is None or self._format in _STAYS_AT_END:
+            return False
+        if self.av.streams.audio and not self._format.startswith(_SEEKS_TO_START):
+            return False
+        # In MP4, packets that an edit list skips lie before the start.
+        before = 1_000_000 if "mp4" in self._format else 0
+        try:
+            self.av.seek(min(start, 0) - before)
+        except av.FFmpegError:
+            return False
+        return True
+
+    def seek(self, pts: int, index: int) -> bool:
+        """Go to about this timestamp of a stream; False where the format or the source cannot."""
+        if not self._input.seekable or self._format in _SEEKS_ASTRAY:
+            return False
+        if self._format.endswith("_pipe"):
+            return False
+        self._select((index,))
+        self._fresh = False  # a seek that fails has moved the place as well
+        try:
+            self.av.seek(pts, stream=self.av.streams[index])
+        except (av.FFmpegError, OverflowError):  # or a time that no file has
+            return False
+        return True
+
+    # Orientation.
+
+    def orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
+        """EXIF number of the images of a video stream: by a still's metadata, or a video's display matrix.
+
+        Args:
+            index: Index of the stream.
+            packets: Some of its packets, the first a key frame, in case one has to be looked at to know.
+        """
+        if self._format == "image2" or self._format.endswith("_pipe"):  # each packet is a file
+            first = next(iter(packets), None)
+            return 1 if first is None else still_orientation(memoryview(first))
+        if index not in self._orientations:
+            self._orientations[index] = self._stated_orientation(index, packets)
+        return self._orientations[index]
+
+    def _stated_orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
+        if not any(name in self._format for name in ("mp4", "matroska")):
+            return 1
+        stream = self.av.streams[index]
+        if self._is_heif_image(stream):
+            # The file may say to mirror before turning; FFmpeg's matrix is always that of mirroring
+            # afterwards. The content is kept, because its end is looked at later; what is not HEIF can
+            # be a long row of images.
+            self._content = self.content()
+            return exif_orientation(self._content)
+        matrix = muxed_matrix(stream) or decoded_matrix(stream, packets)
+        return matrix_orientation(matrix) if matrix else 1
+
+    def _is_heif_image(self, stream: av.stream.Stream) -> bool:
+        """Whether a stream is the image of a HEIF file, no part of it, and the file can be looked at."""
+        if self.av.duration is not None or not self._input.seekable:
+            return False
+        if stream.index != self.best_index("video") or stream.disposition & Disposition.dependent:
+            return False
+        return container_still(self._input.head(HEAD_SIZE)) == "avif"
+
+    def content(self) -> bytes | memoryview:
+        """The whole file of an image. That of a HEIF is read once."""
+        return self._input.read_all() if self._content is None else self._content
+
+
+def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    for packet in packets:
+        packet.pts = None
+        yield packet
+
+
+def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
+    """Display matrix of a video stream, by way of a QuickTime header.
+
+    PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
+    track header (``tkhd``), which takes some 0.1 ms where decoding a frame takes up to ten.
+    """
+    # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
+    written = _muxed_header(stream, "mov") or _muxed_header(stream, "mp4")
+    start = written.find(b"tkhd") + 4
+    if start < 4:
+        return None
+    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
+    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
+
+
+def _muxed_header(stream: Any, format: str) -> bytes:
+    header = io.BytesIO()
+    options = {"movflags": "empty_moov", "strict": "-2"}
+    try:
+        with av.open(header, "w", format=format, options=options) as mov:
+            # Opaque: otherwise PyAV looks for an encoder by the name of the decoder (libdav1d).
+            mov.add_stream_from_template(stream, opaque=True)
+            mov.start_encoding()
+            return header.getvalue()
+    except (av.FFmpegError, ValueError):  # a codec that the format does not take
+        return b""
+
+
+def decoded_matrix(stream: Any, packets: Iterable[AvPacket]) -> tuple[int, ...] | None:
+    """Display matrix of a video stream, from its first decoded frame."""
+    context = stream.codec_context
+    context.thread_count = 1
+    try:
+        for packet in chain(packets, (None,)):
+            for frame in context.decode(packet):
+                return frame_matrix(frame)
+    except av.FFmpegError:  # damaged data; decoding it in earnest will say so
+        return None
+    finally:
+        context.flush_buffers()
+    return None
+
+
+def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
+    """The display matrix that a decoded frame carries, as FFmpeg's nine numbers."""
+    try:
+        side_data: Any = frame.side_data  # by position, which the stubs do not know
+        entries = [side_data[index] for index in range(len(side_data))]
+    except ValueError:  # PyAV 18 does not know the type of every entry
+        return None
+    for entry in entries:
+        if entry.type.name == "DISPLAYMATRIX":
+            return struct.unpack("=9i", bytes(entry))
+    return None

@@ -1,0 +1,334 @@
+"""Which packets a window of time needs: where to start reading, and where to stop.
+
+A window is cut exactly when it is decoded. Here, packets are found that hold it: for video from a key frame
+at or before its start, for audio from half a second before, and until no later packet can belong to it.
+Times are timestamps of the streams from here on, whole numbers that cost nothing to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import chain
+
+from spdl_media._container import Container
+from spdl_media._demuxing.sample_clock import tells_sample
+from spdl_media._ffmpeg import AvPacket
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.packets import AudioPackets, PacketMetadata, VideoPackets
+from spdl_media.timing import Window
+
+# MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
+# give after a seek what they give when decoded from the start (MP2 but for the last bit, whose
+# dither goes on from frame to frame).
+_AUDIO_PREROLL = Fraction(1, 2)
+
+# Opus sounds right after 80 ms, but the last bits of its predictors take longer: of 240 windows of speech
+# 9 differed with a lead-in of 2 s, 1 with 3 s, none with 4 s. Decoding 5 s takes 9 ms.
+_PREROLLS = {"opus": Fraction(5)}
+
+# A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
+# counted from the wrong one.
+_UNSURE_SEEKS = frozenset({"mpeg"})
+
+# Decoders that, started in mid-stream, soon give what they give from the start. The predictors of ADPCM,
+# WMA and speech codecs remember, and seeks in WAV are off by up to two blocks of ADPCM.
+_INDEPENDENT = frozenset("aac ac3 alac dts eac3 flac mp1 mp2 mp3 opus tta vorbis wavpack".split())
+
+# No codec in use shows a frame more than 16 frames later than it is coded (H.264 and HEVC: 16).
+_MAX_REORDER = 16
+
+_WHOLE = Window()
+
+
+class _VideoRun:
+    """Packets of a video stream as they are read, until those of the window are complete.
+
+    Args:
+        stop: Timestamp at which the window ends.
+        restart: Timestamp up to which each key frame makes those before it needless.
+    """
+
+    def __init__(self, stop: int | None, restart: int | None = None) -> None:
+        self._stop = math.inf if stop is None else stop
+        self._restart = -math.inf if restart is None else restart
+        self._kept: list[AvPacket] = []
+        self._inside = self._late = 0
+        self.complete = False
+
+    def add(self, packet: AvPacket) -> None:
+        pts = packet.pts
+        if pts is not None and pts <= self._restart and packet.is_keyframe:
+            self._kept.clear()
+        self._kept.append(packet)
+        time = packet.dts if pts is None else pts
+        if time is None or time < self._stop:
+            self._inside, self._late = len(self._kept), 0
+            return
+        dts = packet.dts
+        self._late += 1
+        # Timestamps of decoding only grow, and nothing is shown before it is decoded.
+        decoded_late = pts is not None and dts is not None and dts >= self._stop
+        if decoded_late or self._late > _MAX_REORDER:
+            self.complete = True
+        elif pts is None:  # it may be shown earlier than its place in the file says
+            self._inside = len(self._kept)
+
+    def packets(self) -> list[AvPacket]:
+        return self._kept[: self._inside]
+
+
+class _AudioRun:
+    """Packets of an audio stream as they are read, until those of the window are complete.
+
+    Args:
+        codec: Of the stream.
+        stop: Timestamp from which packets cannot belong to the window.
+        restart: Timestamp up to which packets that tell their sample make those before them needless.
+    """
+
+    def __init__(self, codec: AudioCodec, stop: int | None, restart: int | None = None) -> None:
+        self._codec = codec
+        self._stop = math.inf if stop is None else stop
+        self._restart = -math.inf if restart is None else restart
+        self._kept: list[AvPacket] = []
+        self.complete = False
+
+    def add(self, packet: AvPacket) -> None:
+        pts = packet.pts
+        if (
+            pts is not None
+            and pts <= self._restart
+            # At the stream's stated start, packets before it may still be needed to decode it.
+            and pts != self._codec.start_pts
+            and tells_sample(self._codec, pts, packet.duration or 0)
+        ):
+            self._kept.clear()
+        # One past the end too: it shows whether something before it is missing.
+        self._kept.append(packet)
+        self.complete = pts is not None and pts >= self._stop
+
+    def packets(self) -> list[AvPacket]:
+        return self._kept
+
+
+def read_video(container: Container, stream_index: int | None, window: Window) -> VideoPackets:
+    """Packets that decode to every frame of the window, in decoding order, from a key frame on."""
+    index, codec = container.video(stream_index)
+    start = _video_start(container, codec, window)
+
+    def from_key_frame(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
+        key = next((packet for packet in packets if packet.is_keyframe), None)
+        return None if key is None or not _at_or_before(key, start) else [key]
+
+    with container.reading():
+        packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
+        stop = _pts(window.end, codec, container.zero, up=True)
+        kept = list(packets) if stop is None else _run(packets, _VideoRun(stop))
+    return video_packets(container, index, codec, kept, window)
+
+
+def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
+    """Packets that decode to every sample of the window, with the lead-in that decoders need."""
+    index, codec = container.audio(stream_index)
+    start = _audio_start(container, codec, window)
+
+    def from_preroll(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
+        first = next(packets, None)
+        if first is None or not _at_or_before(first, start):
+            return None
+        return [first] if tells_sample(codec, first.pts or 0, first.duration or 0) else []
+
+    with container.reading():
+        packets, exact = _from_place(container, [index], codec, start, window, from_preroll)
+        stop = _audio_stop(container, codec, window, exact=exact)
+        kept = list(packets) if stop is None else _run(packets, _AudioRun(codec, stop))
+    return audio_packets(container, codec, kept, window)
+
+
+def read_clip(container: Container, window: Window) -> tuple[VideoPackets, AudioPackets]:
+    """What :func:`read_video` and :func:`read_audio` give, read in one pass over both streams."""
+    (index, codec), (audio_index, audio_codec) = container.video(), container.audio()
+    video_start = _video_start(container, codec, window)
+    audio_start = _audio_start(container, audio_codec, window)
+    # The file is sought in the video stream, at the time where the audio begins.
+    place = None
+    if video_start is not None and audio_start is not None:
+        place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
+
+    def from_both(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
+        return _head_of_both(packets, index, audio_codec, video_start, audio_start)
+
+    with container.reading():
+        indices = (index, audio_index)
+        packets, exact = _from_place(container, indices, codec, place, window, from_both)
+        frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
+        stop = _audio_stop(container, audio_codec, window, exact=exact)
+        samples = _AudioRun(audio_codec, stop, audio_start if exact else None)
+        for packet in packets:
+            run = frames if packet.stream_index == index else samples
+            if not run.complete:
+                run.add(packet)
+            elif frames.complete and samples.complete:
+                break
+    return (
+        video_packets(container, index, codec, frames.packets(), window),
+        audio_packets(container, audio_codec, samples.packets(), window),
+    )
+
+
+def _head_of_both(
+    packets: Iterator[AvPacket],
+    video_index: int,
+    audio_codec: AudioCodec,
+    video_start: int | None,
+    audio_start: int | None,
+) -> list[AvPacket] | None:
+    """Read until the first key frame and the first audio are there, if both are early enough."""
+    head: list[AvPacket] = []
+    has_key = has_audio = False
+    for packet in packets:
+        if packet.stream_index == video_index:
+            if not has_key and not packet.is_keyframe:
+                continue
+            if not has_key and not _at_or_before(packet, video_start):
+                return None
+            has_key = True
+        elif not has_audio:
+            tells = tells_sample(audio_codec, packet.pts or 0, packet.duration or 0)
+            if not tells or not _at_or_before(packet, audio_start):
+                return None
+            has_audio = True
+        head.append(packet)
+        if has_key and has_audio:
+            return head
+    return None
+
+
+def video_packets(
+    container: Container,
+    index: int,
+    codec: VideoCodec,
+    packets: list[AvPacket],
+    window: Window = _WHOLE,
+    *,
+    continues: bool = False,
+) -> VideoPackets:
+    """Packets of ours from those that were read last of a video stream."""
+    metadata = PacketMetadata(
+        container.name,
+        container.zero,
+        window,
+        container.orientation(index, packets),
+        continues,
+        container.missing_end(packets),
+    )
+    return VideoPackets(packets, codec, metadata)
+
+
+def audio_packets(
+    container: Container,
+    codec: AudioCodec,
+    packets: list[AvPacket],
+    window: Window = _WHOLE,
+    *,
+    continues: bool = False,
+) -> AudioPackets:
+    """Packets of ours from those that were read last of an audio stream."""
+    incomplete = container.missing_end(packets)
+    metadata = PacketMetadata(
+        container.name, container.zero, window, continues=continues, incomplete=incomplete
+    )
+    return AudioPackets(packets, codec, metadata)
+
+
+def _run(packets: Iterator[AvPacket], run: _VideoRun | _AudioRun) -> list[AvPacket]:
+    for packet in packets:
+        run.add(packet)
+        if run.complete:
+            break
+    return run.packets()
+
+
+def _pts(seconds: Fraction | None, codec: Codec, zero: Fraction, *, up: bool = False) -> int | None:
+    """The last timestamp at or before a time; ``up``: the first at or after it."""
+    if seconds is None:
+        return None
+    return (math.ceil if up else math.floor)((seconds + zero) / codec.time_base)
+
+
+def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
+    return pts is not None and packet.pts is not None and packet.pts <= pts
+
+
+def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
+    """Timestamp at or before which a key frame has to stand; ``None``: read from the start of the file."""
+    if window.start is None or window.start <= 0:
+        return None
+    return _pts(window.start, codec, container.zero)
+
+
+def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
+    """Timestamp at which decoding may begin; ``None``: at the start of the file."""
+    preroll = _PREROLLS.get(codec.name, _AUDIO_PREROLL)
+    if window.start is None or window.start <= preroll:
+        return None
+    # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
+    if (container.av.format.name, codec.name) == ("ogg", "flac"):
+        return None
+    if codec.name.startswith("pcm_"):
+        # FFmpeg finds the place in WAV by the bytes a second that the header states, true or not.
+        stated, true = codec.bit_rate, 8 * codec.block_align * codec.sample_rate
+        if stated and true and stated != true:
+            return None
+    elif codec.name not in _INDEPENDENT:
+        return None
+    return _pts(window.start - preroll, codec, container.zero)
+
+
+def _audio_stop(
+    container: Container, codec: AudioCodec, window: Window, *, exact: bool
+) -> int | None:
+    """Timestamp from which packets are past the window."""
+    # Timestamps are rounded; those that do not tell samples may also drift from their count.
+    slack = 2 * codec.time_base if exact else _AUDIO_PREROLL
+    return _pts(window.end, codec, container.zero + slack, up=True)
+
+
+def _from_place(
+    container: Container,
+    indices: Sequence[int],
+    codec: Codec,
+    pts: int | None,
+    window: Window,
+    read_head: Callable[[Iterator[AvPacket]], list[AvPacket] | None],
+) -> tuple[Iterator[AvPacket], bool]:
+    """Packets from a place where decoding can begin, and whether it was sought (else the file's start).
+
+    Args:
+        container: The open container.
+        indices: Of the streams; the first one is sought in.
+        codec: Of that stream.
+        pts: Where to seek to; ``None``: read from the start of the file.
+        window: What is asked for.
+        read_head: Reads packets until decoding can begin, and gives those to begin with. ``None``: look
+            further back. Nothing: no place but the start will do.
+    """
+    unsure = container.av.format.name in _UNSURE_SEEKS
+    if pts is not None and window.start is not None and not unsure:
+        # MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames
+        # that are asked for. Go back further, twice as far each time, at last past the start.
+        back = Fraction(0)
+        while back <= window.start + 1 and container.seek(
+            pts - math.ceil(back / codec.time_base), indices[0]
+        ):
+            packets = container.packets(indices)
+            head = read_head(packets)
+            if head:
+                return chain(head, packets), True
+            if head is not None:
+                break
+            back = back * 2 or Fraction(1)
+    container.rewind()
+    return container.packets(indices), False
