@@ -20,7 +20,7 @@ from spdl_media.formats import (
     picture_planes,
     pixel_layout,
 )
-from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames, av_frames, frame_metadata
+from spdl_media.frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.storage import Storage, lease_memory
 
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
@@ -122,46 +122,6 @@ def _where(items: Pictures, position: int, index: int) -> str:
 
 def _in_words(format: tuple[int, int, str]) -> str:
     return f"{format[0]}x{format[1]} {format[2]}"
-
-
-def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
-    """Refuse sound that differs in format or, without ``pad``, in length, and sound without samples."""
-    expected = None
-    for position, item in enumerate(items):
-        if not len(item):
-            raise ConvertError(
-                f"there is no sample in the window {frame_metadata(item).window}",
-                source=item.source,
-            )
-        # A stream may change in its middle.
-        for chunk in item.chunks:
-            frame = chunk.frame
-            found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
-            expected = expected or found
-            if found != expected:
-                raise ConvertError(
-                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
-                    f"({item.source}) is {_sound(found)}. One array holds one format: "
-                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
-                )
-    lengths = [len(item) for item in items]
-    if len(set(lengths)) > 1 and not pad:
-        raise ConvertError(
-            f"the items have different lengths: {_some(lengths)} samples. pad=True fills with silence to the "
-            "longest; timestamp= and num_frames= cut"
-        )
-
-
-def _sound(format: tuple[int, str, int]) -> str:
-    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
-
-
-def _some(lengths: list[int]) -> str:
-    """At most eight of them, and the span of the rest."""
-    shown = ", ".join(map(str, lengths[:8]))
-    if len(lengths) <= 8:
-        return shown
-    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
 
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -10,12 +10,12 @@ from typing import Any, Final, Literal, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._audio_arrays import convert_audio
 from spdl_media._checks import check_choice
 from spdl_media._rows import (
     Array,
     Pictures,
     Shape,
-    check_audio,
     check_counts,
     check_formats,
     colors_of,
@@ -25,7 +25,7 @@ from spdl_media._rows import (
 )
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import SAMPLE_DTYPES, picture_planes
+from spdl_media.formats import picture_planes
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
@@ -97,7 +97,7 @@ def convert_frames(
                 f"layout={layout!r} is for pictures; audio is (C, N) in planar and (N, C) in packed formats, "
                 "which get_audio_filter_desc(sample_fmt=) chooses"
             )
-        return _convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
+        return convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
     if pad:
         raise ValueError("pad= is for audio; frames of different sizes are scaled by a filter")
     return _convert_pictures(
@@ -172,37 +172,6 @@ def _convert_planes(
     return tuple(
         CPUBuffer(array, colorspace=colorspace, color_range=color_range) for array in arrays
     )
-
-
-def _convert_audio(
-    items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
-) -> CPUBuffer:
-    check_audio(items, pad=pad)
-    first = items[0]
-    planar = first.sample_fmt.endswith("p")
-    dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
-    length = max(map(len, items))
-    one = (first.num_channels, length) if planar else (length, first.num_channels)
-    array = new_array(one if single else (len(items), *one), dtype, storage)
-    for part, item in zip(array.reshape(len(items), *one), items, strict=True):
-        # Samples along the first axis, whichever way the array has them.
-        _copy_samples(part.T if planar else part, item)
-    return CPUBuffer(array)
-
-
-def _copy_samples(target: Array, frames: AudioFrames) -> None:
-    start = 0
-    for chunk in frames.chunks:
-        stop = start + len(chunk)
-        planes = chunk.planes
-        if planes[0].ndim == 2:
-            target[start:stop] = planes[0]
-        else:
-            for channel, samples in enumerate(planes):
-                target[start:stop, channel] = samples
-        start = stop
-    # Silence is half of the range in unsigned samples, and 0 in all others.
-    target[start:] = 128 if target.dtype == np.uint8 else 0
 
 
 def convert_array(

@@ -9,21 +9,20 @@ from typing import Final, overload
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._decoding.path import PictureFilter, SamplePath
+from spdl_media._decoding.path import PictureFilter
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
 from spdl_media._picture_decoder import PicturePath
+from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
 from spdl_media.frames import (
-    AudioChunk,
     AudioFrames,
     FrameMetadata,
     Frames,
     ImageFrames,
     VideoFrames,
-    cut_chunks,
 )
 from spdl_media.operations import Quality
 from spdl_media.packets import (
@@ -269,28 +268,22 @@ def _decode_audio(
     config: DecodeConfig,
     num_frames: int | None,
 ) -> AudioFrames:
-    coded = av_packets(packets)
+    coded, facts = av_packets(packets), metadata_of(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    path = SamplePath(packets.codec, metadata_of(packets), filter_desc, config)
-    path.decoder.discarded = discarded_pts(packets)
-    chunks: list[AudioChunk] = []
-    first_sample, count = 0, 0
+    decoder = SampleDecoder(packets.codec, facts, config, discarded_pts(packets))
+    sink = SampleChunks(packets.codec, facts.zero, filter_desc, num_frames)
     try:
-        for position, chunk in path.push((*coded, None) if coded else ()):
-            if not chunks:
-                first_sample = position
-            chunks.append(chunk)
-            count += len(chunk)
-            if num_frames is not None and count >= num_frames:
-                chunks = list(cut_chunks(chunks, 0, num_frames))
-                break
+        if coded and not decoder.decode((*coded, None), sink.put):
+            sink.flush()
     finally:
-        path.close()
-    if missing is not None and (num_frames is None or count < num_frames):
+        decoder.close()
+    if missing is not None and sink.count < (num_frames or 0):
         raise missing
-    return AudioFrames(chunks, path.facts(), first_sample=first_sample)
+    chunks = sink.take(sink.count if num_frames is None else num_frames)
+    first_sample = chunks[0].position or 0 if chunks else 0
+    return AudioFrames(chunks, decoder.facts(), first_sample=first_sample)
 
 
 def _without_damage_check(config: DecodeConfig) -> DecodeConfig:

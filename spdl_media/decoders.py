@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import av
 
 from spdl_media._checks import OneThread, check_int
-from spdl_media._decoding.path import SamplePath
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._picture_decoder import PicturePath
+from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import (
@@ -22,12 +22,7 @@ from spdl_media.decode import (
     sample_filter,
 )
 from spdl_media.errors import DecodeError
-from spdl_media.frames import (
-    AudioChunk,
-    AudioFrames,
-    VideoFrames,
-    cut_chunks,
-)
+from spdl_media.frames import AudioFrames, VideoFrames
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
@@ -262,44 +257,38 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         self._takes = AudioPackets
         self._codec = codec
         self._filter_desc = sample_filter(filter_desc)
-        self._ready: list[AudioChunk] = []
-        self._first_sample = 0
-        self._path = self._new_path()
+        self._start()
 
-    def _new_path(self) -> SamplePath:
-        return SamplePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
+    def _start(self) -> None:
+        self._decoder = SampleDecoder(self._codec, PacketMetadata(), self._config)
+        self._ready = SampleChunks(self._codec, PacketMetadata().zero, self._filter_desc)
 
     def _accept(self, packets: AudioPackets) -> None:
         facts = metadata_of(packets)
-        if not facts.continues and self._path.decoder.has_started:
+        if not facts.continues and self._decoder.has_started:
             # They do not follow on what came before: what is held back comes out first, and nothing of
             # it is left in the decoder for what comes.
             self._push(None)
-            dropped = self._path.decoder.num_dropped
-            self._path.close()
-            self._path = self._new_path()
-            self._path.decoder.num_dropped = dropped
-        self._path.decoder.facts = facts
-        self._path.decoder.discarded |= discarded_pts(packets)
+            ready, dropped = self._ready, self._decoder.num_dropped
+            self._restart()
+            self._decoder.num_dropped = dropped
+            self._ready.chunks, self._ready.count = ready.chunks, ready.count
+        self._decoder.follow(facts, discarded_pts(packets))
+        self._ready.zero = facts.zero
 
     def _push(self, packet: AvPacket | None) -> None:
-        for position, chunk in self._path.push((packet,)):
-            if not self._ready:
-                self._first_sample = position
-            self._ready.append(chunk)
+        self._decoder.decode((packet,), self._ready.put)
+        if packet is None:
+            self._ready.flush()
 
     def _count(self) -> int:
-        return sum(len(chunk) for chunk in self._ready)
+        return self._ready.count
 
     def _cut(self, size: int) -> AudioFrames:
-        taken = list(cut_chunks(self._ready, 0, size))
-        frames = AudioFrames(taken, self._path.facts(), first_sample=self._first_sample)
-        self._ready = list(cut_chunks(self._ready, size, None))
-        place = self._ready[0].position if self._ready else None
-        self._first_sample = self._first_sample + len(frames) if place is None else place
-        return frames
+        chunks = self._ready.take(size)
+        return AudioFrames(chunks, self._decoder.facts(), first_sample=chunks[0].position or 0)
 
     def _restart(self) -> None:
         super()._restart()
-        self._path.close()
-        self._path = self._new_path()
+        self._decoder.close()
+        self._start()

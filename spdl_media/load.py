@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from spdl_media._audio_arrays import decode_samples
 from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
 from spdl_media._loading.device_frames import FramesAsked, frame_steps
 from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
@@ -361,7 +362,7 @@ def load_audio(
     packets = demux_audio(
         src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
     )
-    return convert(decode_packets(packets, desc, decode_config, num_frames=num_frames))
+    return convert(decode_samples(packets, desc, decode_config, num_frames=num_frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +474,7 @@ def load_clip(
         pictures, sound = demuxer.demux_clip(window)
     video, timestamps = decode(pictures)
     try:
-        samples = decode_packets(sound, sound_desc, for_audio)
+        samples = decode_samples(sound, sound_desc, for_audio)
         audio = convert_sound(samples)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.

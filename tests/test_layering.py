@@ -32,7 +32,7 @@ ORDER = [
         "filter_graph",
     ],
     [
-        "_decoding.samples",
+        "_sample_decoder",
         "_decoding.odd_sizes",
         "_decoding.path",
         "_picture_decoder",
@@ -51,7 +51,7 @@ ORDER = [
     ],
     ["storage"],
     ["buffer", "cuda_buffer"],
-    ["_rows", "convert"],
+    ["_rows", "_audio_arrays", "convert"],
     ["transfer"],
     ["arrays"],
     ["array_formats"],

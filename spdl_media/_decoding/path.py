@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from fractions import Fraction
-
 import av
 
 from spdl_media._decoding.odd_sizes import (
@@ -15,25 +12,16 @@ from spdl_media._decoding.odd_sizes import (
     part_around,
     whole_samples,
 )
-from spdl_media._decoding.samples import SampleDecoder
-from spdl_media._ffmpeg import AvPacket
 from spdl_media._filters.cuts import Cut, fits, like_frame
 from spdl_media._filters.plain_chain import carries_more, plain_chain, split_cut
 from spdl_media._frame_filter import (
     FrameFilter,
-    exact_pts,
-    place_frame,
-    placed_chunk,
-    sample_time_base,
-    whole_frame,
 )
-from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.formats import chroma_steps
-from spdl_media.frames import AudioChunk, FrameMetadata
 from spdl_media.orientation import UPRIGHT_FILTERS
-from spdl_media.packets import PacketMetadata
 
 # FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the picture's size.
 _USUAL_SIDE = 256
@@ -169,68 +157,3 @@ def _too_thin(frame: av.VideoFrame, error: FilterError) -> PictureSizeError:
         f"one of {_USUAL_SIDE}x{_USUAL_SIDE}: {error.args[0]}",
         filter_desc=error.filter_desc,
     )
-
-
-class SamplePath:
-    """Packets to decoded samples, cut to the window, and filtered, in this order."""
-
-    def __init__(
-        self,
-        codec: AudioCodec,
-        facts: PacketMetadata,
-        filter_desc: str | None,
-        config: DecodeConfig,
-    ) -> None:
-        self._codec = codec
-        self.decoder = SampleDecoder(codec, facts, config)
-        # The unit of time of a sample rate and a start, because fractions are slow to hash.
-        self._unit: tuple[int, Fraction, Fraction] | None = None
-        self._filter = (
-            None
-            if filter_desc is None
-            else FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
-        )
-
-    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[tuple[int, AudioChunk]]:
-        """Chunks with the positions of their first samples; a final ``None`` gives what is held back."""
-        for packet in packets:
-            if packet is not None and self.decoder.finished:
-                continue
-            for position, chunk in self.decoder.decode(packet):
-                yield from self._filtered(position, chunk)
-            if packet is None and self._filter is not None:
-                yield from self._placed(self._filter.flush())
-
-    def _filtered(self, position: int, chunk: AudioChunk) -> Iterator[tuple[int, AudioChunk]]:
-        if self._filter is None:
-            yield position, chunk
-            return
-        # A frame of the decoder's is shared with nobody yet.
-        frame, zero = whole_frame(chunk), self.decoder.facts.zero
-        unit = self._unit
-        if unit is None or unit[:2] != (frame.sample_rate, zero):
-            time_base = sample_time_base(frame.sample_rate, zero)
-            unit = self._unit = (frame.sample_rate, zero, time_base)
-        place_frame(frame, exact_pts(chunk, unit[2], zero), unit[2])
-        yield from self._placed(self._filter.push(frame))
-
-    def _placed(self, frames: list[av.AudioFrame]) -> Iterator[tuple[int, AudioChunk]]:
-        for frame in frames:
-            chunk = placed_chunk(frame, self.decoder.facts.zero)
-            yield chunk.position or 0, chunk
-
-    def facts(self) -> FrameMetadata:
-        """What is to be said of the samples that came out since the last call."""
-        decoder = self.decoder
-        facts = FrameMetadata(
-            decoder.facts.source,
-            decoder.facts.zero,
-            decoder.facts.window,
-            num_dropped=decoder.num_dropped,
-        )
-        decoder.num_dropped = 0
-        return facts
-
-    def close(self) -> None:
-        """Let the decoder's threads come to rest."""
-        self.decoder.close()

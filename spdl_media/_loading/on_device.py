@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
+from spdl_media._audio_arrays import Samples
 from spdl_media._checks import check_choice
 from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice, check_headers
@@ -50,17 +51,23 @@ def staging(storage: Storage | None) -> Storage:
 
 def into_array(
     config: CUDAConfig | None, storage: Storage | None, layout: ArrayLayout | None, purpose: str
-) -> Callable[[Frames], Buffer]:
+) -> Callable[[Frames | Samples], Buffer]:
     """What puts frames into an array, in host memory or on the device, which is opened now.
 
     Raises:
         TransferError: There is no device.
         ValueError: There are devices, but not this one.
     """
+
+    def convert(frames: Frames | Samples, memory: Storage | None) -> CPUBuffer:
+        if isinstance(frames, Samples):
+            return frames.convert(memory)
+        return convert_frames(frames, memory, layout=layout)
+
     if config is None:
-        return lambda frames: convert_frames(frames, storage, layout=layout)
+        return lambda frames: convert(frames, storage)
     device, memory = open_device(config, purpose), staging(storage)
-    return lambda frames: copied(convert_frames(frames, memory, layout=layout), device, config)
+    return lambda frames: copied(convert(frames, memory), device, config)
 
 
 def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
