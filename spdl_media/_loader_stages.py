@@ -12,148 +12,97 @@ from types import CoroutineType
 from typing import Any, TypeAlias
 
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media._resume import Intervals, Ledger, Pairs, Snapshot, State, Tag
+from spdl_media._resume import Intervals, Ledger, Snapshot, State, Tag
 from spdl_media.pipeline.failures import short_repr
-from spdl_media.pipeline.functions import FunctionKind, kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.functions import kind_of, name_of, refuse_coroutine
 
 __all__ = (
     "AnySource",
-    "Batch",
+    "AsyncFeed",
     "Feed",
-    "Item",
-    "Sample",
-    "SourceEpochs",
-    "batch_stage",
-    "item_stage",
-    "snapshot_of",
+    "SharedSource",
+    "Tagged",
+    "stage_of",
+    "tags_of",
     "takes_rng",
     "value_of",
 )
 
-
-class Item:
-    """An item of the source, for the preprocessor.
-
-    Attributes:
-        position: Its position in the source.
-        value: What the source gave.
-        done: Offsets of those of its samples that are not to be made again.
-    """
-
-    __slots__ = ("done", "position", "value")
-
-    def __init__(self, position: int, value: Any, done: Pairs = ()) -> None:
-        self.position = position
-        self.value = value
-        self.done = done
-
-    def __repr__(self) -> str:
-        # Reports of failures name the user's item.
-        return short_repr(self.value)
-
-
-class Sample:
-    """What the preprocessor made of an item, or one of several such."""
-
-    __slots__ = ("offset", "position", "value")
-
-    def __init__(self, position: int, offset: int | None, value: Any) -> None:
-        self.position = position
-        self.offset = offset
-        self.value = value
-
-    @property
-    def tags(self) -> list[Tag]:
-        """Where it comes from."""
-        return [(self.position, self.offset)]
-
-    def __repr__(self) -> str:
-        return short_repr(self.value)
-
-
-class Batch:
-    """What was made of several samples. Holds on to none of them."""
-
-    __slots__ = ("tags", "value")
-
-    def __init__(self, tags: list[Tag], value: Any) -> None:
-        self.tags = tags
-        self.value = value
-
-    def __repr__(self) -> str:
-        return short_repr(self.value)
-
-
-def value_of(tagged: Any) -> Any:
-    """The user's value: of a list of samples the list of their values."""
-    if isinstance(tagged, list):
-        return [sample.value for sample in tagged]
-    return tagged.value
-
-
-def tags_of(tagged: Any) -> list[Tag]:
-    """Where the samples in it come from."""
-    if isinstance(tagged, list):
-        return [(sample.position, sample.offset) for sample in tagged]
-    tags: list[Tag] = tagged.tags
-    return tags
-
-
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
-# A source's state may be large. Between two copies of it, items are read again and thrown away.
+# A source's state may be large, and it is copied. After a resume, up to so many items less one are
+# read again and thrown away.
 _SNAPSHOT_INTERVAL = 16
 
-# How long a new iteration waits for the read in which the former one was stopped.
+# How long a new iteration waits for a read that the former one began.
 _FORMER_READ_SECONDS = 30.0
 
 _END: Any = object()
 
 
-def snapshot_of(source: object, position: int) -> Snapshot | None:
-    """What a source says of itself, if it has a state."""
-    if not isinstance(source, Stateful):
-        return None
-    return Snapshot(position, copy.deepcopy(source.state_dict()))
+class Tagged:
+    """An item, sample or batch in the pipeline, with the samples that it was made of."""
+
+    __slots__ = ("tags", "value")
+
+    def __init__(self, value: Any, tags: Sequence[Tag]) -> None:
+        self.value = value
+        self.tags = tags
+
+    def __repr__(self) -> str:
+        # Records of failures show the user's value.
+        return short_repr(self.value)
 
 
-class SourceEpochs:
-    """Begins epochs of a source that several runs may share, and notices when its user chooses one.
+def value_of(tagged: Tagged | list[Tagged]) -> Any:
+    """Return the user's value; of samples that the pipeline grouped, the list of their values."""
+    return [one.value for one in tagged] if isinstance(tagged, list) else tagged.value
 
-    A source with ``set_epoch`` is told the epoch; a user who sets it there means the loader's as
-    well.
+
+def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
+    """Return which samples a value was made of."""
+    if isinstance(tagged, list):
+        return [tag for one in tagged for tag in one.tags]
+    return tagged.tags
+
+
+class SharedSource:
+    """A source that several runs of a loader may read, one after the other.
 
     Attributes:
         source: The source.
-        is_shared: Whether runs read one and the same thing, an iterator or what has a state: then they take
-            turns: what is read for a former one is missing in the next.
-        turn: Which run may read a source that is shared.
-        lock: Held when an epoch begins, and during each read of a source that is shared.
+        is_shared: Whether runs read one and the same thing: an iterator, or what has a state. They
+            then take turns, since an item that a former run reads is missing in the next one.
+        turn: Number of the run that may read such a source.
+        lock: Held when an epoch begins, and during each read of such a source.
     """
 
     def __init__(self, source: AnySource) -> None:
         self.source = source
-        self.is_shared = iterator_in(source) is not None or isinstance(source, Stateful)
+        self.is_iterator = isinstance(source, Iterator | AsyncIterator)
+        self.is_stateful = isinstance(source, Stateful)
+        self.is_shared = self.is_stateful or iterator_in(source) is not None
         self.turn = 0
         self.lock = threading.Lock()
+        # What `epoch` of the source was when the latest epoch had begun.
         self._epoch_left: int | None = 0
 
     def chosen_by_user(self) -> int | None:
-        """The epoch that the user has set at the source since the last one was begun."""
+        """Return the epoch that the user has set at the source since the latest one was begun."""
         epoch = getattr(self.source, "epoch", None)
         if not isinstance(self.source, HasEpochs) or not isinstance(epoch, int):
             return None
         return None if epoch == self._epoch_left else epoch
 
     def take_turn(self) -> None:
-        """Let former runs read a shared source no more, and wait for the read in which one may be.
+        """Keep former runs from reading a shared source, and wait for a read that one has begun.
 
         Raises:
             TimeoutError: That read takes too long. Another try may follow.
         """
         if not self.is_shared:
             return
-        # First, so that a run that reads on and on does not come in again.
+        # First, so that a run that reads without a pause does not get the lock again.
         self.turn += 1
         if not self.lock.acquire(timeout=_FORMER_READ_SECONDS):
             raise TimeoutError(
@@ -163,11 +112,11 @@ class SourceEpochs:
             )
         self.lock.release()
 
-    def check(self, turn: int) -> None:
-        """Before each read of a source that is shared, with the lock held: see whose turn it is.
+    def check_turn(self, turn: int) -> None:
+        """Refuse a read in a former run. The lock must be held.
 
         Raises:
-            RuntimeError: It is that of a later run.
+            RuntimeError: A later run has begun.
         """
         if self.is_shared and turn != self.turn:
             raise RuntimeError(
@@ -175,236 +124,243 @@ class SourceEpochs:
                 "which one at a time can read; make a loader and a source for each"
             )
 
+    def snapshot(self, position: int) -> Snapshot:
+        """Return a copy of the state of a source that has one."""
+        source: Any = self.source
+        return Snapshot(position, copy.deepcopy(source.state_dict()))
+
     def begin(self, start: State, turn: int) -> tuple[int, Any]:
-        """Begin or go on with an epoch; gives the position of the first item, and the iterator."""
+        """Begin or resume an epoch; return the position of the next item, and the iterator."""
+        source: Any = self.source
         with self.lock:
-            self.check(turn)
+            self.check_turn(turn)
             position = 0
-            if isinstance(self.source, HasEpochs):
-                self.source.set_epoch(start.epoch)
-            if isinstance(self.source, Stateful) and start.snapshot is not None:
-                self.source.load_state_dict(copy.deepcopy(start.snapshot.state))
+            if isinstance(source, HasEpochs):
+                source.set_epoch(start.epoch)
+            if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
+                source.load_state_dict(copy.deepcopy(start.snapshot.state))
             # As in pipelines: what can be iterated both ways is asynchronous.
-            iterator = (
-                aiter(self.source) if isinstance(self.source, AsyncIterable) else iter(self.source)
-            )
-            self._epoch_left = getattr(self.source, "epoch", None)
-            return position, iterator
+            iterator = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
+            self._epoch_left = getattr(source, "epoch", None)
+        return position, iterator
 
     def begin_by_position(self, start: State) -> Sequence[Any] | None:
-        """Begin the epoch and give its items by position, if the source can be read that way."""
+        """Begin an epoch whose items are asked for by position, if the source allows that."""
+        if self.is_stateful:
+            return None
         with self.lock:
-            if isinstance(self.source, Stateful):
-                return None
             items = begin_by_position(self.source, start.epoch)
             if items is not None:
                 self._epoch_left = getattr(self.source, "epoch", None)
-            return items
+        return items
 
 
 class Feed:
-    """What enters the pipeline: items with their positions, without those that are done."""
+    """The source of one run: the items that are not done, tagged with their positions.
+
+    Args:
+        source: What is read.
+        start: Where the run begins.
+        ledger: Of the run.
+        drops_none: Whether there is no preprocessor to see ``None``, which then drops the item.
+    """
 
     def __init__(
-        self, epochs: SourceEpochs, start: State, ledger: Ledger, *, as_samples: bool
+        self, source: SharedSource, start: State, ledger: Ledger, *, drops_none: bool
     ) -> None:
-        self._epochs = epochs
-        self._turn = epochs.turn
+        self._source = source
+        self._turn = source.turn
         self._start = start
         self._ledger = ledger
-        self._as_samples = as_samples
+        self._drops_none = drops_none
         self._done = Intervals(start.done)
-        self._offsets = dict(start.partly_done)
 
-    def _tag(self, position: int, value: Any) -> Item | Sample | None:
-        if not self._as_samples:
-            return Item(position, value, self._offsets.get(position, ()))
-        if value is None:
-            self._ledger.settle([(position, None)])
-            return None
-        return Sample(position, None, value)
-
-    def _is_wanted(self, position: int) -> bool:
-        return position not in self._done
-
-    def _begin(self) -> tuple[int, Any]:
-        """Begin or go on with the epoch; gives the position of the first item, and the iterator."""
-        position, iterator = self._epochs.begin(self._start, self._turn)
-        # What is iterated anew needs no state to begin with. An iterator does, and it knows its epoch by
-        # now: the next iteration of it leads back there, unless it goes on from a state already.
-        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
-        if is_iterator and self._start.snapshot is None:
-            self._note(position)
-        return position, iterator
-
-    def _note(self, position: int) -> None:
-        """Ask the source for its state now and then."""
-        if position % _SNAPSHOT_INTERVAL:
-            return
-        with self._epochs.lock:
-            self._epochs.check(self._turn)
-            snapshot = snapshot_of(self._epochs.source, position)
-        if snapshot is not None:
-            self._ledger.keep_snapshot(snapshot)
-
-
-class SyncFeed(Feed):
-    """The feed of an iterable."""
-
-    def __iter__(self) -> Iterator[Item | Sample]:
-        for position, value in self._pairs():
-            tagged = self._tag(position, value)
-            if tagged is not None:
-                yield tagged
-
-    def _pairs(self) -> Iterator[tuple[int, Any]]:
-        items = None if self._start.is_fresh else self._epochs.begin_by_position(self._start)
+    def __iter__(self) -> Iterator[Tagged]:
+        is_fresh = self._start.is_fresh
+        items = None if is_fresh else self._source.begin_by_position(self._start)
         if items is None:
             yield from self._read()
             return
         for position in range(len(items)):
-            if self._is_wanted(position):
-                yield position, items[position]
+            # Asked before the item is fetched: that may be the dear part.
+            if position not in self._done and (tagged := self._tag(position, items[position])):
+                yield tagged
 
-    def _read(self) -> Iterator[tuple[int, Any]]:
-        position, iterator = self._begin()
-        for value in self._in_turn(iterator) if self._epochs.is_shared else iterator:
-            if self._is_wanted(position):
-                yield position, value
+    def _read(self) -> Iterator[Tagged]:
+        position, values = self._begin()
+        if self._source.is_shared:
+            values = self._in_turn(values)
+        for value in values:
+            if position not in self._done and (tagged := self._tag(position, value)):
+                yield tagged
             position += 1
-            self._note(position)
+            self._keep_snapshot(position)
 
     def _in_turn(self, iterator: Iterator[Any]) -> Iterator[Any]:
         while True:
-            with self._epochs.lock:
-                self._epochs.check(self._turn)
+            with self._source.lock:
+                self._source.check_turn(self._turn)
                 value = next(iterator, _END)
             if value is _END:
                 return
             yield value
 
+    def _begin(self) -> tuple[int, Any]:
+        position, iterator = self._source.begin(self._start, self._turn)
+        # The next iteration over an iterator leads back to here. What is iterated anew needs no state
+        # to begin with. Not before begin(), which tells the iterator its epoch.
+        if self._source.is_iterator and self._start.snapshot is None:
+            self._keep_snapshot(position)
+        return position, iterator
+
+    def _tag(self, position: int, value: Any) -> Tagged | None:
+        tags = ((position, None),)
+        return _tagged(value, tags, self._ledger) if self._drops_none else Tagged(value, tags)
+
+    def _keep_snapshot(self, position: int) -> None:
+        if not self._source.is_stateful or position % _SNAPSHOT_INTERVAL:
+            return
+        with self._source.lock:
+            self._source.check_turn(self._turn)
+            self._ledger.keep_snapshot(self._source.snapshot(position))
+
 
 class AsyncFeed(Feed):
-    """The feed of an async iterable."""
+    """The feed of an asynchronous source, which is read from its start."""
 
-    async def __aiter__(self) -> AsyncIterator[Item | Sample]:
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Tagged]:
         position, iterator = self._begin()
         while (value := await self._next(iterator)) is not _END:
-            if self._is_wanted(position):
-                tagged = self._tag(position, value)
-                if tagged is not None:
-                    yield tagged
+            if position not in self._done and (tagged := self._tag(position, value)):
+                yield tagged
             position += 1
-            self._note(position)
+            self._keep_snapshot(position)
 
     async def _next(self, iterator: AsyncIterator[Any]) -> Any:
-        if not self._epochs.is_shared:
+        if not self._source.is_shared:
             return await anext(iterator, _END)
-        # Nobody waits for this on the loop: a later run begins when it is over.
-        with self._epochs.lock:
-            self._epochs.check(self._turn)
+        # Held while others run on the loop. None of them waits for it: a later run begins elsewhere.
+        with self._source.lock:
+            self._source.check_turn(self._turn)
             return await anext(iterator, _END)
-
-
-Extra: TypeAlias = Callable[[int], dict[str, Any]]
-"""Further arguments for the item at a position."""
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:
     """Whether a function has a parameter named ``rng``, apart from its first, which is the item."""
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # some functions of C have no signature
+        _, *others = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
         return False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(
-        parameter.name == "rng" and parameter.kind in by_name
-        for place, parameter in enumerate(parameters)
-        if place > 0
-    )
+    return any(other.name == "rng" and other.kind in by_name for other in others)
 
 
-def item_stage(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
-    """The preprocessor as a stage from items to samples, of the same kind as the function."""
-    stage: Callable[[Item], Any] = _ITEM_STAGES[kind_of(fn)](fn, ledger, extra)
+def stage_of(
+    fn: Callable[..., Any],
+    ledger: Ledger,
+    make_rng: Callable[[int], object] | None = None,
+) -> Callable[[Any], Any]:
+    """Make a stage of a user's function, which sees plain values; the ledger learns what is done.
+
+    Args:
+        fn: Takes the value of an item, sample or batch.
+        ledger: Of the run.
+        make_rng: Makes the argument ``rng`` for the item at a position.
+
+    Returns:
+        A function of the same kind (coroutine function, generator function ...) over tagged values.
+    """
+    kind = kind_of(fn)
+
+    def call(tagged: Any) -> Any:
+        if make_rng is None:
+            value = fn(value_of(tagged))
+        else:
+            value = fn(tagged.value, rng=make_rng(tagged.tags[0][0]))
+        if kind == "function" and isinstance(value, CoroutineType):
+            refuse_coroutine(value, name_of(fn))
+        return value
+
+    return _KINDS[kind](call, ledger)
+
+
+# `call` applies the user's function to the value of what is tagged.
+_Call: TypeAlias = Callable[[Any], Any]
+
+
+def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+    def stage(tagged: Any) -> Tagged | None:
+        try:
+            value = call(tagged)
+        except BaseException:
+            ledger.settle(tags_of(tagged))
+            raise
+        return _tagged(value, tags_of(tagged), ledger)
+
     return stage
 
 
-def _of_function(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
-    def preprocess(item: Item) -> Sample | None:
+def _coroutine_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+    async def stage(tagged: Any) -> Tagged | None:
         try:
-            value = fn(item.value, **extra(item.position))
-            if isinstance(value, CoroutineType):
-                refuse_coroutine(value, name_of(fn))
-        except BaseException:
-            ledger.settle([(item.position, None)])
-            raise
-        return _sample(item.position, None, value, ledger)
-
-    return preprocess
-
-
-def _of_async(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
-    async def preprocess(item: Item) -> Sample | None:
-        try:
-            value = await fn(item.value, **extra(item.position))
+            value = await call(tagged)
         except BaseException as error:
             if not _ends_with_run(error):
-                ledger.settle([(item.position, None)])
+                ledger.settle(tags_of(tagged))
             raise
-        return _sample(item.position, None, value, ledger)
+        return _tagged(value, tags_of(tagged), ledger)
 
-    return preprocess
+    return stage
 
 
-def _of_generator(fn: Callable[..., Any], ledger: Ledger, extra: Extra) -> Callable[[Item], Any]:
-    def preprocess(item: Item) -> Iterator[Sample]:
-        done = Intervals(item.done)
-        count = 0
+def _generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+    def stage(item: Tagged) -> Iterator[Tagged]:
+        samples = _Samples(item, ledger)
         try:
-            for value in fn(item.value, **extra(item.position)):
-                offset, count = count, count + 1
-                sample = None if offset in done else _sample(item.position, offset, value, ledger)
-                if sample is not None:
+            for value in call(item):
+                if sample := samples.tag(value):
                     yield sample
         except GeneratorExit:
-            # The run has ended, and the item is made again in the next one.
+            # The run was stopped, and the next one processes the item again.
             raise
         except BaseException:
-            ledger.count_samples(item.position, count)
+            samples.end()
             raise
-        ledger.count_samples(item.position, count)
+        samples.end()
 
-    return preprocess
+    return stage
 
 
-def _of_async_generator(
-    fn: Callable[..., Any], ledger: Ledger, extra: Extra
-) -> Callable[[Item], Any]:
-    async def preprocess(item: Item) -> AsyncIterator[Sample]:
-        done = Intervals(item.done)
-        count = 0
+def _async_generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+    async def stage(item: Tagged) -> AsyncIterator[Tagged]:
+        samples = _Samples(item, ledger)
         try:
-            async with aclosing(fn(item.value, **extra(item.position))) as values:
+            async with aclosing(call(item)) as values:
                 async for value in values:
-                    offset, count = count, count + 1
-                    sample = (
-                        None if offset in done else _sample(item.position, offset, value, ledger)
-                    )
-                    if sample is not None:
+                    if sample := samples.tag(value):
                         yield sample
         except BaseException as error:
             if not _ends_with_run(error):
-                ledger.count_samples(item.position, count)
+                samples.end()
             raise
-        ledger.count_samples(item.position, count)
+        samples.end()
 
-    return preprocess
+    return stage
+
+
+_KINDS = {
+    "function": _function,
+    "async": _coroutine_function,
+    "generator": _generator_function,
+    "async_generator": _async_generator_function,
+}
 
 
 def _ends_with_run(error: BaseException) -> bool:
-    """Whether a call did not end by itself: what it was given is then made again in the next run."""
+    """Whether a coroutine was ended by its run, not by itself: the next run makes the call again."""
     if isinstance(error, CancelledError):
         # The function may raise it as well, and has failed then.
         task = current_task()
@@ -412,55 +368,30 @@ def _ends_with_run(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit)
 
 
-_ITEM_STAGES: dict[FunctionKind, Callable[[Callable[..., Any], Ledger, Extra], Any]] = {
-    "function": _of_function,
-    "async": _of_async,
-    "generator": _of_generator,
-    "async_generator": _of_async_generator,
-}
-
-
-def _sample(position: int, offset: int | None, value: Any, ledger: Ledger) -> Sample | None:
-    if value is None:
-        ledger.settle([(position, offset)])
-        return None
-    return Sample(position, offset, value)
-
-
-def batch_stage(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any]:
-    """The aggregator or the transfer as a stage: from samples or a batch to a batch."""
-    if kind_of(fn) == "async":
-        return _of_async_on_batches(fn, ledger)
-
-    def convert(tagged: Any) -> Batch | None:
-        try:
-            value = fn(value_of(tagged))
-            if isinstance(value, CoroutineType):
-                refuse_coroutine(value, name_of(fn))
-        except BaseException:
-            ledger.settle(tags_of(tagged))
-            raise
-        return _batch(tagged, value, ledger)
-
-    return convert
-
-
-def _of_async_on_batches(fn: Callable[[Any], Any], ledger: Ledger) -> Callable[[Any], Any]:
-    async def convert(tagged: Any) -> Batch | None:
-        try:
-            value = await fn(value_of(tagged))
-        except BaseException as error:
-            if not _ends_with_run(error):
-                ledger.settle(tags_of(tagged))
-            raise
-        return _batch(tagged, value, ledger)
-
-    return convert
-
-
-def _batch(tagged: Any, value: Any, ledger: Ledger) -> Batch | None:
-    tags = tags_of(tagged)
+def _tagged(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
+    """Tag a result; ``None`` drops what it was made of."""
     if value is None:
         ledger.settle(tags)
         return None
-    return Batch(tags, value)
+    return Tagged(value, tags)
+
+
+class _Samples:
+    """Tags the samples that a generator makes of one item."""
+
+    def __init__(self, item: Tagged, ledger: Ledger) -> None:
+        ((self._position, _),) = item.tags
+        self._ledger = ledger
+        self._done = ledger.done_offsets(self._position)
+        self._count = 0
+
+    def tag(self, value: Any) -> Tagged | None:
+        """Return the next sample, or ``None`` if it is dropped or was done before the resume."""
+        offset, self._count = self._count, self._count + 1
+        if offset in self._done:
+            return None
+        return _tagged(value, ((self._position, offset),), self._ledger)
+
+    def end(self) -> None:
+        """Tell the ledger that no more samples come."""
+        self._ledger.count_samples(self._position, self._count)

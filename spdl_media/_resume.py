@@ -6,28 +6,26 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = (
-    "Intervals",
-    "Ledger",
-    "Pairs",
-    "Snapshot",
-    "State",
-    "Tag",
-)
+__all__ = ("Intervals", "Ledger", "Pairs", "Snapshot", "State", "Tag")
 
 VERSION = 1
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
-"""Half-open intervals ``start <= number < stop``, in order and apart from each other."""
+"""Half-open intervals ``start <= number < stop``, in order, with gaps between them."""
+
+Tag: TypeAlias = tuple[int, int | None]
+"""The origin of a sample: position in the source, and offset among the samples of that item.
+
+The offset is ``None`` if the item gives at most one sample.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a source said of itself behind the item before ``position``."""
+class Snapshot(NamedTuple):
+    """The source's own state, after the item before ``position`` was read."""
 
     position: int
     state: Any
@@ -35,15 +33,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far an epoch has come.
+    """How far an epoch has come, as a value that can be saved and read back.
 
     Attributes:
         epoch: The epoch.
-        seed: Of the loader.
-        done: Positions in the source whose samples have all been handed out, dropped or failed.
-        partly_done: By position, of items of which some samples are done, the offsets of those.
-        snapshot: The source's own state at or before the first position that is not done, of
-            sources that have one.
+        seed: The seed of the loader.
+        done: Positions in the source whose samples were all handed out, dropped or failed.
+        partly_done: For each item of which some samples are done, its position and the offsets of
+            those samples.
+        snapshot: For a source that has a state, that state at or before the first position that is
+            not done.
         source_length: Items of an epoch, if the source knows it.
     """
 
@@ -60,22 +59,20 @@ class State:
         return not self.done and not self.partly_done
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and dictionaries, but for what the source's own state is made of."""
-        leading = self.done[0][1] if self.done and self.done[0][0] == 0 else 0
-        beyond = self.done[1:] if leading else self.done
+        """Return lists, numbers and dictionaries, and the source's own state as it is."""
+        # Nearly all states are "the first n items", which reads best as one number.
+        num_done = self.done[0][1] if self.done and self.done[0][0] == 0 else 0
         return {
             "version": VERSION,
             "epoch": self.epoch,
             "seed": self.seed,
-            "num_done": leading,
-            "done_beyond": [list(pair) for pair in beyond],
+            "num_done": num_done,
+            "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
             "partly_done": [
                 [position, [list(pair) for pair in offsets]]
                 for position, offsets in self.partly_done
             ],
-            "source": None
-            if self.snapshot is None
-            else {"position": self.snapshot.position, "state": self.snapshot.state},
+            "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
         }
 
@@ -84,36 +81,34 @@ class State:
         """Read what :meth:`to_dict` wrote.
 
         Raises:
-            TypeError: It is no mapping.
+            TypeError: It is not a mapping.
             ValueError: It was not written by a DataLoader, or by a later release.
         """
         if not isinstance(state, Mapping):
             raise TypeError(
                 f"the state must be a mapping, as state_dict() returns, not {type(state).__name__}"
             )
+        remedy = "pass what state_dict() of a spdl_media.DataLoader returned"
         if state.get("version") != VERSION:
             raise ValueError(
-                f"the state has version {state.get('version')!r}, and this release reads version {VERSION}; "
-                "pass what state_dict() of a spdl_media.DataLoader returned"
+                f"the state has version {state.get('version')!r}, and this release reads version "
+                f"{VERSION}; {remedy}"
             )
         try:
             return cls._read(state)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"the state is incomplete or damaged ({type(error).__name__}: {error}); pass what "
-                "state_dict() of a spdl_media.DataLoader returned"
+                f"the state is incomplete or damaged ({type(error).__name__}: {error}); {remedy}"
             ) from error
 
     @classmethod
     def _read(cls, state: Mapping[str, Any]) -> State:
-        leading = _count(state["num_done"])
-        done = ((0, leading),) if leading else ()
-        source = state["source"]
-        length = state["source_length"]
+        leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
+        source, length = state["source"], state["source_length"]
         return cls(
             epoch=_count(state["epoch"]),
             seed=_count(state["seed"]),
-            done=_pairs([*done, *state["done_beyond"]]),
+            done=_pairs([*leading, *state["done_beyond"]]),
             partly_done=tuple(
                 (_count(position), _pairs(offsets)) for position, offsets in state["partly_done"]
             ),
@@ -125,6 +120,7 @@ class State:
 
 
 def _count(value: Any) -> int:
+    # A bool comes from another program's state, not from ours.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
@@ -139,67 +135,47 @@ def _pairs(intervals: Any) -> Pairs:
 
 
 class Intervals:
-    """A set of whole numbers, kept as half-open intervals: small while it has few gaps.
-
-    A slow item at position 5 leaves one gap, however many items overtake it.
-    """
+    """A set of whole numbers, kept as half-open intervals, so it is small while it has few gaps."""
 
     __slots__ = ("_starts", "_stops")
 
-    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
-        pairs = sorted(intervals)
+    def __init__(self, pairs: Pairs = ()) -> None:
         self._starts = [start for start, _ in pairs]
         self._stops = [stop for _, stop in pairs]
 
     def __contains__(self, number: int) -> bool:
-        before = bisect_right(self._starts, number) - 1
-        return before >= 0 and number < self._stops[before]
+        after = bisect_right(self._starts, number)
+        return after > 0 and number < self._stops[after - 1]
 
     def add(self, number: int) -> None:
-        """Put a number in. It may be there already."""
+        """Add a number, which may be in the set already."""
         starts, stops = self._starts, self._stops
-        before = bisect_right(starts, number) - 1
-        after = before + 1
-        if before >= 0 and number < stops[before]:
-            return
-        joins_before = before >= 0 and stops[before] == number
-        joins_after = after < len(starts) and starts[after] == number + 1
-        if joins_before and joins_after:
-            stops[before] = stops.pop(after)
-            del starts[after]
-        elif joins_before:
-            stops[before] = number + 1
-        elif joins_after:
-            starts[after] = number
+        place = bisect_right(starts, number)
+        if place and number <= stops[place - 1]:
+            place -= 1
+            # A number within the interval changes nothing, one at its end makes it longer.
+            stops[place] = max(stops[place], number + 1)
         else:
-            starts.insert(after, number)
-            stops.insert(after, number + 1)
+            starts.insert(place, number)
+            stops.insert(place, number + 1)
+        if place + 1 < len(starts) and starts[place + 1] == stops[place]:
+            # The gap to the next interval is filled.
+            del starts[place + 1], stops[place]
 
     @property
     def leading(self) -> int:
-        """The first number that is not in the set: how many there are from 0 without a gap."""
+        """The first number that is not in the set."""
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0
 
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """The intervals, in order: ``start <= number < stop``."""
+    def pairs(self) -> Pairs:
+        """Return the intervals, in order."""
         return tuple(zip(self._starts, self._stops, strict=True))
-
-    def __len__(self) -> int:
-        """How many numbers are in the set."""
-        return sum(self._stops) - sum(self._starts)
-
-
-Tag: TypeAlias = tuple[int, int | None]
-"""Where a sample comes from: position in the source, and offset among the samples of that item.
-
-The offset is ``None`` if the item can give one sample only.
-"""
 
 
 class Ledger:
-    """What is done of one epoch: handed out, dropped, or failed.
+    """Tracks what is done of one epoch: handed out, dropped, or failed.
 
-    What is under way is not done, so that a loader that goes on from here makes it again.
+    An item under way is not done, so a loader that resumes from here processes it again.
 
     Thread safety: safe.
     """
@@ -209,17 +185,22 @@ class Ledger:
         self._lock = threading.Lock()
         self._done = Intervals(start.done)
         self._offsets = {position: Intervals(pairs) for position, pairs in start.partly_done}
-        # Of items whose samples have all been made, how many they were.
+        # The number of samples of each item whose samples have all been made.
         self._counts: dict[int, int] = {}
-        self._snapshots: deque[Snapshot] = deque([start.snapshot] if start.snapshot else [])
+        # Each is needed until the next one is usable: when all items before that one are done.
+        self._snapshots = deque([start.snapshot] if start.snapshot else [])
         self._is_closed = False
 
+    def done_offsets(self, position: int) -> Intervals:
+        """Return which samples of an item were done at the start."""
+        return Intervals(dict(self._start.partly_done).get(position, ()))
+
     def settle(self, tags: Iterable[Tag]) -> None:
-        """Note that samples were handed out, or that nothing will ever come of them."""
+        """Note that samples were handed out, or that nothing will come of them."""
         with self._lock:
             for position, offset in tags if not self._is_closed else ():
                 if offset is None:
-                    self._finish(position)
+                    self._done.add(position)
                 else:
                     self._offsets.setdefault(position, Intervals()).add(offset)
                     self._finish_if_complete(position)
@@ -232,32 +213,29 @@ class Ledger:
                 self._finish_if_complete(position)
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep what the source says of itself, until the items before it are done."""
+        """Keep a state of the source for as long as it may be needed."""
         with self._lock:
             self._snapshots.append(snapshot)
-            self._forget_snapshots()
+            self._drop_snapshots()
 
     def close(self) -> None:
-        """Let nothing change any more what is done: the consumer has gone.
-
-        Takes no lock, because it may be called by the garbage collector in the middle of any call.
-        """
+        """Ignore what comes later: the consumer has gone, so it gets nothing of that."""
+        # Without the lock: the garbage collector may call this in the middle of any other call.
         self._is_closed = True
 
     def state(self) -> State:
-        """How far the epoch has come."""
+        """Return how far the epoch has come."""
         with self._lock:
-            self._forget_snapshots()
-            return State(
-                epoch=self._start.epoch,
-                seed=self._start.seed,
+            self._drop_snapshots()
+            first = self._snapshots[0] if self._snapshots else None
+            return replace(
+                self._start,
                 done=self._done.pairs(),
                 partly_done=tuple(
                     (position, offsets.pairs())
                     for position, offsets in sorted(self._offsets.items())
                 ),
-                snapshot=self._snapshots[0] if self._can_use_snapshot() else None,
-                source_length=self._start.source_length,
+                snapshot=first if first and first.position <= self._done.leading else None,
             )
 
     def _finish_if_complete(self, position: int) -> None:
@@ -265,16 +243,9 @@ class Ledger:
         if self._counts.get(position) == (0 if offsets is None else offsets.leading):
             self._offsets.pop(position, None)
             del self._counts[position]
-            self._finish(position)
+            self._done.add(position)
 
-    def _finish(self, position: int) -> None:
-        self._done.add(position)
-
-    def _can_use_snapshot(self) -> bool:
-        return bool(self._snapshots) and self._snapshots[0].position <= self._done.leading
-
-    def _forget_snapshots(self) -> None:
-        """Keep the last one from which nothing that is not done would be missed, and those after it."""
-        leading = self._done.leading
-        while len(self._snapshots) > 1 and self._snapshots[1].position <= leading:
+    def _drop_snapshots(self) -> None:
+        # The last one at or before the first item that is not done stays, and all after it.
+        while len(self._snapshots) > 1 and self._snapshots[1].position <= self._done.leading:
             self._snapshots.popleft()

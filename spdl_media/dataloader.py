@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import (
     AsyncIterable,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -20,13 +19,10 @@ import numpy as np
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._epochs import Stateful, iterator_in, place_of
 from spdl_media._loader_stages import (
-    AnySource,
     AsyncFeed,
-    SourceEpochs,
-    SyncFeed,
-    batch_stage,
-    item_stage,
-    snapshot_of,
+    Feed,
+    SharedSource,
+    stage_of,
     tags_of,
     takes_rng,
     value_of,
@@ -56,16 +52,16 @@ __all__ = (
 
 
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """The random numbers of one item in one epoch.
+    """Make the random number generator of one item in one epoch.
 
-    A :class:`DataLoader` gives them to a preprocessor with a parameter named ``rng``. Neither
-    threads nor other items nor a stop and resume change them.
+    A :class:`DataLoader` passes it to a preprocessor with a parameter named ``rng``. Its numbers
+    depend neither on threads, nor on other items, nor on a stop and resume.
 
     Args:
-        seed: Of the loader.
-        epoch: Counted from 0.
-        position: Of the item in the epoch, counted from 0. For a source that knows its rank (a
-            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one) it is the
+        seed: Seed of the loader.
+        epoch: The epoch, counted from 0.
+        position: Position of the item in the epoch, counted from 0. If the source knows its rank (a
+            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one), the
             position among the items of all ranks, ``rank + world_size * position``, so that no two
             ranks get the same numbers.
 
@@ -155,8 +151,12 @@ class DataLoader:
         on_failure: Callable[[FailureRecord, Any], object] | None = None,
         seed: int = 0,
     ) -> None:
-        _check_functions(preprocessor, aggregator, transfer_fn)
-        _check_batching(batch_size, drop_last=drop_last)
+        _check_source(src)
+        _check_functions(preprocessor=preprocessor, aggregator=aggregator, transfer_fn=transfer_fn)
+        if batch_size is not None:
+            check_int("batch_size", batch_size)
+        elif drop_last:
+            raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
         check_int("buffer_size", buffer_size)
         check_int("num_threads", num_threads)
         check_seconds("timeout", timeout)
@@ -164,7 +164,7 @@ class DataLoader:
         check_failure_limit("max_failures", max_failures)
         if on_failure is not None:
             check_callable("on_failure", on_failure)
-        self._epochs = SourceEpochs(_checked_source(src))
+        self._source = SharedSource(src)
         self._preprocessor = preprocessor
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -180,9 +180,9 @@ class DataLoader:
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
         self._is_pinned = False
-        self._num_iterations = 0
-        # Of the latest iteration: what is done of it, until it is complete, and its pipeline.
+        # Of the latest iteration, until that is complete.
         self._ledger: Ledger | None = None
+        # Of the latest iteration.
         self._pipeline: Pipeline[Any] | None = None
 
     def __len__(self) -> int:
@@ -196,11 +196,11 @@ class DataLoader:
                 "the loader has no length: its preprocessor is a generator, so an item may give any "
                 "number of samples"
             )
-        length = source_length(self._epochs.source)
+        source = self._source.source
+        length = source_length(source)
         if length is None:
             raise TypeError(
-                "the loader has no length, because its source, a "
-                f"{type(self._epochs.source).__name__}, has none"
+                f"the loader has no length, because its source, a {type(source).__name__}, has none"
             )
         if self._batch_size is None:
             return length
@@ -216,11 +216,10 @@ class DataLoader:
         """
         start = self._begin()
         ledger = Ledger(self._from_here(start))
-        pipeline = self._build(start, ledger)
-        self._ledger, self._pipeline = ledger, pipeline
+        self._pipeline = self._build(start, ledger)
+        self._ledger = ledger
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
-        self._num_iterations += 1
-        return _Epoch(self, pipeline, ledger, self._timeout)
+        return _Epoch(self, self._pipeline, ledger, self._timeout)
 
     @property
     def epoch(self) -> int:
@@ -236,28 +235,28 @@ class DataLoader:
         self._pin(self._fresh(check_int("epoch", epoch, at_least=0)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Say what is done, so that a loader made the same way can go on, in another process too.
+        """Return what is done, so that a loader made the same way can resume, in any process.
 
-        A batch is done when iteration has given it out; what is under way is not. After the end of
-        an epoch, the state is the beginning of the next one.
+        A batch is done when iteration has handed it out, not before. After the end of an epoch, the
+        state is the beginning of the next one.
 
         Returns:
             Plain numbers, lists and dictionaries, which can be written as JSON; under ``"source"``,
             what ``state_dict`` of a source that has one returned, copied.
 
-        Thread safety: in the thread that iterates.
+        Thread safety: call it in the thread that iterates.
         """
         ledger = self._ledger
         state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
         return state.to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Make the next iteration go on where :meth:`state_dict` was called.
+        """Make the next iteration resume where :meth:`state_dict` was called.
 
         It gives the rest of that epoch, each sample once; with ``output_order="input"`` in the same
         order, and in the same batches if the batch size is the same. A sequence or sampler is
-        indexed, a source with ``load_state_dict`` is given its state, and any other iterable is
-        read from its start again without its items being processed. The seed is taken from the
+        indexed, a source with ``load_state_dict`` gets its state, and any other iterable is read
+        from its start again without processing the items that are done. The seed is taken from the
         state.
 
         Args:
@@ -268,7 +267,7 @@ class DataLoader:
             ValueError: It is no such state, or that of a source of another length or kind.
         """
         state = State.from_dict(state_dict)
-        source = self._epochs.source
+        source = self._source.source
         length = source_length(source)
         if state.source_length != length:
             raise ValueError(
@@ -298,101 +297,81 @@ class DataLoader:
         return None if self._pipeline is None else self._pipeline.statistics()
 
     def _fresh(self, epoch: int) -> State:
-        return State(epoch, self._seed, source_length=source_length(self._epochs.source))
+        return State(epoch, self._seed, source_length=source_length(self._source.source))
 
     def _pin(self, state: State) -> None:
         self._next, self._is_pinned = state, True
         self._ledger = None
 
     def _upcoming(self) -> State:
-        chosen = None if self._is_pinned else self._epochs.chosen_by_user()
+        chosen = None if self._is_pinned else self._source.chosen_by_user()
         return self._next if chosen is None else self._fresh(chosen)
 
     def _from_here(self, start: State) -> State:
-        """The start of an iteration, with where an iterator is now: it has no start to go back to."""
-        is_iterator = isinstance(self._epochs.source, Iterator | AsyncIterator)
-        if self._is_pinned or not is_iterator or start.snapshot is not None:
+        """Add where an iterator is now: it has no start to which a state without it could lead back."""
+        goes_on = self._source.is_iterator and self._source.is_stateful
+        if self._is_pinned or not goes_on or start.snapshot is not None:
             return start
-        return replace(start, snapshot=snapshot_of(self._epochs.source, 0))
+        return replace(start, snapshot=self._source.snapshot(0))
 
     def _begin(self) -> State:
-        """Where the next iteration starts; a source that can be read once needs more thought."""
+        """Return where the next iteration starts, once no former one reads the source any more."""
         start = self._upcoming()
-        source = self._epochs.source
+        source = self._source.source
         iterator = iterator_in(source)
-        leads_back = iterator is source and isinstance(source, Stateful)
-        if iterator is not None and not leads_back and self._num_iterations:
-            self._check_reads_once(start, iterator)
-        self._epochs.take_turn()
-        if leads_back and self._ledger is not None:
-            # Its reading is ahead of what was given out; its state leads back there.
-            return self._ledger.state()
-        return start
-
-    def _check_reads_once(self, start: State, iterator: object) -> None:
-        source = self._epochs.source
-        name = type(source).__name__
-        if iterator is not source:
-            name += f" over a {type(iterator).__name__}"
-        if not start.is_fresh:
-            raise ValueError(
-                f"the source, a {name}, can be read once, and was read already; make it and the loader "
-                "anew to go on from a state"
+        leads_back = iterator is source and self._source.is_stateful
+        if iterator is not None and not leads_back and self._pipeline is not None:
+            name = type(source).__name__
+            if iterator is not source:
+                name += f" over a {type(iterator).__name__}"
+            if not start.is_fresh:
+                raise ValueError(
+                    f"the source, a {name}, can be read once, and was read already; make it and the "
+                    "loader anew to go on from a state"
+                )
+            warnings.warn(
+                f"the source, a {name}, can be read once: another iteration gives what is left of it, "
+                "without what was under way when the last one stopped. Pass a list, or an object whose "
+                "__iter__ starts anew",
+                stacklevel=3,
             )
-        warnings.warn(
-            f"the source, a {name}, can be read once: another iteration gives what is left of it, "
-            "without what was under way when the last one stopped. Pass a list, or an object whose "
-            "__iter__ starts anew",
-            stacklevel=4,
-        )
-
-    def _completed(self, ledger: Ledger) -> None:
-        if self._ledger is ledger:
-            self._ledger = None
+        self._source.take_turn()
+        # An iterator was read further than what was handed out; its state leads back to there.
+        return self._ledger.state() if leads_back and self._ledger is not None else start
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
-        source = self._epochs.source
-        feed = AsyncFeed if isinstance(source, AsyncIterable) else SyncFeed
-        as_samples = self._preprocessor is None
+        feed = AsyncFeed if isinstance(self._source.source, AsyncIterable) else Feed
+        drops_none = self._preprocessor is None
         builder = PipelineBuilder().add_source(
-            feed(self._epochs, start, ledger, as_samples=as_samples)
+            feed(self._source, start, ledger, drops_none=drops_none)
         )
+        parallel: Any = {"concurrency": self._num_threads, "output_order": self._output_order}
         if self._preprocessor is not None:
-            stage = item_stage(self._preprocessor, ledger, self._extra(start))
-            self._pipe(builder, stage, self._preprocessor)
+            stage = stage_of(self._preprocessor, ledger, self._rng_maker(start))
+            builder.pipe(stage, name=name_of(self._preprocessor), **parallel)
         if self._batch_size is not None:
             builder.aggregate(self._batch_size, drop_last=self._drop_last)
         if self._aggregator is not None:
-            self._pipe(builder, batch_stage(self._aggregator, ledger), self._aggregator)
+            stage = stage_of(self._aggregator, ledger)
+            builder.pipe(stage, name=name_of(self._aggregator), **parallel)
         if self._transfer_fn is not None:
-            builder.pipe(
-                batch_stage(self._transfer_fn, ledger),
-                executor=ThreadPoolExecutorConfig(max_workers=1),
-                name=name_of(self._transfer_fn),
-            )
+            stage = stage_of(self._transfer_fn, ledger)
+            one_thread = ThreadPoolExecutorConfig(max_workers=1)
+            builder.pipe(stage, name=name_of(self._transfer_fn), executor=one_thread)
+        on_failure = self._on_failure
         return builder.add_sink(self._buffer_size).build(
             num_threads=self._num_threads,
             max_failures=self._max_failures,
-            on_failure=_with_plain_input(self._on_failure),
+            on_failure=None
+            if on_failure is None
+            else lambda record, tagged: on_failure(record, value_of(tagged)),
         )
 
-    def _pipe(
-        self, builder: PipelineBuilder[Any], stage: Callable[[Any], Any], fn: Callable[..., Any]
-    ) -> None:
-        builder.pipe(
-            stage,
-            concurrency=self._num_threads,
-            output_order=self._output_order,
-            name=name_of(fn),
-        )
-
-    def _extra(self, start: State) -> Callable[[int], dict[str, Any]]:
+    def _rng_maker(self, start: State) -> Callable[[int], np.random.Generator] | None:
         if self._preprocessor is None or not takes_rng(self._preprocessor):
-            return lambda _: {}
-        rank, world_size = place_of(self._epochs.source)
-        return lambda position: {
-            "rng": sample_rng(start.seed, start.epoch, rank + world_size * position)
-        }
+            return None
+        rank, world_size = place_of(self._source.source)
+        return lambda position: sample_rng(start.seed, start.epoch, rank + world_size * position)
 
 
 class _Epoch(Iterator[Any]):
@@ -416,7 +395,9 @@ class _Epoch(Iterator[Any]):
         except TimeoutError:
             raise
         except PipelineStopped:
-            self._loader._completed(self._ledger)
+            if self._loader._ledger is self._ledger:
+                # Complete: the state is now the beginning of the next epoch.
+                self._loader._ledger = None
             self.close()
             raise StopIteration from None
         except BaseException:
@@ -426,54 +407,38 @@ class _Epoch(Iterator[Any]):
         return value_of(tagged)
 
     def close(self) -> None:
-        """Stop loading. What was not given out is not done."""
+        """Stop loading. What was not handed out is not done."""
         self._is_over = True
         self._ledger.close()
         self._pipeline.stop()
 
     def __del__(self) -> None:
-        if hasattr(self, "_is_over") and not self._is_over:
+        # Without the attribute, __init__ has failed.
+        if not getattr(self, "_is_over", True):
             self.close()
 
 
-def _with_plain_input(
-    on_failure: Callable[[FailureRecord, Any], object] | None,
-) -> Callable[[FailureRecord, Any], object] | None:
-    if on_failure is None:
-        return None
-    return lambda record, tagged: on_failure(record, value_of(tagged))
-
-
-def _checked_source(source: AnySource) -> AnySource:
-    """A source that can be iterated, one way or the other."""
+def _check_source(source: object) -> None:
     if isinstance(source, str | bytes | bytearray):
         raise TypeError(
             f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
             "taken apart into characters; pass a list of one"
         )
-    if not isinstance(source, Iterable | AsyncIterable):
-        if hasattr(source, "__getitem__"):
-            raise TypeError(
-                f"src must be an iterable, and {type(source).__name__} is a map-style dataset; pass "
-                "MapIterator(dataset, sampler) of spdl_media.source"
-            )
-        raise TypeError(f"src must be an iterable or an async iterable, not {source!r}")
-    return source
+    if isinstance(source, Iterable | AsyncIterable):
+        return
+    if hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"src must be an iterable, and {type(source).__name__} is a map-style dataset; pass "
+            "MapIterator(dataset, sampler) of spdl_media.source"
+        )
+    raise TypeError(f"src must be an iterable or an async iterable, not {source!r}")
 
 
-def _check_functions(
-    preprocessor: object | None, aggregator: object | None, transfer_fn: object | None
-) -> None:
-    """Refuse what cannot be called, or not in the place where it was given."""
-    for name, fn in (
-        ("preprocessor", preprocessor),
-        ("aggregator", aggregator),
-        ("transfer_fn", transfer_fn),
-    ):
+def _check_functions(**functions: Callable[..., Any] | None) -> None:
+    for name, fn in functions.items():
         if fn is None:
             continue
         check_callable(name, fn)
-        assert callable(fn)
         kind = kind_of(fn)
         if name != "preprocessor" and "generator" in kind:
             raise TypeError(
@@ -485,11 +450,3 @@ def _check_functions(
                 "transfer_fn must be a plain function, which runs in a thread of its own, and "
                 f"{name_of(fn)} is a coroutine function; await in the aggregator"
             )
-
-
-def _check_batching(batch_size: int | None, *, drop_last: bool) -> None:
-    """Refuse batches of no size, and ``drop_last`` without batches."""
-    if batch_size is not None:
-        check_int("batch_size", batch_size)
-    elif drop_last:
-        raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")

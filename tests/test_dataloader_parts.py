@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media._loader_stages import Item, Sample, takes_rng
+from spdl_media._loader_stages import Tagged, takes_rng
 from spdl_media._resume import Intervals, Ledger, Snapshot, State
 from spdl_media.crops import random_resized_crop
 
@@ -156,8 +156,8 @@ def test_what_is_no_state(state: Any, error: type[Exception], message: str) -> N
 
 
 def test_tagged_values_look_like_the_users() -> None:
-    assert repr(Item(3, "cat.jpg")) == repr(Sample(3, None, "cat.jpg")) == "'cat.jpg'"
-    assert repr(Item(3, bytes(5000))) == "<bytes of length 5000>"
+    assert repr(Tagged("cat.jpg", [(3, None)])) == "'cat.jpg'"
+    assert repr(Tagged(bytes(5000), [(3, None)])) == "<bytes of length 5000>"
 
 
 def test_which_functions_take_a_generator() -> None:
