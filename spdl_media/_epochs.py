@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
 from spdl_media._checks import check_int
 
-__all__ = (
-    "HasEpochs",
-    "IterableWithShuffle",
-    "RepeatedSource",
-    "ShuffledSource",
-    "SizedIterable",
-    "SizedIterableWithShuffle",
-    "Stateful",
-    "begin_by_position",
-    "begin_epoch",
-    "iterator_in",
-    "length_of",
-    "place_of",
-)
-
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -42,38 +28,35 @@ class SizedIterable(Sized, Iterable[T_co], Protocol[T_co]):
 
 
 @runtime_checkable
-class SizedIterableWithShuffle(SizedIterable[T_co], Protocol[T_co]):
+class SizedIterableWithShuffle(SizedIterable[T_co], IterableWithShuffle[T_co], Protocol[T_co]):
     """An iterable that knows its length and whose order can be changed."""
-
-    def shuffle(self, seed: int) -> None:
-        """Put the items in the order that belongs to ``seed``, whatever their order was before."""
 
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """An iterable that can be told which epoch the next iteration is. PyTorch's samplers are such ones."""
+    """An iterable that can be told which epoch the next iteration is, such as PyTorch's samplers."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Make the next iteration that of an epoch."""
+        """Choose the epoch of the next iteration."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An iterable that can tell where it is, and go on from there, as those of torchdata do.
+    """An iterable that can tell where it is and resume there, such as those of torchdata.
 
-    If it is no iterator, each iteration begins at its start, but for the first one after
+    Unless it is an iterator, each iteration begins at its start, except for the first one after
     :meth:`load_state_dict`.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the iteration is: behind the item that it gave last."""
+        """Return where the iteration is: after the item that it gave last."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Make the next iteration go on behind that item."""
+        """Make the next iteration begin after that item."""
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
-    """Iterate over an epoch of a source, if it has epochs, else over the source."""
+    """Iterate over an epoch of a source; over the source itself if it has no epochs."""
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
     return iter(source)
@@ -82,16 +65,16 @@ def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
 def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
     """Begin an epoch whose items are asked for by position, and leave the source as an iteration does.
 
-    Returns ``None``, and has done nothing, if the source can only be read from its start. The items may be
-    those of the source itself, so they stay the same until its next epoch begins.
-
-    Having ``__getitem__`` is not enough: of a table, it takes the names of columns. It is for a class without
-    ``__iter__``, whose items Python itself reads by position.
+    Returns:
+        The items, which stay the same until the next epoch of the source begins; ``None``, with
+        nothing done, if the source can only be read from its start.
     """
     begin = getattr(source, "begin_by_position", None)
     if begin is not None:
         items: Sequence[Any] | None = begin(epoch)
         return items
+    # Having __getitem__ is not enough: that of a table takes names of columns. A class with it and
+    # without __iter__ is one that Python itself reads by position.
     is_indexed = isinstance(source, Sequence | np.ndarray) or (
         hasattr(source, "__getitem__")
         and isinstance(source, Sized)
@@ -104,8 +87,23 @@ def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
     return source  # type: ignore[return-value]  # a sequence in all but name
 
 
+class Mapped(Sequence[T_co]):
+    """The results of a function for the items of a sequence, computed when asked for."""
+
+    def __init__(self, fn: Callable[[Any], T_co], items: Any) -> None:
+        self._fn = fn
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, position: Any) -> Any:
+        item = self._items[position]
+        return Mapped(self._fn, item) if isinstance(position, slice) else self._fn(item)
+
+
 def iterator_in(source: object) -> object | None:
-    """What of a source can be read once: itself if it is an iterator, or one that it is ``made_of``."""
+    """Return what can be read only once: a source that is an iterator, or one that it is ``made_of``."""
     if isinstance(source, Iterator | AsyncIterator):
         return source
     parts = getattr(source, "made_of", ())
@@ -114,7 +112,7 @@ def iterator_in(source: object) -> object | None:
 
 
 def length_of(source: object) -> int:
-    """The number of items of an epoch.
+    """Return the number of items of an epoch.
 
     Raises:
         TypeError: The source has no length.
@@ -125,15 +123,12 @@ def length_of(source: object) -> int:
 
 
 def place_of(source: object) -> tuple[int, int]:
-    """Rank and world size of a source, or of its sampler; ``(0, 1)`` if it knows nothing of ranks."""
+    """Return rank and world size of a source or its sampler; ``(0, 1)`` if it knows no ranks."""
     sampler = getattr(source, "sampler", source)
     rank = getattr(sampler, "rank", 0)
-    # What PyTorch's DistributedSampler calls it.
+    # PyTorch's DistributedSampler has num_replicas.
     world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
     return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)
-
-
-T = TypeVar("T")
 
 
 class RepeatedSource(Iterator[T]):
@@ -149,13 +144,17 @@ class RepeatedSource(Iterator[T]):
         while True:
             if self._iterator is None:
                 self._iterator = self._begin()
-            try:
-                item = next(self._iterator)
-            except StopIteration:
-                self._end_epoch()
-            else:
+            for item in self._iterator:
                 self._position += 1
                 return item
+            if not self._position:
+                raise ValueError(
+                    f"the source to repeat, a {type(self._source).__name__}, gave no item in epoch "
+                    f"{self._epoch}"
+                )
+            self._iterator = None
+            self._epoch += 1
+            self._position = 0
 
     def _begin(self) -> Iterator[T]:
         source, epoch = self._source, self._epoch
@@ -167,27 +166,18 @@ class RepeatedSource(Iterator[T]):
                 return (items[position] for position in range(self._position, len(items)))
         return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
-    def _end_epoch(self) -> None:
-        if not self._position:
-            raise ValueError(
-                f"the source to repeat, a {type(self._source).__name__}, gave no item in epoch {self._epoch}"
-            )
-        self._iterator = None
-        self._epoch += 1
-        self._position = 0
-
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and how many of its items were given."""
+        """Return the epoch, and how many of its items were given."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go on behind the item that was the last one before :meth:`state_dict`."""
+        """Go on after the last item that was given before :meth:`state_dict`."""
         self._epoch = check_int("epoch", state_dict["epoch"], at_least=0)
         self._position = check_int("position", state_dict["position"], at_least=0)
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The iterator cannot be pickled; it is made again from the position.
+        # An iterator cannot always be pickled; it is made again from the position.
         return {**self.__dict__, "_iterator": None}
 
 
@@ -196,21 +186,20 @@ class ShuffledSource(Generic[T]):
 
     def __init__(self, source: IterableWithShuffle[T], epoch: int, *, shuffle_last: bool) -> None:
         self._source = source
-        self._first = self._epoch = epoch
+        self._first = self.epoch = epoch
         self._shuffle_last = shuffle_last
-        # The seed of the order in which the source is now; it may be shuffled by others.
+        # The seed of the source's order, known until the next epoch begins: others may shuffle it then.
         self._shuffled_ahead: int | None = None
         # In the order before the first shuffle, to which no seed leads back.
         self._first_items: list[T] | None = None
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of an epoch."""
-        self._epoch = check_int("epoch", epoch, at_least=0)
+        """Choose the epoch of the next iteration.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         """The number of items of an epoch.
@@ -221,18 +210,18 @@ class ShuffledSource(Generic[T]):
         return length_of(self._source)
 
     def __iter__(self) -> Iterator[T]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        epoch, self.epoch = self.epoch, self.epoch + 1
         return self._iterate(self._items(epoch), epoch)
 
     def begin_by_position(self, epoch: int) -> Sequence[T] | None:
-        """Begin an epoch, and give its items by position; ``None`` if the source is no sequence."""
+        """Begin an epoch; return its items by position, or ``None`` if the source is no sequence."""
         if not isinstance(self._source, Sequence):
             return None
-        self._epoch = epoch + 1
+        self.epoch = epoch + 1
         return cast("Sequence[T]", self._items(epoch))
 
     def _items(self, epoch: int) -> Iterable[T]:
-        """What an epoch gives: the source, put in the order of the epoch, or a list of its items."""
+        """Return the source in the order of the epoch, or a list of its items."""
         if not self._shuffle_last:
             self._source.shuffle(seed=epoch)
             return self._source

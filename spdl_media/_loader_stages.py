@@ -16,18 +16,6 @@ from spdl_media._resume import Intervals, Ledger, Snapshot, State, Tag
 from spdl_media.pipeline.failures import short_repr
 from spdl_media.pipeline.functions import kind_of, name_of, refuse_coroutine
 
-__all__ = (
-    "AnySource",
-    "AsyncFeed",
-    "Feed",
-    "SharedSource",
-    "Tagged",
-    "stage_of",
-    "tags_of",
-    "takes_rng",
-    "value_of",
-)
-
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
 # A source's state may be large, and it is copied. After a resume, up to so many items less one are

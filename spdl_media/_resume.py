@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ("Intervals", "Ledger", "Pairs", "Snapshot", "State", "Tag")
-
 VERSION = 1
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]

@@ -39,7 +39,7 @@ from spdl_media.pipeline import (
 )
 from spdl_media.pipeline.functions import kind_of, name_of
 from spdl_media.pipeline.stages import check_failure_limit, source_length
-from spdl_media.samplers import Purpose, generator
+from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator
 
 __all__ = (
@@ -74,7 +74,9 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     Thread safety: each call gives a generator of its own.
     """
     key = (check_int("epoch", epoch, at_least=0), check_int("position", position, at_least=0))
-    return generator(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
+    return np.random.Generator(
+        random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
+    )
 
 
 class DataLoader:

@@ -1,9 +1,9 @@
 """Indices for the processes of a distributed training, each of which gets its own part.
 
-All processes work out the same order of the whole epoch, and process ``rank`` of ``world_size``
-takes the positions ``rank``, ``rank + world_size``, ``rank + 2 * world_size`` and so on. So the
-order in which samples are trained on, over all processes, does not depend on how many there are, as
-long as nothing is dropped or repeated.
+All processes compute the same order of the whole epoch, and process ``rank`` of ``world_size`` takes
+the positions ``rank``, ``rank + world_size``, ``rank + 2 * world_size`` and so on. So the order of
+training, over all processes, does not depend on how many there are, unless samples are dropped or
+repeated.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple, TypeAlias, get_args, overload
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_weights
+from spdl_media._epochs import Mapped
 
 __all__ = (
     "DistributedDeterministicSampler",
@@ -35,69 +36,66 @@ _CHUNK = 4096
 
 
 class _DistributedSampler(ABC):
-    """What both samplers share: ranks, epochs, and what the rank takes of an order."""
+    """What both samplers share: ranks, epochs, and the rank's part of an order.
+
+    Attributes:
+        rank: The process that the indices are for.
+        world_size: How many processes there are.
+        epoch: The epoch of the next iteration.
+    """
 
     def __init__(
-        self, num_draws: int, rank: int | None, world_size: int | None, uneven: Uneven
+        self,
+        num_draws: int,
+        rank: int | None,
+        world_size: int | None,
+        uneven: Uneven | None,
+        *,
+        drop: bool | None,
     ) -> None:
-        self._rank, self._world_size = _find_place(rank, world_size)
+        self._uneven = _checked_uneven(uneven, drop=drop) or "drop"
+        self.rank, self.world_size = _rank_and_world_size(rank, world_size)
+        self.epoch = 0
         self._num_draws = num_draws
-        self._uneven = uneven
-        self._epoch = 0
-        if num_draws < self._world_size and uneven == "drop":
+        if num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
-                f"{num_draws} samples are fewer than {self._world_size} ranks, and the last round, "
+                f"{num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
                 'which is the only one, would be dropped; pass uneven="pad" or uneven="keep"'
             )
 
-    @property
-    def rank(self) -> int:
-        """The process that the indices are for."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes there are."""
-        return self._world_size
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of an epoch.
+        """Choose the epoch of the next iteration.
 
         Raises:
             ValueError: The epoch is negative.
         """
-        self._epoch = check_int("epoch", epoch, at_least=0)
+        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         """The number of indices that the rank gets in an epoch."""
         return len(self._positions())
 
     def __iter__(self) -> Iterator[int]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        epoch, self.epoch = self.epoch, self.epoch + 1
         return self._indices(epoch)
+
+    def begin_by_position(self, epoch: int) -> Sequence[int]:
+        """Begin an epoch; return its indices by position, in the order of an iteration."""
+        self.set_epoch(epoch + 1)
+        return Mapped(int, self._order_of_rank(epoch))
 
     def _indices(self, epoch: int) -> Iterator[int]:
         order = self._order_of_rank(epoch)
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
-    def begin_by_position(self, epoch: int) -> Sequence[int]:
-        """Begin an epoch, and give its indices by position, in the order of an iteration."""
-        self.set_epoch(epoch + 1)
-        return _Indices(self._order_of_rank(epoch))
-
     def _positions(self) -> range:
-        """The rank's positions in the order of all ranks. With padding, some are behind its end."""
-        rounds, rest = divmod(self._num_draws, self._world_size)
+        """Return the rank's positions in the order of all ranks; with padding, some are beyond its end."""
+        rounds, rest = divmod(self._num_draws, self.world_size)
         if self._uneven == "keep":
-            return range(self._rank, self._num_draws, self._world_size)
+            return range(self.rank, self._num_draws, self.world_size)
         rounds += rest > 0 and self._uneven == "pad"
-        return range(self._rank, rounds * self._world_size, self._world_size)
+        return range(self.rank, rounds * self.world_size, self.world_size)
 
     def _order_of_rank(self, epoch: int) -> npt.NDArray[np.int64]:
         positions = self._positions()
@@ -106,14 +104,12 @@ class _DistributedSampler(ABC):
 
     @abstractmethod
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The indices at some places of the order of all ranks."""
+        """Return the indices at some places of the order of all ranks."""
 
     def _describe(self, *parts: str) -> str:
-        parts = (
-            *parts,
-            f"rank={self._rank}, world_size={self._world_size}, uneven={self._uneven!r}",
-        )
-        return f"{type(self).__name__}({', '.join(parts)})"
+        arguments = ", ".join(parts)
+        place = f"rank={self.rank}, world_size={self.world_size}, uneven={self._uneven!r}"
+        return f"{type(self).__name__}({arguments}, {place})"
 
 
 class DistributedDeterministicSampler(_DistributedSampler):
@@ -156,13 +152,12 @@ class DistributedDeterministicSampler(_DistributedSampler):
         ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
         count = _size(n)
-        chosen = _checked_uneven(uneven, drop=ddp_drop_last_distributed_round)
-        super().__init__(count, rank, world_size, chosen or "drop")
-        rest = count % self._world_size
-        if chosen is None and rest:
+        super().__init__(count, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
+        rest = count % self.world_size
+        if rest and uneven is None and ddp_drop_last_distributed_round is None:
             warnings.warn(
                 f"the last {rest} of {count} samples are in no epoch, because {count} is no multiple of "
-                f'{self._world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
+                f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 stacklevel=2,
             )
 
@@ -227,32 +222,26 @@ class DistributedRandomSampler(_DistributedSampler):
                 f"num_draws is {draws}, but without weights each of {self._n} samples is drawn once at most; "
                 "pass weights (all equal, if you like) to draw with replacement"
             )
-        chosen = _checked_uneven(uneven, drop=ddp_drop_last_distributed_round)
-        super().__init__(draws, rank, world_size, chosen or "drop")
-        self._seed = check_int("seed", seed, at_least=0)
+        super().__init__(draws, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
+        self.seed = check_int("seed", seed, at_least=0)
         self._cumulative = (
             None if weights is None else np.cumsum(check_weights(weights, self._n, "sample"))
         )
-
-    @property
-    def seed(self) -> int:
-        """What the orders depend on, beside the epoch."""
-        return self._seed
 
     def shuffle(self, seed: int) -> None:
         """The same as :meth:`set_epoch`, by the name that :func:`~spdl_media.source.embed_shuffle` calls."""
         self.set_epoch(seed)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        bits = random_bits(Purpose.ORDER, self.seed, epoch)
         if self._cumulative is None:
-            return permutation(self._n, Purpose.ORDER, self._seed, epoch)[places]
-        chances = _uniform(self._num_draws, Purpose.ORDER, self._seed, epoch)[places]
-        return weighted_choice(self._cumulative, chances)
+            return permutation(bits, self._n)[places]
+        return weighted_choice(self._cumulative, uniform(bits, self._num_draws)[places])
 
     def __repr__(self) -> str:
         weights = [] if self._cumulative is None else ["weights=..."]
         draws = f"num_draws={self._num_draws}"
-        return self._describe(str(self._n), draws, *weights, f"seed={self._seed}")
+        return self._describe(str(self._n), draws, *weights, f"seed={self.seed}")
 
 
 def _size(n: int) -> int:
@@ -275,91 +264,52 @@ def _checked_uneven(uneven: Uneven | None, *, drop: bool | None) -> Uneven | Non
     return "drop" if drop else "keep"
 
 
-class _Indices(Sequence[int]):
-    """An array of indices, which are ints of Python one by one."""
-
-    def __init__(self, array: npt.NDArray[np.int64]) -> None:
-        self._array = array
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    @overload
-    def __getitem__(self, position: int) -> int: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
-        part = self._array[position]
-        return _Indices(part) if isinstance(position, slice) else int(part)
-
-
-class _Place(NamedTuple):
-    """A process among those that train together."""
-
-    rank: int
-    world_size: int
-
-
-def _find_place(rank: int | None, world_size: int | None) -> _Place:
-    """What the caller says, else what PyTorch says, else the environment, else that it is the only one.
-
-    PyTorch is asked if the caller's program has imported it and joined a process group; nothing is imported.
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return what the caller says, else PyTorch, else the environment, else that of a single process.
 
     Raises:
-        ValueError: One of the two is given without the other, or they do not fit each other.
+        ValueError: Only one of the two is given, or the rank is not below the world size.
     """
     if rank is not None or world_size is not None:
-        return _checked(rank, world_size, "the arguments", "pass both, or neither")
-    return _of_torch() or _of_environment() or _Place(0, 1)
-
-
-def _of_torch() -> _Place | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return _Place(distributed.get_rank(), distributed.get_world_size())
-
-
-def _of_environment() -> _Place | None:
-    rank, world_size = (os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
-    if not rank and not world_size:
-        return None
+        return _checked_rank(rank, world_size, "the arguments", "pass both, or neither")
+    # Asked if the program has imported it; nothing is imported for it.
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return torch.get_rank(), torch.get_world_size()
+    rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return 0, 1
     remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
-    return _checked(
-        _number("RANK", rank), _number("WORLD_SIZE", world_size), "RANK and WORLD_SIZE", remedy
-    )
+    return _checked_rank(rank, world_size, "RANK and WORLD_SIZE", remedy)
 
 
-def _number(name: str, text: str) -> int | None:
+def _number_in(variable: str) -> int | None:
+    text = os.environ.get(variable, "").strip()
     try:
         return int(text) if text else None
     except ValueError:
         raise ValueError(
-            f"the environment variable {name} must be a whole number, not {text!r}"
+            f"the environment variable {variable} must be a whole number, not {text!r}"
         ) from None
 
 
-def _checked(rank: int | None, world_size: int | None, where: str, remedy: str) -> _Place:
+def _checked_rank(
+    rank: int | None, world_size: int | None, where: str, remedy: str
+) -> tuple[int, int]:
     if rank is None or world_size is None:
         raise ValueError(f"{where} give rank {rank} and world size {world_size}; {remedy}")
-    place = _Place(
-        check_int("rank", rank, at_least=0), check_int("world_size", world_size, at_least=1)
-    )
-    if place.rank >= place.world_size:
+    rank = check_int("rank", rank, at_least=0)
+    world_size = check_int("world_size", world_size)
+    if rank >= world_size:
         raise ValueError(
-            f"{where} give rank {place.rank} of {place.world_size} processes; ranks count from 0 to "
-            f"{place.world_size - 1}"
+            f"{where} give rank {rank} of {world_size} processes; ranks count from 0 to "
+            f"{world_size - 1}"
         )
-    return place
-
-
-_BLOCK = 1024
+    return rank, world_size
 
 
 class Purpose(IntEnum):
-    """What numbers are for. It is a part of their key, so that no two uses of one seed get the same ones."""
+    """A part of the key of random numbers, so that no two uses of one seed get the same ones."""
 
     ORDER = 0
     SAMPLE = 1
@@ -367,52 +317,41 @@ class Purpose(IntEnum):
     FILES = 3
 
 
-def _bits(purpose: Purpose, seed: int, key: tuple[int, ...]) -> np.random.PCG64:
+def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:
+    """Return a source of random bits that depends on its arguments alone.
+
+    See:
+        NEP 19 of NumPy: the raw output of PCG64 and SeedSequence stays the same in each release,
+        that of the methods of its ``Generator`` may change. So orders are made of raw numbers here.
+    """
     return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(int(purpose), *key)))
 
 
-def generator(purpose: Purpose, seed: int, *key: int) -> np.random.Generator:
-    """NumPy's generator over the numbers of a seed and key."""
-    return np.random.Generator(_bits(purpose, seed, key))
+def permutation(bits: np.random.PCG64, count: int) -> npt.NDArray[np.int64]:
+    """Return the numbers from 0 to ``count`` in random order."""
+    # NumPy's shuffle is quicker (0.3 s instead of 1.2 s for ten million), but may change with a
+    # release. The sort is stable, so that even equal numbers have one order.
+    return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64, copy=False)
 
 
-def permutation(count: int, purpose: Purpose, seed: int, *key: int) -> npt.NDArray[np.int64]:
-    """The numbers from 0 to ``count``, in random order, each once.
-
-    Sorting random numbers takes longer than NumPy's shuffle (1.2 s instead of 0.3 s for ten
-    million), and gives the same order in every release. The sort is stable, so that even equal
-    numbers are no matter of chance.
-    """
-    order = np.argsort(_bits(purpose, seed, key).random_raw(count), kind="stable")
-    return order.astype(np.int64, copy=False)
-
-
-def _uniform(count: int, purpose: Purpose, seed: int, *key: int) -> npt.NDArray[np.float64]:
-    """Numbers from 0 up to, and not including, 1: multiples of 2**-53."""
-    return _as_fractions(_bits(purpose, seed, key).random_raw(count))
-
-
-def uniforms(purpose: Purpose, seed: int, *key: int) -> Iterator[float]:
-    """The numbers of :func:`_uniform`, without end."""
-    bits = _bits(purpose, seed, key)
-    while True:
-        yield from _as_fractions(bits.random_raw(_BLOCK)).tolist()
-
-
-def _as_fractions(raw: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def uniform(bits: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
+    """Return random multiples of 2**-53 from 0 up to, and not including, 1."""
+    raw: npt.NDArray[np.uint64] = bits.random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def weighted_choice(
-    cumulative: npt.NDArray[np.float64], chances: npt.NDArray[np.float64]
+    cumulative: npt.NDArray[np.float64], numbers: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    """Positions chosen in proportion to weights, of which the cumulative sums are given.
+    """Choose positions in proportion to their weights, never one without weight.
 
-    A position without weight is never chosen.
+    Args:
+        cumulative: The cumulative sums of the weights.
+        numbers: A uniform random number for each choice.
     """
     total = cumulative[-1]
-    chosen: npt.NDArray[np.intp] = np.searchsorted(cumulative, chances * total, side="right")
-    # The product may be rounded up to the total, behind the last position that has weight.
+    chosen: npt.NDArray[np.intp] = np.searchsorted(cumulative, numbers * total, side="right")
+    # The product may be rounded up to the total, beyond the last position that has weight.
     last = np.searchsorted(cumulative, total, side="left")
     positions: npt.NDArray[np.int64] = np.minimum(chosen, last, dtype=np.int64)
     return positions

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._checks import check_int, check_weights
 from spdl_media._epochs import (
     HasEpochs,
     IterableWithShuffle,
+    Mapped,
     RepeatedSource,
     ShuffledSource,
     SizedIterable,
@@ -34,7 +34,8 @@ from spdl_media.samplers import (
     Purpose,
     Uneven,
     permutation,
-    uniforms,
+    random_bits,
+    uniform,
     weighted_choice,
 )
 
@@ -94,7 +95,7 @@ class MapIterator(Generic[V_co]):
                 f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
             )
         self._mapping = mapping
-        self._sampler = sampler
+        self.sampler = sampler
 
     def __iter__(self) -> Iterator[V_co]:
         return map(self._mapping.__getitem__, self._keys())
@@ -105,75 +106,46 @@ class MapIterator(Generic[V_co]):
         Raises:
             TypeError: The sampler has no length.
         """
-        if self._sampler is None:
+        if self.sampler is None:
             return len(self._mapping)  # type: ignore[arg-type]  # checked when made
-        return length_of(self._sampler)
-
-    @property
-    def sampler(self) -> Iterable[Any] | None:
-        """Where the keys come from."""
-        return self._sampler
+        return length_of(self.sampler)
 
     @property
     def made_of(self) -> tuple[Iterable[Any], ...]:
         """What is iterated."""
-        return () if self._sampler is None else (self._sampler,)
+        return () if self.sampler is None else (self.sampler,)
 
     @property
     def epoch(self) -> int | None:
         """The epoch of the next iteration, if the sampler has epochs."""
-        return getattr(self._sampler, "epoch", None)
+        return getattr(self.sampler, "epoch", None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of an epoch, if the sampler has epochs."""
-        if isinstance(self._sampler, HasEpochs):
-            self._sampler.set_epoch(epoch)
+        """Choose the epoch of the next iteration, if the sampler has epochs."""
+        if isinstance(self.sampler, HasEpochs):
+            self.sampler.set_epoch(epoch)
 
     def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
-        """Begin an epoch, and give its values by position; ``None`` if the keys have no length."""
+        """Begin an epoch; return its values by position, or ``None`` if the keys have no length."""
         keys = self._keys()
         order = begin_by_position(keys, epoch)
-        if order is None and not isinstance(keys, Iterator) and self._has_length():
+        if order is None and not isinstance(keys, Iterator):
+            try:
+                len(self)
+            except TypeError:  # perhaps there is no end
+                return None
             order = list(begin_epoch(keys, epoch))
-        return None if order is None else _Mapped(self._mapping.__getitem__, order)
-
-    def _has_length(self) -> bool:
-        try:
-            len(self)
-        except TypeError:
-            return False
-        return True
+        return None if order is None else Mapped(self._mapping.__getitem__, order)
 
     def _keys(self) -> Iterable[Any]:
-        if self._sampler is not None:
-            return self._sampler
+        if self.sampler is not None:
+            return self.sampler
         keys: Callable[[], Iterable[Any]] | None = getattr(self._mapping, "keys", None)
         return range(len(self)) if keys is None else keys()
 
 
-class _Mapped(Sequence[V_co]):
-    """What a function makes of each item of a sequence, when it is asked for."""
-
-    def __init__(self, fn: Callable[[Any], V_co], items: Sequence[Any]) -> None:
-        self._fn = fn
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, position: int) -> V_co: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[V_co]: ...
-
-    def __getitem__(self, position: int | slice) -> V_co | Sequence[V_co]:
-        item = self._items[position]
-        return _Mapped(self._fn, item) if isinstance(position, slice) else self._fn(item)
-
-
 class MergeIterator(Generic[T]):
-    """The items of several iterables as one: in turn, or chosen by chance.
+    """The items of several iterables as one: in turn, or chosen at random.
 
     Each iteration is the next epoch, for the choice and for the iterables that have epochs.
 
@@ -216,7 +188,7 @@ class MergeIterator(Generic[T]):
         )
         self._stop_after = check_int("stop_after", stop_after, at_least=-1)
         self._seed = check_int("seed", seed, at_least=0)
-        self._epoch = 0
+        self.epoch = 0
 
     @property
     def made_of(self) -> tuple[Iterable[T], ...]:
@@ -224,29 +196,49 @@ class MergeIterator(Generic[T]):
         weights = itertools.repeat(1) if self._weights is None else self._weights
         return tuple(itertools.compress(self._iterables, weights))
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of an epoch, here and in those iterables that have epochs."""
-        self._epoch = check_int("epoch", epoch, at_least=0)
+        """Choose the epoch of the next iteration, here and in those iterables that have epochs.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[T]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        merged = self._merge(epoch)
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        # Those without weight are not begun: they may be connections, or readable once.
+        iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
+        merged = self._merge(iterators, epoch)
         return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
 
-    def _merge(self, epoch: int) -> Iterator[T]:
-        until_one_ends = self._stop_after == -1
-        # Those without weight are not begun: they may be connections, or one-shot.
-        iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
-        if self._weights is None:
-            return _in_turn(iterators, until_one_ends=until_one_ends)
-        chances = uniforms(Purpose.MERGE, self._seed, epoch)
-        weights = self._weights[self._weights > 0]
-        return _weighted(iterators, weights, chances, until_one_ends=until_one_ends)
+    def _merge(self, iterators: list[Iterator[T]], epoch: int) -> Iterator[T]:
+        weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
+        cumulative = np.cumsum(weights)
+        numbers = _uniform_numbers(random_bits(Purpose.MERGE, self._seed, epoch))
+        index = 0
+        while iterators:
+            if cumulative.size:
+                index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
+            elif index == len(iterators):
+                index = 0
+            try:
+                item = next(iterators[index])
+            except StopIteration:
+                if self._stop_after == -1:
+                    return
+                # The next one in turn has this index now.
+                del iterators[index]
+                weights = np.delete(weights, index) if cumulative.size else weights
+                cumulative = np.cumsum(weights)
+            else:
+                yield item
+                index += 1
+
+
+def _uniform_numbers(bits: np.random.PCG64) -> Iterator[float]:
+    # By the thousand: a single one would take as long as a hundred.
+    while True:
+        yield from uniform(bits, 1024).tolist()
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
@@ -355,8 +347,13 @@ class LocalDirectory(Sequence[Path]):
             )
 
     def shuffle(self, seed: int) -> None:
-        """Put the files in the order that belongs to a seed, whatever their order was before."""
-        order = permutation(len(self._sorted), Purpose.FILES, check_int("seed", seed, at_least=0))
+        """Put the files in the order that belongs to a seed, whatever their order was before.
+
+        Raises:
+            ValueError: The seed is negative.
+        """
+        bits = random_bits(Purpose.FILES, check_int("seed", seed, at_least=0))
+        order = permutation(bits, len(self._sorted))
         self._files = [self._sorted[position] for position in order.tolist()]
 
     def __len__(self) -> int:
@@ -373,42 +370,3 @@ class LocalDirectory(Sequence[Path]):
 
     def __repr__(self) -> str:
         return f"LocalDirectory({str(self._root)!r}, {self._pattern!r}): {len(self)} files"
-
-
-def _in_turn(iterators: list[Iterator[T]], *, until_one_ends: bool) -> Iterator[T]:
-    """One item of each, over and over. Those that have ended are passed over."""
-    while iterators:
-        remaining = []
-        for iterator in iterators:
-            try:
-                item = next(iterator)
-            except StopIteration:
-                if until_one_ends:
-                    return
-                continue
-            remaining.append(iterator)
-            yield item
-        iterators = remaining
-
-
-def _weighted(
-    iterators: list[Iterator[T]],
-    weights: npt.NDArray[np.float64],
-    chances: Iterator[float],
-    *,
-    until_one_ends: bool,
-) -> Iterator[T]:
-    """One item at a time, each of one that is chosen by weight among those that have not ended."""
-    cumulative = np.cumsum(weights)
-    while cumulative.size:
-        chosen = int(weighted_choice(cumulative, np.array([next(chances)]))[0])
-        try:
-            item = next(iterators[chosen])
-        except StopIteration:
-            if until_one_ends:
-                return
-            del iterators[chosen]
-            weights = np.delete(weights, chosen)
-            cumulative = np.cumsum(weights)
-        else:
-            yield item

@@ -61,7 +61,7 @@ ORDER = [
     ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["samplers", "_epochs", "source"],
+    ["_epochs", "samplers", "source"],
     ["_resume", "_loader_stages", "dataloader"],
     ["cli", "__main__"],
 ]
