@@ -40,6 +40,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spdl_media._collate import collate
 from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.array_formats.errors import ArrayFormatError
@@ -59,7 +60,6 @@ from spdl_media.async_load import (
 from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.collate import collate
 from spdl_media.config import (
     CUDAConfig,
     DecodeConfig,

@@ -225,7 +225,7 @@ class PictureRows:
         storage: Memory to fill; fresh memory without one.
         layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
 
-    Thread safety: one thread at a time.
+    Thread safety: threads may put different rows at the same time, once the first was put.
     """
 
     __slots__ = ("_array", "_colors", "_count", "_layout", "_storage", "_targets")
@@ -253,12 +253,16 @@ class PictureRows:
             self._colors = colors_of(av_frames(picture)[0])
         copy_planes([picture], [target[row : row + 1] for target in self._targets])
 
-    def take(self, count: int, zeros: Sequence[int]) -> CPUBuffer:
-        """The first ``count`` rows, of which some become zeros."""
+    def take(self, rows: Sequence[int], zeros: Sequence[int] = ()) -> CPUBuffer:
+        """These rows, moved together, of which some become zeros."""
         if self._array is None:
             raise ValueError("no picture was put into a row; please report this")
-        array = self._array[:count]
+        array = self._array
         self.release()
+        for target, row in enumerate(rows):
+            if target != row:
+                array[target] = array[row]
+        array = array[: len(rows)]
         if zeros:
             array[list(zeros)] = 0
         return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])

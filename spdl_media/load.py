@@ -2,86 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias, TypeVar, Unpack, get_args, overload
 
-from spdl_media._audio_arrays import decode_samples
-from spdl_media._loading.batch import ArrayLayout, OnError, check_array_layout
-from spdl_media._loading.device_frames import FramesAsked, frame_steps
-from spdl_media._loading.device_pictures import Asked, batch_steps, load_picture
-from spdl_media._loading.on_device import (
+from spdl_media._arguments import (
+    AudioArguments,
+    AudioOptions,
+    BatchArguments,
+    ClipArguments,
     DeviceLike,
-    PictureDecoder,
+    ImageArguments,
+    ImageDecoder,
+    ImageOptions,
+    VideoArguments,
     VideoDecoder,
-    device_config,
-    into_array,
-    staging,
+    check_array_layout,
+    check_on_error,
+    declared,
 )
-from spdl_media._loading.options import chosen_filter, still_filter
-from spdl_media._loading.pictures import CropPlan, Flips
+from spdl_media._audio_arrays import decode_samples
+from spdl_media._batch import PICTURE_COLORS, CropPlan, ImageRequest, as_list, load_rows
+from spdl_media._checks import check_choice, check_int
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import configs_by_kind
-from spdl_media.config import DecodeConfig, DemuxConfig, one_cuda_config
+from spdl_media.config import CUDAConfig, one_cuda_config
 from spdl_media.convert import convert_frames
-from spdl_media.crops import Box
-from spdl_media.cuda_buffer import Buffer
+from spdl_media.cuda.image_routes import device_steps
+from spdl_media.cuda.on_device import into_array, staging
+from spdl_media.cuda.video_routes import VideoRequest, frame_steps
+from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
-from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
-from spdl_media.storage import Storage
+from spdl_media.operations import PictureOps, Rate, SoundOps
 from spdl_media.timing import Seconds, Timestamp, Window, clip_window
 
-__all__ = ("Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video")
+__all__ = (
+    "Clip",
+    "load_audio",
+    "load_clip",
+    "load_image",
+    "load_image_batch",
+    "load_video",
+)
+
+Ops = TypeVar("Ops", PictureOps, SoundOps)
+ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
+"""What loads images; it asks before each whether to stop."""
 
 
-def load_image(
-    src: Source,
-    *,
-    width: int | None = None,
-    height: int | None = None,
-    pix_fmt: str | None = "rgb24",
-    scale_mode: ScaleMode | None = "pad",
-    scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
-    filter_desc: str | Default | None = DEFAULT_FILTER,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    storage: Storage | None = None,
-    layout: ArrayLayout | None = None,
-    name: str | None = None,
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
-    decoder: PictureDecoder = "auto",
-) -> Buffer:
-    """Load one picture, upright.
-
-    Args:
-        src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
-            tensor, or a binary file-like object.
-        width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
-        height: Height of the result.
-        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV formats come
-            with the matrix of BT.601 and in full range, as JPEG has them, whatever the file.
-        scale_mode: With both sides given, ``"pad"`` fits the whole picture inside a black border,
-            ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
-        scale_algo: Name of FFmpeg's scaling algorithm.
-        quality: ``"fast"`` is less exact; see :func:`~spdl_media.get_video_filter_desc`.
-        filter_desc: A whole filter graph of your own instead of the options above, which have no effect
-            then: also ``pix_fmt="rgb24"``, the default, which is not told from none. ``None`` for no graph,
-            and then the picture is not turned either. Matrix and range of YUV are what the graph gives.
-        demux_config: How to open the source.
-        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-        storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that the picture passes
-            through where the CPU decodes it; fresh page-locked memory without one.
-        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
-        name: What to call the source in messages.
-        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
-        cuda_config: The same by another name; give one of them.
-        decoder: With ``cuda=``: ``"dali"`` decodes on the device, ``"cpu"`` on the CPU, and copies;
-            ``"auto"`` takes the first that is installed and can make what is asked for. Where DALI is
-            installed and finds no device, a ``CPUFallbackWarning`` says so.
+@overload
+def load_image(src: Source, **arguments: Unpack[ImageArguments[None]]) -> CPUBuffer: ...
+@overload
+def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike]]) -> CUDABuffer: ...
+@declared(ImageArguments)
+def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Buffer:
+    """Load one image, upright.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
@@ -90,184 +70,112 @@ def load_image(
 
     Raises:
         SourceError: It cannot be opened or read.
-        DemuxError: It is no picture.
+        DemuxError: It is no image.
         DecodeError: It is damaged.
-        FilterError: The picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
+        FilterError: The image cannot be scaled to such a size, or ``filter_desc`` cannot be used.
         ConvertError: Its format makes no array, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: An option that cannot be, or ``filter_desc`` beside options that it replaces.
+        ValueError: An option is invalid, or stands beside a ``filter_desc`` that replaces it.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    check_array_layout(layout)
-    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality)
-    desc = still_filter(options, filter_desc)
-
-    def load(storage: Storage | None) -> CPUBuffer:
-        packets = demux_image(src, demux_config=demux_config, name=name)
-        frames = decode_packets(packets, desc, decode_config)
-        return convert_frames(frames, storage, layout=layout)
-
-    config = device_config(cuda, cuda_config, decoder, PictureDecoder)
-    if config is None:
-        return load(storage)
-    asked = Asked(
-        config=config,
-        decoder=decoder,
-        options=options,
-        is_plain=isinstance(filter_desc, Default),
-        demux_config=demux_config,
-        decode_config=decode_config,
-        storage=staging(storage),
-        layout=layout,
+    request = replace(
+        _image_request(arguments, CropPlan()),
         purpose="load_image(cuda=)",
         is_single=True,
-        name=name,
+        name=arguments["name"],
     )
-    return load_picture(src, asked, lambda: load(asked.storage))
+
+    def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
+        packets = demux_image(src, demux_config=request.demux_config, name=request.name)
+        frames = decode_packets(packets, request.desc, request.decode_config)
+        return convert_frames(frames, request.storage, layout=request.layout)
+
+    return _steps([src], request, on_cpu)(_never)
 
 
+@overload
 def load_image_batch(
-    srcs: Iterable[Source],
-    *,
-    width: int | None = None,
-    height: int | None = None,
-    pix_fmt: str | None = "rgb24",
-    scale_mode: ScaleMode | None = "pad",
-    scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "accurate",
-    crops: Sequence[Box | None] | None = None,
-    flips: Flips | None = None,
-    filter_desc: str | Default | None = DEFAULT_FILTER,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    storage: Storage | None = None,
-    layout: ArrayLayout | None = None,
-    on_error: OnError = "raise",
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
-    decoder: PictureDecoder = "auto",
+    srcs: Iterable[Source], **arguments: Unpack[BatchArguments[None]]
+) -> CPUBuffer: ...
+@overload
+def load_image_batch(
+    srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike]]
+) -> CUDABuffer: ...
+@declared(BatchArguments)
+def load_image_batch(
+    srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> Buffer:
-    """Load pictures into one array, one after the other in the calling thread.
+    """Load images into one array.
 
-    To use several threads, load several batches at the same time; nothing here holds the GIL for long.
+    Nothing here holds the GIL for long: to use several cores, load several batches at the same time, or
+    one batch in ``num_threads``.
 
     Args:
-        srcs: A sequence of pictures, each as for :func:`load_image`.
-        width: As in :func:`load_image`, as are the arguments that are not listed here.
-        height: See ``width``. Without both, all pictures must have one size: the first that differs ends the
-            batch, whatever ``on_error`` says.
-        pix_fmt: As in :func:`load_image`. With ``None``, all must come in one format and, if that is YUV,
-            with one matrix and range; the same holds for what a ``filter_desc`` gives.
-        scale_mode: As in :func:`load_image`.
-        scale_algo: As in :func:`load_image`.
-        quality: As in :func:`load_image`.
-        crops: For each picture a box ``(x, y, width, height)`` in pixels of the upright picture, or
+        srcs: A sequence of images, each as for :func:`load_image`.
+        width: Width of the result. Without ``height`` the aspect ratio is kept. Without both, all images
+            must have one size: the first that differs ends the batch, whatever ``on_error`` says.
+        pix_fmt: FFmpeg's name of the pixel format. With ``None``, all images must come in one format and,
+            if that is YUV, with one matrix and range; the same holds for what a ``filter_desc`` gives.
+        crops: For each image a box ``(x, y, width, height)`` in pixels of the upright image, or
             ``None`` for all of it, to cut out before anything else. :func:`~spdl_media.random_resized_crop`
             makes such boxes.
-        flips: For each picture whether to exchange left and right, after it is cut: bools, or a 1-D array or
-            tensor of them.
-        filter_desc: As in :func:`load_image`; crops and flips come before it. They are those of upright
-            pictures, so with either of them ``None`` leaves no picture unturned, not even where the box is
-            ``None`` and the flip ``False``.
-        demux_config: As in :func:`load_image`.
-        decode_config: As in :func:`load_image`.
-        storage: As in :func:`load_image`. Its memory is taken with the first picture that is decoded, and
-            each picture goes there at once.
-        layout: As in :func:`load_image`.
-        on_error: What becomes of a picture that cannot be opened, read or decoded, or whose crop does not lie
+        flips: For each image whether to exchange left and right, after it is cut: bools, or a 1-D array or
+            tensor of them. With crops or flips, all images are turned upright, whatever ``filter_desc``.
+        storage: Memory to fill; fresh memory without one. It is taken with the first image that is decoded,
+            and each image goes there at once.
+        on_error: What becomes of an image that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
             the batch has fewer rows; or ``"fill"`` its row with zeros.
-        cuda: As in :func:`load_image`.
-        cuda_config: As in :func:`load_image`.
-        decoder: As in :func:`load_image`. With ``"cpu"``, what is copied are FFmpeg's planes where CuPy can
-            scale and colour them on the device, else finished pictures.
+        num_threads: How many images are decoded at the same time, on the CPU. The calling thread is one of
+            the threads; the others live as long as the call. Rows and failures are the same for any
+            number; with several failures, the error of the lowest position that was seen is raised.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(B, height, width, 3)``
-        uint8 for ``rgb24``. ``buffer.failures``
-        has what could not be loaded and why, ``buffer.indices`` the position among ``srcs`` of each row,
-        ``buffer.valid`` a mask of the rows that are pictures.
+        uint8 for ``rgb24``. ``buffer.failures`` has what could not be loaded and why, ``buffer.indices`` the
+        position among ``srcs`` of each row, ``buffer.valid`` a mask of the rows that are images.
 
     Raises:
         SourceError: An input cannot be opened or read, with ``on_error="raise"``.
-        DemuxError: An input is no picture, likewise.
+        DemuxError: An input is no image, likewise.
         DecodeError: An input is damaged, likewise.
-        FilterError: A picture cannot be scaled to such a size, or ``filter_desc`` cannot be used.
+        FilterError: An image cannot be scaled to such a size, or ``filter_desc`` cannot be used.
         ConvertError: There are no inputs, none could be loaded, they differ in size, format, matrix or range,
-            the format makes no array, a crop lies outside its picture, or the storage is too small.
+            the format makes no array, a crop lies outside its image, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: An option that cannot be, or not one crop or flip for each input.
+        ValueError: An option is invalid, or there is not one crop or flip for each input.
         TypeError: ``srcs`` is no sequence, or an input is no source.
 
     Thread safety: safe.
     """
-    decode_and_convert = batch_steps(
-        srcs,
-        options=PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality),
-        filter_desc=filter_desc,
-        cuts=CropPlan(crops, flips),
-        demux_config=demux_config,
-        decode_config=decode_config,
-        storage=storage,
-        layout=layout,
-        on_error=on_error,
-        cuda=cuda,
-        cuda_config=cuda_config,
-        decoder=decoder,
-    )
-    return decode_and_convert(lambda: False)
+    return prepare_image_batch(srcs, **arguments)(_never)
 
 
+@overload
 def load_video(
     src: Source,
     timestamp: Timestamp | Window | None = None,
-    *,
-    width: int | None = None,
-    height: int | None = None,
-    pix_fmt: str | None = "rgb24",
-    scale_mode: ScaleMode | None = "pad",
-    scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "auto",
-    frame_rate: Rate | None = None,
-    num_frames: int | None = None,
-    stream_index: int | None = None,
-    filter_desc: str | Default | None = DEFAULT_FILTER,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    storage: Storage | None = None,
-    layout: ArrayLayout | None = None,
-    name: str | None = None,
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
-    decoder: VideoDecoder = "auto",
+    **arguments: Unpack[VideoArguments[None]],
+) -> CPUBuffer: ...
+@overload
+def load_video(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    **arguments: Unpack[VideoArguments[DeviceLike]],
+) -> CUDABuffer: ...
+@declared(VideoArguments, quality="auto")
+def load_video(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    **arguments: Unpack[VideoArguments[DeviceLike | None]],
 ) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
 
     Args:
-        src: As for :func:`load_image`.
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock; ``None`` leaves a
             side open. Exactly the frames with ``start <= t < end`` are loaded.
-        width: As in :func:`load_image`, as are the arguments that are not listed here.
-        height: As in :func:`load_image`.
-        pix_fmt: As in :func:`load_image`.
-        scale_mode: As in :func:`load_image`.
-        scale_algo: As in :func:`load_image`.
-        quality: As in :func:`load_image`.
-        frame_rate: Frames in a second; frames are repeated or left out.
-        num_frames: At most so many frames, and no more are decoded than they need.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        filter_desc: As in :func:`load_image`.
-        demux_config: As in :func:`load_image`.
-        decode_config: As in :func:`load_image`.
-        storage: As in :func:`load_image`.
-        layout: As in :func:`load_image`.
-        name: As in :func:`load_image`.
-        cuda: As in :func:`load_image`.
-        cuda_config: As in :func:`load_image`.
-        decoder: With ``cuda=``: ``"dali"`` and ``"pyav"`` decode on the device (NVDEC), ``"cpu"`` on the CPU,
-            and copies; ``"auto"`` takes the first that decodes the video right. If that is the CPU because
-            of the video or of something missing, a ``CPUFallbackWarning`` says why.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(N, height, width, 3)``
@@ -279,68 +187,60 @@ def load_video(
         DecodeError: It is damaged.
         ConvertError: No frame lies in the window, the format makes no array, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: The window holds no time, or an option that cannot be.
+        ValueError: The window holds no time, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    check_array_layout(layout)
-    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
-    asked = FramesAsked(
-        options=options,
-        filter_desc=filter_desc,
-        num_frames=num_frames,
-        decode_config=decode_config,
-        storage=storage,
-        layout=layout,
-        config=config,
-        decoder=decoder,
+    ops = _picture_ops(arguments, arguments["frame_rate"])
+    request = VideoRequest(
+        ops=ops,
+        desc=_chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
+        filter_desc=arguments["filter_desc"],
+        num_frames=arguments["num_frames"],
+        decode_config=arguments["decode_config"],
+        storage=arguments["storage"],
+        layout=arguments["layout"],
+        config=_device(arguments, VideoDecoder),
+        decoder=arguments["decoder"],
         purpose="load_video(cuda=)",
     )
-    decode = frame_steps(asked)
+    decode = frame_steps(request)
     packets = demux_video(
-        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
+        src,
+        timestamp=timestamp,
+        stream_index=arguments["stream_index"],
+        demux_config=arguments["demux_config"],
+        name=arguments["name"],
     )
     return decode(packets)[0]
 
 
+@overload
 def load_audio(
     src: Source,
     timestamp: Timestamp | Window | None = None,
-    *,
-    sample_rate: int | None = None,
-    num_channels: int | None = None,
-    sample_fmt: str | None = "fltp",
-    num_frames: int | None = None,
-    stream_index: int | None = None,
-    filter_desc: str | Default | None = DEFAULT_FILTER,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    storage: Storage | None = None,
-    name: str | None = None,
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
+    **arguments: Unpack[AudioArguments[None]],
+) -> CPUBuffer: ...
+@overload
+def load_audio(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    **arguments: Unpack[AudioArguments[DeviceLike]],
+) -> CUDABuffer: ...
+@declared(AudioArguments)
+def load_audio(
+    src: Source,
+    timestamp: Timestamp | Window | None = None,
+    **arguments: Unpack[AudioArguments[DeviceLike | None]],
 ) -> Buffer:
-    """Load sound, all or the samples of a window.
+    """Load audio, all or the samples of a window.
 
     Args:
-        src: As for :func:`load_image`.
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Without another
             ``sample_rate``, exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)`` are loaded.
-        sample_rate: Samples of one channel in a second.
-        num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
-        sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
-        num_frames: At most so many samples of each channel.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        filter_desc: A whole filter graph of your own instead of ``sample_rate``, ``num_channels`` and
-            ``sample_fmt``, which have no effect then: also ``sample_fmt="fltp"``, the default, which is not
-            told from none. ``None`` for no graph.
-        demux_config: As in :func:`load_image`.
-        decode_config: As in :func:`load_image`.
-        storage: As in :func:`load_image`.
-        name: As in :func:`load_image`.
-        cuda: As in :func:`load_image`. The CPU decodes, and the samples are copied.
-        cuda_config: As in :func:`load_image`.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there. The CPU
+            decodes, and the samples are copied.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(channels, samples)``
@@ -352,22 +252,27 @@ def load_audio(
         DecodeError: It is damaged.
         ConvertError: No sample lies in the window, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: The window holds no time, or an option that cannot be.
+        ValueError: The window holds no time, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = chosen_filter(SoundOps(sample_rate, num_channels, sample_fmt), filter_desc, SoundOps())
-    config = one_cuda_config(cuda, cuda_config)
-    convert = into_array(config, storage, None, "load_audio(cuda=)")
+    desc = _chosen_filter(_sound_ops(arguments), arguments["filter_desc"], SoundOps())
+    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    convert = into_array(config, arguments["storage"], None, "load_audio(cuda=)")
     packets = demux_audio(
-        src, timestamp=timestamp, stream_index=stream_index, demux_config=demux_config, name=name
+        src,
+        timestamp=timestamp,
+        stream_index=arguments["stream_index"],
+        demux_config=arguments["demux_config"],
+        name=arguments["name"],
     )
-    return convert(decode_samples(packets, desc, decode_config, num_frames=num_frames))
+    num_frames = arguments["num_frames"]
+    return convert(decode_samples(packets, desc, arguments["decode_config"], num_frames=num_frames))
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Frames and sound of one interval. Made by :func:`load_clip`.
+    """Frames and audio of one interval. Made by :func:`load_clip`.
 
     Attributes:
         video: ``(N, height, width, 3)`` uint8 for ``rgb24``.
@@ -384,57 +289,23 @@ class Clip:
     sample_rate: int
 
 
+@declared(ClipArguments, quality="auto")
 def load_clip(
     src: Source,
     start: Seconds,
     duration: Seconds,
-    *,
-    width: int | None = None,
-    height: int | None = None,
-    pix_fmt: str | None = "rgb24",
-    scale_mode: ScaleMode | None = "pad",
-    scale_algo: ScaleAlgo = "bicubic",
-    quality: Quality = "auto",
-    frame_rate: Rate | None = None,
-    sample_rate: int | None = None,
-    num_channels: int | None = None,
-    sample_fmt: str | None = "fltp",
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    video_storage: Storage | None = None,
-    audio_storage: Storage | None = None,
-    layout: ArrayLayout | None = None,
-    name: str | None = None,
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
-    decoder: VideoDecoder = "auto",
+    **arguments: Unpack[ClipArguments[DeviceLike | None]],
 ) -> Clip:
-    """Load the frames and the sound of one interval, reading the source once.
+    """Load the frames and the audio of one interval, reading the source once.
 
     Args:
-        src: As for :func:`load_image`.
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
         start: Seconds on the container's clock.
         duration: Seconds. The interval is half-open.
-        width: As in :func:`load_video`, as are all arguments for pictures.
-        height: As in :func:`load_video`.
-        pix_fmt: As in :func:`load_video`.
-        scale_mode: As in :func:`load_video`.
-        scale_algo: As in :func:`load_video`.
-        quality: As in :func:`load_video`.
-        frame_rate: As in :func:`load_video`.
-        sample_rate: As in :func:`load_audio`, as are all arguments for sound.
-        num_channels: As in :func:`load_audio`.
-        sample_fmt: As in :func:`load_audio`.
-        demux_config: How to open the source.
+        video_storage: Memory for the frames; fresh memory without one.
+        audio_storage: Memory for the audio, another one; fresh memory without one.
         decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
             beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
-        video_storage: Memory for the frames; fresh memory without one.
-        audio_storage: Memory for the sound, another one; fresh memory without one.
-        layout: As in :func:`load_video`.
-        name: What to call the source in messages.
-        cuda: As in :func:`load_video`; frames and sound lie on the device.
-        cuda_config: As in :func:`load_video`.
-        decoder: As in :func:`load_video`, for the frames. The CPU decodes the sound.
 
     Returns:
         The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
@@ -446,38 +317,150 @@ def load_clip(
         DecodeError: It is damaged.
         ConvertError: No frame or no sample lies in the interval, or a storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option that cannot be.
+        ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    check_array_layout(layout)
-    options = PictureOps(width, height, pix_fmt, scale_mode, scale_algo, quality, frame_rate)
-    sound_desc = FilterDesc(SoundOps(sample_rate, num_channels, sample_fmt))
+    ops = _picture_ops(arguments, arguments["frame_rate"])
+    audio_desc = FilterDesc(_sound_ops(arguments))
     window = clip_window(start, duration)
-    config = device_config(cuda, cuda_config, decoder, VideoDecoder)
-    purpose = "load_clip(cuda=)"
-    for_video, for_audio = configs_by_kind(decode_config)
-    asked = FramesAsked(
-        options=options,
+    config = _device(arguments, VideoDecoder)
+    for_video, for_audio = configs_by_kind(arguments["decode_config"])
+    request = VideoRequest(
+        ops=ops,
+        desc=FilterDesc(ops),
         filter_desc=DEFAULT_FILTER,
         num_frames=None,
         decode_config=for_video,
-        storage=video_storage,
-        layout=layout,
+        storage=arguments["video_storage"],
+        layout=arguments["layout"],
         config=config,
-        decoder=decoder,
-        purpose=purpose,
+        decoder=arguments["decoder"],
+        purpose="load_clip(cuda=)",
     )
-    decode = frame_steps(asked)
-    convert_sound = into_array(config, audio_storage, None, purpose)
-    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
-        pictures, sound = demuxer.demux_clip(window)
-    video, timestamps = decode(pictures)
+    decode = frame_steps(request)
+    convert_audio = into_array(config, arguments["audio_storage"], None, request.purpose)
+    with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
+        frames, coded_audio = demuxer.demux_clip(window)
+    video, timestamps = decode(frames)
     try:
-        samples = decode_samples(sound, sound_desc, for_audio)
-        audio = convert_sound(samples)
+        samples = decode_samples(coded_audio, audio_desc, for_audio)
+        audio = convert_audio(samples)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         video.release()
         raise
     return Clip(video, audio, timestamps, samples.timestamp, samples.sample_rate)
+
+
+@declared(BatchArguments)
+def prepare_image_batch(
+    srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
+) -> ImageSteps:
+    """Check the arguments of :func:`load_image_batch`, and return what loads the batch."""
+    check_on_error(arguments["on_error"])
+    check_int("num_threads", arguments["num_threads"])
+    request = replace(
+        _image_request(arguments, CropPlan(arguments["crops"], arguments["flips"])),
+        on_error=arguments["on_error"],
+        num_threads=arguments["num_threads"],
+    )
+    inputs = as_list(srcs)
+    if not inputs:
+        raise ConvertError("there are no inputs to load: the sequence is empty")
+    request.cuts.check(len(inputs))
+    return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
+
+
+def _steps(
+    inputs: Sequence[Source],
+    request: ImageRequest,
+    on_cpu: Callable[[Callable[[], bool]], CPUBuffer],
+) -> ImageSteps:
+    if request.config is None:
+        return on_cpu
+    return device_steps(inputs, request, request.config, on_cpu)
+
+
+def _never() -> bool:
+    return False
+
+
+def _image_request(
+    arguments: ImageArguments[DeviceLike | None] | BatchArguments[DeviceLike | None],
+    cuts: CropPlan,
+) -> ImageRequest:
+    filter_desc, storage = arguments["filter_desc"], arguments["storage"]
+    ops, config = _picture_ops(arguments), _device(arguments, ImageDecoder)
+    colored = ops
+    if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
+        # The colours of JPEG, whatever the file has, so that images of all formats make one array.
+        matrix, color_range = PICTURE_COLORS
+        colored = replace(ops, color_matrix=matrix, color_range=color_range)
+    return ImageRequest(
+        ops=ops,
+        desc=_chosen_filter(colored, filter_desc, PictureOps()),
+        cuts=cuts,
+        is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
+        demux_config=arguments["demux_config"],
+        decode_config=arguments["decode_config"],
+        storage=storage if config is None else staging(storage),
+        layout=arguments["layout"],
+        config=config,
+        decoder=arguments["decoder"],
+    )
+
+
+def _picture_ops(arguments: ImageOptions, frame_rate: Rate | None = None) -> PictureOps:
+    check_array_layout(arguments["layout"])
+    return PictureOps(
+        arguments["width"],
+        arguments["height"],
+        arguments["pix_fmt"],
+        arguments["scale_mode"],
+        arguments["scale_algo"],
+        arguments["quality"],
+        frame_rate,
+    )
+
+
+def _sound_ops(arguments: AudioOptions) -> SoundOps:
+    return SoundOps(arguments["sample_rate"], arguments["num_channels"], arguments["sample_fmt"])
+
+
+def _chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> str | None:
+    """The caller's own graph, or what the options ask for.
+
+    Raises:
+        ValueError: ``filter_desc`` is given beside options that differ from the default.
+    """
+    if isinstance(filter_desc, Default):
+        return FilterDesc(ops)
+    for name in (field.name for field in fields(default)):
+        if getattr(ops, name) != getattr(default, name):
+            raise ValueError(
+                f"filter_desc= is the whole filter graph, so {name}={getattr(ops, name)!r} would have no "
+                "effect. Give one of them; get_video_filter_desc and get_audio_filter_desc write graphs with "
+                "filters of your own in them"
+            )
+    return filter_desc
+
+
+def _device(arguments: Any, decoders: Any) -> CUDAConfig | None:
+    """The device that is asked for, or ``None``.
+
+    Raises:
+        ValueError: Both arguments are given, or an unknown decoder, or one that needs a device.
+        TypeError: It is no device.
+    """
+    config, decoder = (
+        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
+        arguments["decoder"],
+    )
+    check_choice("decoder", decoder, get_args(decoders))
+    if config is None and decoder not in ("auto", "cpu"):
+        raise ValueError(
+            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
+            "the CPU are chosen by decode_config(decoder=)"
+        )
+    return config

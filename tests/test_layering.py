@@ -55,10 +55,9 @@ ORDER = [
     ["transfer"],
     ["arrays"],
     ["array_formats"],
-    ["crops", "collate"],
-    ["_loading.options", "_loading.pictures", "_loading.batch"],
+    ["crops", "_collate"],
+    ["_arguments", "_batch"],
     ["cuda"],
-    ["_loading.on_device", "_loading.device_pictures", "_loading.device_frames"],
     ["load", "async_load"],
     ["encode", "mux"],
     ["_epochs", "samplers", "source"],
@@ -66,7 +65,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    *("_demuxing", "_filters", "_decoding", "_loading"),
+    *("_demuxing", "_filters", "_decoding"),
     "_devices",
 }
 FLAT = [module for row in ORDER for module in row]

@@ -18,7 +18,7 @@ import pytest
 from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
-from spdl_media._loading.batch import _placed
+from spdl_media._batch import _placed
 from spdl_media.testing import (
     frame_index,
     index_frames,

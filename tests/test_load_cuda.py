@@ -31,15 +31,12 @@ from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
+from spdl_media._batch import Stopped
 from spdl_media._devices import torch_device
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.own_streams import OwnStreams
-from spdl_media._loading import device_pictures
-from spdl_media._loading.batch import Stopped
-from spdl_media._loading.pictures import CropPlan
-from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel
-from spdl_media.decode import DEFAULT_FILTER
-from spdl_media.operations import PictureOps
+from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel, image_routes
+from spdl_media.load import prepare_image_batch
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -84,7 +81,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(torch_device, "_OWN", threading.local())
     monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
-    monkeypatch.setattr(device_pictures, "_has_dali", lambda: False)
+    monkeypatch.setattr(image_routes, "_has_dali", lambda: False)
     yield
     gc.collect()
 
@@ -115,7 +112,7 @@ def dali(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     from spdl_media.cuda import nvjpeg, slots
 
     cpu = slots.SlotDevice("cpu")
-    monkeypatch.setattr(device_pictures, "_has_dali", lambda: True)
+    monkeypatch.setattr(image_routes, "_has_dali", lambda: True)
     monkeypatch.setattr(slots, "check_device", lambda _: None)
     monkeypatch.setattr(nvjpeg, "_slot_device", lambda *_: cpu)
 
@@ -388,9 +385,9 @@ def test_decoders_that_are_forced(
     """The words of the argument decide, and nothing else does."""
     taken: list[str] = []
     for name in ("_by_dali", "copied"):
-        real = getattr(device_pictures, name)
+        real = getattr(image_routes, name)
         monkeypatch.setattr(
-            device_pictures,
+            image_routes,
             name,
             lambda *args, real=real, name=name: (taken.append(name), real(*args))[1],
         )
@@ -431,7 +428,7 @@ def test_dali_that_cannot_be_used_is_told(
     def fails(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(device_pictures, "_has_dali", lambda: True)
+    monkeypatch.setattr(image_routes, "_has_dali", lambda: True)
     monkeypatch.setattr("spdl_media.cuda.slots.check_device", fails)
     with pytest.warns(
         sm.CPUFallbackWarning, match=rf"{error}. The CPU decodes the pictures"
@@ -487,20 +484,7 @@ def test_memory_of_the_callers_own_allocator(cupy: CupyWithKernels, card: LazyCa
 
 def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
     asked: list[int] = []
-    steps = device_pictures.batch_steps(
-        PHOTOS,
-        options=PictureOps(48, 40),
-        filter_desc=DEFAULT_FILTER,
-        cuts=CropPlan(None, None),
-        demux_config=None,
-        decode_config=None,
-        storage=None,
-        layout=None,
-        on_error="raise",
-        cuda=0,
-        cuda_config=None,
-        decoder="auto",
-    )
+    steps = prepare_image_batch(PHOTOS, width=48, height=40, cuda=0)
     with pytest.raises(Stopped):
         steps(lambda: bool(asked.append(1)) or len(asked) > 2)
     assert len(asked) == 3

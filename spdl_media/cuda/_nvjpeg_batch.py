@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from spdl_media._loading.batch import OnError, decode_each, none_loaded
+from spdl_media._arguments import OnError
+from spdl_media._batch import decode_each, none_loaded
 from spdl_media.buffer import Failure
 from spdl_media.inputs import Source
 

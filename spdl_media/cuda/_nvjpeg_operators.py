@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spdl_media._loading.batch import ArrayLayout
+from spdl_media._arguments import ArrayLayout
 from spdl_media.cuda._nvjpeg_batch import Rows
 from spdl_media.cuda._nvjpeg_geometry import Placement, placement
 from spdl_media.cuda._nvjpeg_inputs import Encoded, black

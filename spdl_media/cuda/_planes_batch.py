@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._arguments import ArrayLayout, OnError
 from spdl_media._devices.cupy_device import CupyDevice
-from spdl_media._loading.batch import ArrayLayout, OnError
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_formats import yuv_format

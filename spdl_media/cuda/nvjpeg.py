@@ -31,15 +31,10 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
+from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, check_on_error
+from spdl_media._batch import as_list
 from spdl_media._checks import check_positive
 from spdl_media._devices.device import is_out_of_memory
-from spdl_media._loading.batch import (
-    ArrayLayout,
-    OnError,
-    as_list,
-    check_array_layout,
-    check_on_error,
-)
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
 from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader

@@ -15,7 +15,7 @@ from dali_oracle import CLOSE, differences, jpeg
 
 import spdl_media as sm
 from spdl_media._devices.own_streams import OwnStreams
-from spdl_media._loading import device_pictures
+from spdl_media.cuda import image_routes
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, index_samples, make_media
 
 NVDEC = "libnvcuvid.so.1"
@@ -39,7 +39,7 @@ def new_stream(
     for name in ("torch", "nvidia.dali"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
-    monkeypatch.setattr(device_pictures, "_has_dali", lambda: False)
+    monkeypatch.setattr(image_routes, "_has_dali", lambda: False)
     kept: list[Any] = []
     if request.param == "gpu":
         import cupy

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
+from typing import Any
 
+from spdl_media._arguments import ArrayLayout
 from spdl_media._audio_arrays import Samples
-from spdl_media._checks import check_choice
 from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice, check_headers
 from spdl_media._devices.device import Device
-from spdl_media._loading.batch import ArrayLayout
 from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import CUDAConfig, one_cuda_config
+from spdl_media.config import CUDAConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.frames import Frames
 from spdl_media.storage import PinnedMemory, Storage
 from spdl_media.transfer import to_device
 
-PictureDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
-VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
-DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
-
-
-def device_config(
-    cuda: DeviceLike | None, cuda_config: DeviceLike | None, decoder: str, allowed: Any
-) -> CUDAConfig | None:
-    """The config of the device that is asked for, or ``None``.
-
-    Raises:
-        ValueError: Both arguments are given, or a decoder that is none, or one that needs a device.
-        TypeError: It is no device.
-    """
-    config = one_cuda_config(cuda, cuda_config)
-    check_choice("decoder", decoder, get_args(allowed))
-    if config is None and decoder not in ("auto", "cpu"):
-        raise ValueError(
-            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
-            "the CPU are chosen by decode_config(decoder=)"
-        )
-    return config
-
 
 def staging(storage: Storage | None) -> Storage:
-    """The memory that arrays pass through on their way: the caller's, or page-locked memory."""
+    """The memory that arrays pass through on their way: the caller's, or pinned memory."""
     return PinnedMemory() if storage is None else storage
 
 

@@ -1,0 +1,260 @@
+"""The arguments that the functions of ``load`` share: their types, defaults and documentation, each once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_args,
+)
+
+import numpy.typing as npt
+
+from spdl_media._checks import check_choice, did_you_mean
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
+from spdl_media.crops import Box
+from spdl_media.decode import DEFAULT_FILTER, Default
+from spdl_media.operations import Quality, Rate, ScaleAlgo, ScaleMode
+from spdl_media.storage import Storage
+
+ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
+OnError: TypeAlias = Literal["raise", "skip", "fill"]
+ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
+VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
+DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
+
+
+class _SupportsArray(Protocol):
+    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Flips: TypeAlias = Sequence[bool] | _SupportsArray
+"""One bool for each image; an array or a tensor of them is 1-D."""
+
+# ``None`` for results in host memory, DeviceLike for results on a device: an overload each.
+Device = TypeVar("Device")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def check_on_error(on_error: str) -> None:
+    """Refuse what is no way to treat failures of inputs."""
+    check_choice("on_error", on_error, get_args(OnError))
+
+
+def check_array_layout(layout: str | None) -> None:
+    """Refuse what is no order of axes."""
+    remedy = "convert_frames(layout='planes') gives one array a plane"
+    check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
+
+
+class _Arguments(TypedDict, Generic[Device], total=False):
+    demux_config: DemuxConfig | None
+    decode_config: DecodeConfig | None
+    cuda: Device
+    cuda_config: Device
+
+
+class ImageOptions(TypedDict, total=False):
+    """How images and frames come out."""
+
+    width: int | None
+    height: int | None
+    pix_fmt: str | None
+    scale_mode: ScaleMode | None
+    scale_algo: ScaleAlgo
+    quality: Quality
+    layout: ArrayLayout | None
+
+
+class AudioOptions(TypedDict, total=False):
+    """How audio comes out."""
+
+    sample_rate: int | None
+    num_channels: int | None
+    sample_fmt: str | None
+
+
+class _Result(TypedDict, total=False):
+    filter_desc: str | Default | None
+    storage: Storage | None
+
+
+class _Stream(_Result, total=False):
+    num_frames: int | None
+    stream_index: int | None
+    name: str | None
+
+
+class ImageArguments(ImageOptions, _Result, _Arguments[Device], total=False):
+    """Arguments of :func:`~spdl_media.load_image`."""
+
+    name: str | None
+    decoder: ImageDecoder
+
+
+class BatchArguments(ImageOptions, _Result, _Arguments[Device], total=False):
+    """Arguments of :func:`~spdl_media.load_image_batch`."""
+
+    crops: Sequence[Box | None] | None
+    flips: Flips | None
+    on_error: OnError
+    num_threads: int
+    decoder: ImageDecoder
+
+
+class VideoArguments(ImageOptions, _Stream, _Arguments[Device], total=False):
+    """Arguments of :func:`~spdl_media.load_video`."""
+
+    frame_rate: Rate | None
+    decoder: VideoDecoder
+
+
+class AudioArguments(AudioOptions, _Stream, _Arguments[Device], total=False):
+    """Arguments of :func:`~spdl_media.load_audio`."""
+
+
+class ClipArguments(ImageOptions, AudioOptions, _Arguments[Device], total=False):
+    """Arguments of :func:`~spdl_media.load_clip`."""
+
+    frame_rate: Rate | None
+    video_storage: Storage | None
+    audio_storage: Storage | None
+    name: str | None
+    decoder: VideoDecoder
+
+
+# Those that are not listed are None by default.
+_DEFAULTS: dict[str, Any] = {
+    "pix_fmt": "rgb24",
+    "scale_mode": "pad",
+    "scale_algo": "bicubic",
+    "quality": "accurate",
+    "sample_fmt": "fltp",
+    "filter_desc": DEFAULT_FILTER,
+    "on_error": "raise",
+    "num_threads": 1,
+    "decoder": "auto",
+}
+
+# In the form of a docstring's section; a function's own text for an argument comes first.
+_DOCUMENTATION = """
+src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
+    tensor, or a binary file-like object.
+timestamp: Half-open window ``(start, end)`` in seconds on the container's clock; ``None``
+    leaves a side open.
+width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
+height: Height of the result.
+pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV of
+    stills has the matrix of BT.601 and full range, as in JPEG, whatever the file has.
+scale_mode: With both sides given, ``"pad"`` fits the whole image inside a black border,
+    ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
+scale_algo: Name of FFmpeg's scaling algorithm.
+quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
+layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
+frame_rate: Frames a second; frames are repeated or left out.
+sample_rate: Samples of one channel in a second.
+num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
+sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
+filter_desc: A whole filter graph of your own. It replaces the options for size, rate, channels
+    and format, which must keep their defaults. ``None``: no graph, and images are not turned upright.
+storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that decoded data passes
+    through on its way to the device; fresh pinned memory without one.
+num_frames: At most this many frames, or samples of each channel; no more are decoded than needed.
+stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+name: What to call the source in messages.
+demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
+decode_config: How to decode; see :func:`~spdl_media.decode_config`.
+cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
+cuda_config: The same by another name; give one of them.
+decoder: With ``cuda=``: ``"dali"`` (and ``"pyav"`` for video) decodes on the device, ``"cpu"`` on
+    the CPU, and copies; ``"auto"`` takes the first that is installed and gives the right result.
+    A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.
+"""
+_TEXTS = {
+    match[2]: match[1].rstrip()
+    for match in re.finditer(r"^((\w+): .*(?:\n    .*)*)$", _DOCUMENTATION, re.MULTILINE)
+}
+
+
+def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
+    """Make a function of ``**arguments: Unpack[...]`` one with the arguments of the ``TypedDict``.
+
+    The function gets all arguments, with defaults for those that were not given. Its signature and
+    docstring list them.
+
+    Args:
+        arguments: The class.
+        defaults: Where they differ from those of other functions.
+    """
+    filled = {name: {**_DEFAULTS, **defaults}.get(name) for name in arguments.__annotations__}
+
+    def decorate(function: Function) -> Function:
+        own = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        known = {*filled, *(parameter.name for parameter in own)}
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            if not given.keys() <= known:
+                raise _unexpected(function, given, known)
+            return function(*args, **{**filled, **given})
+
+        keywords = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=filled[name],
+                annotation=_annotation(hint),
+            )
+            for name, hint in arguments.__annotations__.items()
+        ]
+        return_annotation = inspect.signature(function).return_annotation
+        signature = inspect.Signature([*own, *keywords], return_annotation=return_annotation)
+        call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect and help()
+        call.__doc__ = _documented(function.__doc__, list(signature.parameters))
+        return call  # type: ignore[return-value]  # the same to a caller
+
+    return decorate
+
+
+def _annotation(hint: Any) -> str:
+    """The text of an annotation; a ``TypedDict`` keeps it in a ForwardRef."""
+    text = str(getattr(hint, "__forward_arg__", hint))
+    # The variable stands for what differs between overloads.
+    return "DeviceLike | None" if text == "Device" else text
+
+
+def _unexpected(function: Any, given: dict[str, Any], known: set[str]) -> TypeError:
+    name = next(name for name in given if name not in known)
+    hint = did_you_mean(name, known)
+    return TypeError(
+        f"{function.__name__}() got an unexpected keyword argument {name!r}{hint and '. ' + hint}"
+    )
+
+
+def _documented(doc: str | None, names: list[str]) -> str | None:
+    """Add the shared texts of arguments that the docstring does not explain itself."""
+    # There is none under python -OO.
+    if doc is None or "Returns:" not in doc:
+        return doc
+    doc = inspect.cleandoc(doc)
+    missing = [_TEXTS[name] for name in names if f"\n    {name}: " not in doc]
+    own, returns = doc.split("\n\nReturns:")
+    section = "" if "\nArgs:" in own else "\n\nArgs:"
+    entries = "\n".join(missing).replace("\n", "\n    ")
+    return f"{own}{section}\n    {entries}\n\nReturns:{returns}"

@@ -1,0 +1,484 @@
+"""Many images into one array: cut and mirrored, in threads, and with failures reported by position."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._arguments import ArrayLayout, Flips, ImageDecoder, OnError
+from spdl_media._filters.cuts import fits
+from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
+from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
+from spdl_media.convert import convert_array
+from spdl_media.crops import Box, checked_box
+from spdl_media.decode import decode_packets
+from spdl_media.demux import demux_image
+from spdl_media.errors import (
+    ConvertError,
+    DecodeError,
+    DemuxError,
+    FilterError,
+    MediaError,
+    PictureSizeError,
+    SourceError,
+    with_message,
+)
+from spdl_media.filter_desc import FilterDesc, picture_ops
+from spdl_media.formats import is_yuv, pixel_layout
+from spdl_media.frames import ImageFrames, av_frames
+from spdl_media.inputs import Source
+from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
+from spdl_media.packets import ImagePackets
+from spdl_media.storage import Storage
+
+PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
+"""Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
+
+# How many failures an error lists.
+_MAX_LISTED = 5
+
+# Errors of one input. All others come from the arguments, and end the batch whatever on_error says.
+_OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError, PictureSizeError)
+
+# What one input is decoded to.
+Decoded = TypeVar("Decoded")
+_Taken_contra = TypeVar("_Taken_contra", contravariant=True)
+
+
+class Collector(Protocol[_Taken_contra]):
+    """Takes decoded inputs and failures from :func:`decode_each`, in any order and from any thread."""
+
+    failures: list[Failure]
+
+    def add(self, position: int, decoded: _Taken_contra, /) -> None: ...
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it knows
+    """The load was cancelled."""
+
+
+class CropPlan:
+    """What is cut out of each image of a batch, and which images are mirrored.
+
+    Args:
+        crops: A box or ``None`` for each image; ``None`` for none.
+        flips: A bool for each image, as a sequence or a 1-D array or tensor; ``None`` for none.
+    """
+
+    __slots__ = ("_boxes", "_flips")
+
+    def __init__(
+        self, crops: Sequence[Box | None] | None = None, flips: Flips | None = None
+    ) -> None:
+        self._boxes = (
+            None if crops is None else [checked_box(box, i) for i, box in enumerate(crops)]
+        )
+        self._flips = None if flips is None else _flags(flips)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cut or mirrored."""
+        return self._boxes is None and self._flips is None
+
+    def check(self, count: int) -> None:
+        """Refuse plans for another number of images."""
+        for name, values in (("crops", self._boxes), ("flips", self._flips)):
+            if values is not None and len(values) != count:
+                raise ValueError(
+                    f"{name} must have one entry for each of the {count} inputs, not {len(values)}"
+                )
+
+    def box(self, position: int) -> Box | None:
+        """The box of the image at this position."""
+        return None if self._boxes is None else self._boxes[position]
+
+    def desc(self, position: int, desc: str | None) -> str | None:
+        """The filters of the image at this position, its own before those of all."""
+        if self.is_empty:
+            return desc
+        mirror = self._flips is not None and self._flips[position]
+        # Boxes are those of upright images, and without any filter none would be turned. Images without a
+        # box or a flip are turned with the others, or all images of a batch would not stand alike.
+        ops = picture_ops(desc) or PictureOps(filter_desc=desc, pix_fmt=None)
+        return FilterDesc(replace(ops, box=self.box(position), mirror=mirror))
+
+
+def _flags(flips: Any) -> list[bool]:
+    """One bool each, of whatever NumPy makes a 1-D array of bools of."""
+    try:
+        # Tensors one by one would be as many arrays of no dimension.
+        values = np.asarray(flips if hasattr(flips, "__array__") else list(flips))
+    # RuntimeError: PyTorch's, for tensors on a GPU
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"flips must be one True or False for each picture, not {flips!r}: {error}"
+        ) from error
+    if values.shape == (0,):
+        return []
+    if values.dtype != np.bool_ or values.ndim != 1:
+        raise TypeError(_wrong_flips(flips, values))
+    return [bool(value) for value in values]
+
+
+def _wrong_flips(flips: Any, values: npt.NDArray[Any]) -> str:
+    if values.ndim == 1 and not hasattr(flips, "__array__"):
+        for position, value in enumerate(flips):
+            if np.asarray(value).dtype != np.bool_:
+                return f"flips[{position}] must be True or False, not {value!r}"
+    return f"flips must be one True or False for each picture, not {values.dtype} of shape {values.shape}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRequest:
+    """Checked options of one load of images, for the CPU and for devices.
+
+    Attributes:
+        ops: How images come out.
+        desc: Their filters, which are the caller's own or those of ``ops``.
+        cuts: What is cut out of each and mirrored.
+        is_plain: They are neither cut nor mirrored, and no graph of the caller's own is run.
+        config: The device; ``None`` for host memory.
+        decoder: Who decodes.
+        purpose: The function, for messages.
+        is_single: The result is one image, and not an array of one.
+    """
+
+    ops: PictureOps
+    desc: str | None
+    cuts: CropPlan
+    is_plain: bool
+    demux_config: DemuxConfig | None
+    decode_config: DecodeConfig | None
+    storage: Storage | None
+    layout: ArrayLayout | None
+    on_error: OnError = "raise"
+    num_threads: int = 1
+    config: CUDAConfig | None = None
+    decoder: ImageDecoder = "auto"
+    purpose: str = "load_image_batch(cuda=)"
+    is_single: bool = False
+    name: str | None = None
+
+
+def load_rows(
+    inputs: Sequence[Source], request: ImageRequest, stopped: Callable[[], bool]
+) -> CPUBuffer:
+    """Load images into one array in host memory.
+
+    Args:
+        inputs: The sources.
+        request: How to load them.
+        stopped: Asked before each image; when it is true, :class:`Stopped` is raised.
+    """
+    batch = _Batch(len(inputs), request)
+
+    def decode(src: Source, position: int) -> ImageFrames:
+        return _decode_cut(src, position, request)
+
+    try:
+        decode_each(
+            inputs,
+            decode,
+            batch,
+            on_error=request.on_error,
+            stopped=stopped,
+            num_threads=request.num_threads,
+        )
+        return batch.finish()
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        batch.release()
+        raise
+
+
+def _decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames:
+    """Demux and decode one input of a batch.
+
+    Raises:
+        ConvertError: Its crop does not lie inside it.
+    """
+    packets = demux_image(src, demux_config=request.demux_config)
+    desc = request.cuts.desc(position, request.desc)
+    try:
+        return decode_packets(packets, desc, request.decode_config)
+    except FilterError as error:
+        if box := request.cuts.box(position):
+            _check_inside(box, packets, request.decode_config, error)
+        raise
+
+
+def _check_inside(
+    box: Box, packets: ImagePackets, decode_config: DecodeConfig | None, cause: FilterError
+) -> None:
+    """Say so if it is the crop that the filters failed for."""
+    upright = decode_packets(packets, "null", decode_config)
+    if not fits(box, upright.width, upright.height):
+        raise ConvertError(
+            f"the crop {box} (x, y, width, height) does not lie inside the picture, which is "
+            f"{upright.width}x{upright.height}",
+            source=packets.source,
+        ) from cause
+
+
+class _Batch:
+    """The rows of a batch, which come in any order and from any thread.
+
+    Each image goes to the row of its position. Rows of failed inputs become zeros, or are left out at
+    the end: then later rows are moved, which costs nothing while nothing fails.
+    """
+
+    def __init__(self, count: int, request: ImageRequest) -> None:
+        self.failures: list[Failure] = []
+        self._positions: list[int] = []
+        self._first: _Loaded | None = None
+        self._rows = PictureRows(count, request.storage, request.layout)
+        self._count, self._request = count, request
+        self._lock = threading.Lock()
+
+    def add(self, position: int, picture: ImageFrames) -> None:
+        """Copy the image of the input at a position.
+
+        Raises:
+            ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
+                its format makes no array, or the storage is too small.
+        """
+        loaded = _Loaded(position, picture.source, _kind_of(picture))
+        with self._lock:
+            is_first = self._first is None
+            if self._first is None:
+                self._first = loaded
+                # Takes the memory, which no other thread may do meanwhile.
+                self._rows.put(position, picture)
+        if loaded.kind != self._first.kind:
+            raise _pictures_differ(*sorted((self._first, loaded)))
+        if not is_first:
+            self._rows.put(position, picture)
+        self._positions.append(position)
+
+    def finish(self) -> CPUBuffer:
+        """The array; with ``on_error="fill"``, zeros stand where there is no image."""
+        fill = self._request.on_error == "fill"
+        self.failures.sort(key=lambda failure: failure.index)
+        indices = list(range(self._count)) if fill else sorted(self._positions)
+        if self._positions:
+            failed = [failure.index for failure in self.failures] if fill else []
+            buffer = self._rows.take(indices, failed)
+        else:
+            buffer = self._zeros()
+        buffer.failures = tuple(self.failures)
+        buffer.indices = tuple(indices)
+        return buffer
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._rows.release()
+
+    def _zeros(self) -> CPUBuffer:
+        """What stands for inputs of which none could be loaded."""
+        ops, layout = self._request.ops, self._request.layout
+        fill = self._request.on_error == "fill"
+        if not fill or ops.width is None or ops.height is None or ops.pix_fmt is None:
+            raise none_loaded(self.failures, self._count, fill=fill)
+        own = pixel_layout(ops.pix_fmt)
+        reason = why_no_array(ops.width, ops.height, ops.pix_fmt, layout)
+        if own is None or reason is not None:
+            remedy = f" on_error='fill' has no zeros for them: {reason}."
+            raise none_loaded(self.failures, self._count, remedy)
+        shape = own.shape(ops.width, ops.height)
+        if layout == "NCHW" and own.kind == "packed":
+            shape = shape[2], *shape[:2]
+        elif layout == "NHWC" and own.kind == "planar":
+            shape = (*shape[1:], shape[0])
+        # One zero that looks like many, so that nothing is allocated but the buffer.
+        zeros = np.broadcast_to(np.zeros((), own.dtype), (self._count, *shape))
+        buffer = convert_array(zeros, self._request.storage)
+        if is_yuv(ops.pix_fmt):
+            buffer.colorspace, buffer.color_range = PICTURE_COLORS
+        return buffer
+
+
+# Size and format, and the matrix and range of YUV: what pictures of one array have in common.
+_Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
+
+
+class _Loaded(NamedTuple):
+    """What is remembered of a picture."""
+
+    position: int
+    source: str
+    kind: _Kind
+
+
+def _kind_of(picture: ImageFrames) -> _Kind:
+    frame = av_frames(picture)[0]
+    return (frame.width, frame.height, frame.format.name), colors_of(frame)
+
+
+def _pictures_differ(one: _Loaded, other: _Loaded) -> ConvertError:
+    """The error for two pictures of different kinds."""
+    size, colors = one.kind
+    other_size, other_colors = other.kind
+    if size == other_size:
+        return colors_differ(
+            (f"input {one.position} ({one.source})", colors),
+            (f"input {other.position} ({other.source})", other_colors),
+            size[2],
+            other.source,
+        )
+    return ConvertError(
+        f"the pictures differ: {_in_words(one)} and {_in_words(other)}. One array holds one size and format: "
+        "give width=, height= and pix_fmt="
+    )
+
+
+def _in_words(one: _Loaded) -> str:
+    width, height, pix_fmt = one.kind[0]
+    return f"{width}x{height} {pix_fmt} (input {one.position}, {one.source})"
+
+
+def none_loaded(
+    failures: Sequence[Failure], count: int, remedy: str = "", *, fill: bool = False
+) -> ConvertError:
+    """The error for a batch of which no input could be loaded.
+
+    Args:
+        failures: Of all inputs.
+        count: How many there are.
+        remedy: A sentence in its middle.
+        fill: Zeros were asked for, and no size for them.
+    """
+    if fill:
+        remedy = " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
+    listed = "; ".join(f"input {f.index}: {f.error}" for f in failures[:_MAX_LISTED])
+    more = f"; and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
+    error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}{more}")
+    error.__cause__ = failures[0].error
+    return error
+
+
+def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
+    """The sources of a batch; ``one`` is the function that takes a single one, for the error."""
+    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
+        return list(srcs)
+    raise TypeError(
+        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
+        f"{one} takes one"
+    )
+
+
+def _is_one_source(srcs: Any) -> bool:
+    """Whether something iterable is a single source all the same."""
+    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
+        dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
+        return dtype == "uint8" and srcs.ndim == 1
+    if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
+        return True
+    try:
+        memoryview(srcs)
+    except TypeError:
+        return False
+    return True
+
+
+def decode_each(
+    srcs: Sequence[Any],
+    decode: Callable[[Any, int], Decoded],
+    batch: Collector[Decoded],
+    *,
+    on_error: OnError,
+    stopped: Callable[[], bool],
+    num_threads: int = 1,
+) -> None:
+    """Decode inputs, and add what becomes of each to the batch.
+
+    Args:
+        srcs: The inputs.
+        decode: Gives what an input at a position is decoded to.
+        batch: Where images and failures go.
+        on_error: With ``"raise"``, the first failure is raised, and names the input and its position. With
+            several threads that is the one of the lowest position among those that were seen.
+        stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
+        num_threads: How many threads take part. All have ended when the function returns or raises.
+    """
+
+    def decode_one(position: int) -> None:
+        if stopped():
+            raise Stopped
+        try:
+            decoded = decode(srcs[position], position)
+        except _OF_ONE_INPUT as error:
+            if on_error == "raise":
+                raise _placed(error, position, len(srcs)) from error
+            name = type(srcs[position]).__name__ if error.source is None else error.source
+            batch.failures.append(Failure(position, name, _without_tracebacks(error)))
+        except (MediaError, TypeError, ValueError) as error:
+            raise _placed(error, position, len(srcs)) from error
+        else:
+            batch.add(position, decoded)
+
+    num_threads = min(num_threads, len(srcs))
+    if num_threads > 1:
+        _in_threads(decode_one, len(srcs), num_threads)
+        return
+    for position in range(len(srcs)):
+        decode_one(position)
+
+
+def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int) -> None:
+    """Call a function with each position, in the calling thread and in others beside it."""
+    positions, lock = iter(range(count)), threading.Lock()
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while not errors:
+            with lock:
+                position = next(positions, None)
+            if position is None:
+                return
+            try:
+                decode_one(position)
+            except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
+                errors[position] = error
+
+    # Threads of this call alone: they cost 0.1 ms, and a pool that stays would have to survive forks.
+    with ThreadPoolExecutor(num_threads - 1, "spdl_media_batch") as pool:
+        for _ in range(num_threads - 1):
+            pool.submit(work)
+        work()
+    if errors:
+        # An interrupt of the calling thread is not to be hidden by an input that failed meanwhile.
+        worst = min(errors, key=lambda at: (isinstance(errors[at], Exception), at))
+        error = errors[worst]
+        errors.clear()
+        try:
+            raise error
+        finally:
+            # The traceback holds this frame, which would hold the error: inputs would stay alive.
+            del error
+
+
+def _placed(error: Exception, position: int, count: int) -> Exception:
+    """The same kind of error, with the position of its input in the message."""
+    where = f"input {position} of the batch of {count}"
+    if isinstance(error, MediaError):
+        # Its text names the source as well, and so does that of the copy.
+        return with_message(error, f"{where}: {error.args[0] if error.args else error}")
+    # Subclasses may want other arguments. Of some, the first argument is a mere number.
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{where}: {error}")
+
+
+def _without_tracebacks(error: MediaError) -> MediaError:
+    """The error, without what its tracebacks hold: inputs, packets and frames."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
