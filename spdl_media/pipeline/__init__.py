@@ -23,7 +23,7 @@ from spdl_media.pipeline.failures import (
 )
 from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
-from spdl_media.pipeline.profile import PipelineProfile, StageProfile, profile_pipeline
+from spdl_media.pipeline.profile import profile_pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     Aggregator,
@@ -38,8 +38,10 @@ from spdl_media.pipeline.stages import (
     StageConfig,
 )
 from spdl_media.pipeline.stats import (
+    PipelineProfile,
     PipelineStatistics,
     SinkStatistics,
+    StageProfile,
     StageStatistics,
     Timing,
 )

@@ -14,11 +14,13 @@ from spdl_media.pipeline import (
     MissingPackageError,
     PipelineBuilder,
     PipelineError,
+    PipelineProfile,
+    PipelineStatistics,
     ProcessPoolExecutorConfig,
+    SinkStatistics,
+    StageProfile,
     profile_pipeline,
 )
-from spdl_media.pipeline.profile import PipelineProfile, StageProfile
-from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics
 
 TICK = 0.01  # seconds of a slow call
 
