@@ -100,14 +100,34 @@ def forwards_log() -> bool:
     return _LogState.forwarded
 
 
+class _CurrentLog(threading.local):
+    """The lines of the innermost block of :func:`ffmpeg_log` that a thread is in."""
+
+    lines: list[LogLine] | None = None
+
+
+_current_log = _CurrentLog()
+
+
+def current_log() -> list[LogLine] | None:
+    """What FFmpeg has logged in this thread in the block of :func:`ffmpeg_log` that it is in, if any.
+
+    A loop over many frames opens one block, which takes 3 microseconds, and looks here for each of them.
+    """
+    return _current_log.lines
+
+
 @contextmanager
 def ffmpeg_log() -> Iterator[list[LogLine]]:
     """Collect what FFmpeg logs in this thread in a block."""
     _capture_log()
+    outer = _current_log.lines
     with av.logging.Capture() as lines:
+        _current_log.lines = lines
         try:
             yield lines
         finally:
+            _current_log.lines = outer
             if _LogState.forwarded:
                 _forward(lines)
 

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
-from fractions import Fraction
+from collections.abc import Iterator
+from typing import Protocol
 
 import av
 
 from spdl_media._container import frame_matrix
 from spdl_media._decoding.path import PictureFilter
-from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, says_checksum_failed
+from spdl_media._ffmpeg import (
+    AvPacket,
+    LogLine,
+    current_log,
+    describe,
+    ffmpeg_log,
+    says_checksum_failed,
+)
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import FrameMetadata
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketMetadata
-from spdl_media.timing import Window, ticks_to_seconds
+from spdl_media.timing import ticks_to_seconds
+
+
+class Sink(Protocol):
+    """Where decoded frames end: a list of frames, or the rows of an array."""
+
+    def put(self, frame: av.VideoFrame, /) -> bool:
+        """Take a frame, which is the sink's from now on. True: no more are wanted."""
+        ...
+
+
+class FrameList:
+    """A sink that keeps frames as they come.
+
+    Args:
+        limit: How many are wanted; ``None``: all.
+    """
+
+    __slots__ = ("_limit", "frames")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.frames: list[av.VideoFrame] = []
+        self._limit = limit
+
+    def put(self, frame: av.VideoFrame) -> bool:
+        """Keep a frame."""
+        self.frames.append(frame)
+        return len(self.frames) == self._limit
 
 
 class PictureDecoder:
@@ -26,19 +61,21 @@ class PictureDecoder:
     Three things are kept apart. Lead-in cannot be decoded yet, because the stream was cut in mid-group: it is
     skipped and counted. Frames before the window are there for those in it: they are left out. Damage is
     what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
+
+    FFmpeg's log is read from the block of :func:`ffmpeg_log` around the loop over the packets.
     """
 
-    def __init__(self, codec: VideoCodec, facts: PacketMetadata, config: DecodeConfig) -> None:
+    def __init__(self, codec: VideoCodec, metadata: PacketMetadata, config: DecodeConfig) -> None:
         self._codec = codec
         self._config = config
-        self.facts = facts
+        self.metadata = metadata
         self.discarded: frozenset[int] = frozenset()
         self.needs_key = True
-        self.orientation = facts.orientation
+        self.orientation = metadata.orientation
         self.num_skipped = 0
         self.num_dropped = 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._context = make_decoder(codec, config, facts.source)
+        self._context = make_decoder(codec, config, metadata.source)
         self._packet_index = -1
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
@@ -46,6 +83,19 @@ class PictureDecoder:
         self._step = self._frame_step()
         self._started = False
         self._states_orientation = False
+
+    @property
+    def metadata(self) -> PacketMetadata:
+        """What travels with the packets that are decoded now."""
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, metadata: PacketMetadata) -> None:
+        self._metadata = metadata
+        # Whole numbers, because a comparison of fractions takes 3 microseconds a frame.
+        first, stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
+        self._first = -math.inf if first is None else first
+        self._stop = math.inf if stop is None else stop
 
     def close(self) -> None:
         """Stop the decoder; needed only where it has threads of its own."""
@@ -60,28 +110,27 @@ class PictureDecoder:
         if packet is not None:
             self._packet_index += 1
             self._step = packet.duration or self._step
+            pts = packet.pts
             if not self._started and self.orientation == 1:
                 # PyAV's frame and its side data hold each other, until the garbage collector comes: look at
                 # it only if there is something to see.
-                self._states_orientation |= states_orientation(packet, self._codec)
-            if self.needs_key and not packet.is_keyframe:
-                self._skip(packet.pts)
-                return
+                self._states_orientation |= _states_orientation(packet, self._codec)
             if self.needs_key:
-                self.needs_key, self._first_key_pts = False, packet.pts
-            if self._is_lead_in(packet.pts):
-                self._leading.add(packet.pts)
+                if not packet.is_keyframe:
+                    self._skip(pts)
+                    return
+                self.needs_key, self._first_key_pts = False, pts
+            elif self._is_lead_in(pts):
+                self._leading.add(pts)
         for frame in self._send(packet):
+            frame.time_base = self._codec.time_base  # PyAV leaves it out of frames held back
             if self._wanted(frame):
                 yield frame
         if packet is None:
-            self._skip_leading()
-
-    def _skip_leading(self) -> None:
-        """Most decoders leave pictures out that refer to what is not there, without a word."""
-        for pts in self._leading - self.discarded:
-            self._skip(pts)
-        self._leading.clear()
+            # Most decoders leave frames out that refer to what is not there, without a word.
+            for pts in self._leading - self.discarded:
+                self._skip(pts)
+            self._leading.clear()
 
     def drain(self) -> Iterator[av.VideoFrame]:
         """Frames that are held back, before packets that do not continue these; then it is as new."""
@@ -94,86 +143,90 @@ class PictureDecoder:
         self._packet_index = -1
 
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
-        with ffmpeg_log() as lines:
-            try:
-                frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]  # video
-                if packet is not None and says_checksum_failed(lines):
-                    # FFV1 and HEVC may carry checksums; FFmpeg logs that one is wrong, and goes on.
-                    self.corrupt_pts |= {packet.pts}
-                return frames
-            except av.FFmpegError as error:
-                cause, text = error, describe(error, lines)
+        log = current_log()
+        if log is None:
+            with ffmpeg_log():
+                return self._send(packet)
+        start = len(log)
+        try:
+            frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]  # video
+        except av.FFmpegError as error:
+            self._failed(packet, error, log[start:])
+            return []
+        if len(log) > start and packet is not None and says_checksum_failed(log[start:]):
+            # FFV1 and HEVC may carry checksums; FFmpeg logs that one is wrong, and goes on.
+            self.corrupt_pts |= {packet.pts}
+        return frames
+
+    def _failed(self, packet: AvPacket | None, cause: av.FFmpegError, lines: list[LogLine]) -> None:
+        """Raise the decoder's error, or count it, as ``on_corrupt`` says."""
         pts = None if packet is None else packet.pts
         if self._is_lead_in(pts):
-            return []  # counted at the end, as those are that fail without an error
+            return  # counted at the end, as those are that fail without an error
         if packet is not None and _needs_newer_pyav(packet, self._codec):
             raise DecodeError(
                 f"animated WebP is decoded from PyAV 19 on, and this is {av.__version__}, the last for "
                 "CPython 3.11. Use CPython 3.12 or newer with PyAV 19",
-                source=self.facts.source,
+                source=self.metadata.source,
             ) from cause
         if self._config.on_corrupt == "raise":
-            raise self._error(text, pts) from cause
+            raise self._error(describe(cause, lines), pts) from cause
         self.num_dropped += 1
-        return []
 
     def _wanted(self, frame: av.VideoFrame) -> bool:
-        frame.time_base = self._codec.time_base  # PyAV leaves it out of the frames held back
-        self._complete_pts(frame)
-        if not (frame.is_corrupt and self._is_lead_in(frame.pts)):
-            self._leading.discard(frame.pts)
-        if self._states_orientation:
-            self._states_orientation = False
-            matrix = frame_matrix(frame)
-            self.orientation = matrix_orientation(matrix) if matrix else 1
-        self._started = True
-        if frame.pts in self.discarded:
+        pts = frame.pts
+        if pts is None:
+            pts = self._assign_pts(frame)
+        else:
+            self._next_pts = pts + self._step
+        is_corrupt = frame.is_corrupt
+        if self._leading and not (is_corrupt and self._is_lead_in(pts)):
+            self._leading.discard(pts)
+        if not self._started:
+            self._started = True
+            if self._states_orientation:
+                matrix = frame_matrix(frame)
+                self.orientation = matrix_orientation(matrix) if matrix else 1
+        if pts in self.discarded:
             return False
-        is_corrupt = frame.is_corrupt or frame.pts in self.corrupt_pts
-        if is_corrupt and not self._keeps_corrupt(frame):
+        if (is_corrupt or pts in self.corrupt_pts) and not self._keeps_corrupt(pts):
             return False
-        return frame.pts is None or self._seconds(frame.pts) in self.facts.window
+        return pts is None or self._first <= pts < self._stop
 
-    def _keeps_corrupt(self, frame: av.VideoFrame) -> bool:
-        if self._is_lead_in(frame.pts):
-            return False
-        before_end = Window(None, self.facts.window.end)
-        if frame.pts is not None and self._seconds(frame.pts) not in before_end:
+    def _keeps_corrupt(self, pts: int | None) -> bool:
+        # Damage before the window is told, because frames in it may refer to it; behind it is not.
+        if self._is_lead_in(pts) or (pts is not None and pts >= self._stop):
             return False
         if self._config.on_corrupt == "raise":
-            raise self._error("the decoder reports that the frame is damaged", frame.pts)
+            raise self._error("the decoder reports that the frame is damaged", pts)
         if self._config.on_corrupt == "drop":
-            if frame.pts is None or self._seconds(frame.pts) in self.facts.window:
-                self.num_dropped += 1
+            self.num_dropped += pts is None or pts >= self._first
             return False
         return True
 
     def _is_lead_in(self, pts: int | None) -> bool:
-        """Pictures shown before the first key frame refer to a group that is not there."""
+        """Whether it is shown before the first key frame, and so refers to a group that is not there."""
         return pts is not None and self._first_key_pts is not None and pts < self._first_key_pts
 
     def _skip(self, pts: int | None) -> None:
-        if pts is None or self._seconds(pts) in self.facts.window:
-            self.num_skipped += 1
+        self.num_skipped += pts is None or self._first <= pts < self._stop
 
-    def _complete_pts(self, frame: av.VideoFrame) -> None:
+    def _assign_pts(self, frame: av.VideoFrame) -> int | None:
         """Raw streams have no timestamps: count frames at the stated rate, as players do."""
-        if frame.pts is None and self._step and self._codec.name not in _STILL_CODECS:
-            frame.pts = self._first_pts() if self._next_pts is None else self._next_pts
-        if frame.pts is not None:
-            self._next_pts = frame.pts + self._step
-
-    def _first_pts(self) -> int:
-        return round(self.facts.zero / self._codec.time_base)
+        if not self._step or self._codec.name in _STILL_CODECS:
+            return None
+        pts = self._next_pts
+        if pts is None:
+            pts = round(self.metadata.zero / self._codec.time_base)
+        frame.pts = pts
+        self._next_pts = pts + self._step
+        return pts
 
     def _frame_step(self) -> int:
         """Ticks from frame to frame where packets do not tell; 0: unknown."""
         if not self._codec.frame_rate:
             return 0
         return max(1, round(1 / (self._codec.frame_rate * self._codec.time_base)))
-
-    def _seconds(self, pts: int) -> Fraction:
-        return ticks_to_seconds(pts, self._codec.time_base, self.facts.zero)
 
     def _remedy(self) -> str:
         if self._codec.frame_rate is not None:
@@ -183,11 +236,14 @@ class PictureDecoder:
         return ""
 
     def _error(self, text: str, pts: int | None) -> DecodeError:
-        seconds = None if pts is None else float(self._seconds(pts))
+        seconds = None
+        if pts is not None:
+            time_base, zero = self._codec.time_base, self.metadata.zero
+            seconds = float(ticks_to_seconds(pts, time_base, zero))
         at = "" if seconds is None else f" at {seconds:.3f} s"
         return DecodeError(
             f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy()}",
-            source=self.facts.source,
+            source=self.metadata.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
@@ -207,45 +263,52 @@ def _needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
 
 
 class PicturePath:
-    """Packets to decoded pictures, cut to the window, turned upright, and filtered, in this order."""
+    """Packets to frames: decoded, cut to the window, turned upright, and filtered, in this order."""
 
     def __init__(
         self,
         codec: VideoCodec,
-        facts: PacketMetadata,
+        metadata: PacketMetadata,
         filter_desc: str | None,
         config: DecodeConfig,
     ) -> None:
-        self.decoder = PictureDecoder(codec, facts, config)
+        self.decoder = PictureDecoder(codec, metadata, config)
         self._filter = PictureFilter(codec, filter_desc, config)
 
-    def push(self, packets: Iterable[AvPacket | None]) -> Iterator[av.VideoFrame]:
-        """Frames that come out for these packets; a final ``None`` gives those held back."""
-        for packet in packets:
-            for frame in self.decoder.decode(packet):
-                yield from self._filter.push(frame, self.decoder.orientation)
-            if packet is None:
-                yield from self._filter.flush()
+    def push(self, packet: AvPacket | None, sink: Sink) -> bool:
+        """Put the frames of this packet into a sink, and with ``None`` those held back.
 
-    def drain(self) -> Iterator[av.VideoFrame]:
-        """Frames that the decoder holds back, through the same filters, before it starts anew."""
+        Returns:
+            Whether the sink wants no more.
+        """
+        decoder, filter = self.decoder, self._filter
+        for frame in decoder.decode(packet):
+            # One by one, so that a frame that became a row is in FFmpeg's pool for the next.
+            for filtered in filter.push(frame, decoder.orientation):
+                if sink.put(filtered):
+                    return True
+        return packet is None and any(sink.put(frame) for frame in filter.flush())
+
+    def drain(self, sink: Sink) -> None:
+        """Put the frames that the decoder holds back into a sink, before it starts anew."""
         for frame in self.decoder.drain():
-            yield from self._filter.push(frame, self.decoder.orientation)
+            for filtered in self._filter.push(frame, self.decoder.orientation):
+                sink.put(filtered)
 
-    def facts(self) -> FrameMetadata:
+    def take_metadata(self) -> FrameMetadata:
         """What is to be said of the frames that came out since the last call."""
         decoder = self.decoder
-        facts = FrameMetadata(
-            decoder.facts.source,
-            decoder.facts.zero,
-            decoder.facts.window,
+        metadata = FrameMetadata(
+            decoder.metadata.source,
+            decoder.metadata.zero,
+            decoder.metadata.window,
             orientation=1 if self._filter.upright else decoder.orientation,
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,
             corrupt_pts=decoder.corrupt_pts | self._filter.copied_corrupt,
         )
         decoder.num_skipped = decoder.num_dropped = 0
-        return facts
+        return metadata
 
     def close(self) -> None:
         """Let the decoder's threads come to rest."""
@@ -259,7 +322,7 @@ _START_CODE = re.compile(rb"\x00\x00\x01")
 _UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
 
 
-def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
+def _states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
     """Whether a packet carries a message of display orientation.
 
     See:

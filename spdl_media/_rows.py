@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import check_int
+from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
+from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.decode import Default, decode_into, picture_filter
 from spdl_media.errors import ConvertError
+from spdl_media.filter_desc import picture_ops
 from spdl_media.formats import (
     COLOR_RANGES,
     COLORSPACES,
@@ -21,7 +29,9 @@ from spdl_media.formats import (
     pixel_layout,
 )
 from spdl_media.frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.storage import Storage, lease_memory
+from spdl_media.packets import VideoPackets, av_packets, metadata_of
+from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
+from spdl_media.timing import ticks_to_seconds
 
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
@@ -33,9 +43,7 @@ def check_counts(items: Pictures) -> None:
         return
     for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
         if not len(item):
-            raise ConvertError(
-                f"there is no frame in the window {frame_metadata(item).window}", source=item.source
-            )
+            raise _no_frames(item)
         if len(item) != len(first):
             raise ConvertError(
                 f"item 0 ({first.source}) has {len(first)} frames, but item {position} ({item.source}) has "
@@ -51,19 +59,36 @@ def check_formats(items: Pictures) -> None:
             found = frame.width, frame.height, frame.format.name
             expected = expected or found
             if found != expected:
-                raise ConvertError(
-                    f"{_where(items, 0, 0)} is {_in_words(expected)}, but "
-                    f"{_where(items, position, index)} is {_in_words(found)}. One array holds one size and "
-                    "format: give decode_packets a filter that scales and converts",
-                    source=items[position].source,
+                raise _formats_differ(
+                    (_where(items, 0, 0), expected),
+                    (_where(items, position, index), found),
+                    items[position].source,
                 )
     width, height, pix_fmt = expected or (0, 0, "")
     if not (width and height):
-        raise ConvertError(
-            f"a frame of {width}x{height} {pix_fmt} has no pixels", source=items[0].source
-        )
+        raise _no_pixels(width, height, pix_fmt, items[0].source)
     if is_yuv(pix_fmt):
         _check_colors(items)
+
+
+def _formats_differ(
+    one: tuple[str, tuple[int, int, str]], other: tuple[str, tuple[int, int, str]], source: str
+) -> ConvertError:
+    return ConvertError(
+        f"{one[0]} is {_in_words(one[1])}, but {other[0]} is {_in_words(other[1])}. One array holds one size "
+        "and format: give decode_packets a filter that scales and converts",
+        source=source,
+    )
+
+
+def _no_pixels(width: int, height: int, pix_fmt: str, source: str) -> ConvertError:
+    return ConvertError(f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source)
+
+
+def _no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
+    """The error for a window that holds no frame."""
+    window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
+    return ConvertError(f"there is no frame in the window {window}", source=frames.source)
 
 
 def colors_of(frame: Any) -> tuple[str | None, str | None]:
@@ -139,6 +164,11 @@ class Plan:
     transposed: bool
     planes: tuple[Shape, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
     def targets(self, frames: Array) -> list[Array]:
         """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
         if self.layout.kind == "tiled":
@@ -162,24 +192,24 @@ class Plan:
         return tiles
 
 
-def plan_of(frames: VideoFrames | ImageFrames, layout: Layout | None) -> Plan:
-    """Where the planes of frames like these go.
+def plan_of(frame: Any, layout: Layout | None, source: str) -> Plan:
+    """Where the planes of frames like this one of FFmpeg's go.
 
     Raises:
-        ConvertError: Their format makes no array, or not in this layout.
+        ConvertError: Its format makes no array, or not in this layout.
     """
-    width, height, pix_fmt = frames.width, frames.height, frames.pix_fmt
+    width, height, pix_fmt = frame.width, frame.height, frame.format.name
     own = pixel_layout(pix_fmt)
     reason = why_no_array(width, height, pix_fmt, layout)
     if own is None or reason is not None:
         raise ConvertError(
-            f"{reason}, or one array a plane: convert_frames(layout='planes')", source=frames.source
+            f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
         )
     shape = own.shape(width, height)
     transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
     if transposed:
         shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
-    planes = tuple(plane.shape for plane in picture_planes(av_frames(frames)[0]))
+    planes = tuple(plane.shape for plane in picture_planes(frame))
     return Plan(shape, own.dtype, own, transposed, planes)
 
 
@@ -204,15 +234,16 @@ def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -
     return None
 
 
-def copy_planes(items: Pictures, targets: Sequence[Array]) -> None:
-    """Copy the planes of all frames; NumPy lets go of the GIL for each."""
-    for position, frame in enumerate(_all_frames(items)):
-        for target, plane in zip(targets, picture_planes(frame), strict=True):
-            target[position] = plane
+def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
+    """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
+    for target, plane in zip(targets, picture_planes(frame), strict=True):
+        target[row] = plane
 
 
-def _all_frames(items: Pictures) -> Iterator[Any]:
-    return (frame for item in items for frame in av_frames(item))
+def copy_frames(items: Pictures, targets: Sequence[Array]) -> None:
+    """Copy the planes of all frames, row by row."""
+    for row, frame in enumerate(frame for item in items for frame in av_frames(item)):
+        copy_frame(frame, targets, row)
 
 
 class PictureRows:
@@ -247,11 +278,11 @@ class PictureRows:
             ConvertError: The first one's format makes no array, or the storage is too small.
         """
         if self._array is None:
-            plan = plan_of(picture, self._layout)
+            plan = plan_of(av_frames(picture)[0], self._layout, picture.source)
             self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
             self._targets = plan.targets(self._array)
             self._colors = colors_of(av_frames(picture)[0])
-        copy_planes([picture], [target[row : row + 1] for target in self._targets])
+        copy_frame(av_frames(picture)[0], self._targets, row)
 
     def take(self, rows: Sequence[int], zeros: Sequence[int] = ()) -> CPUBuffer:
         """These rows, moved together, of which some become zeros."""
@@ -271,6 +302,197 @@ class PictureRows:
         """Let go of the memory."""
         self._array = None
         self._targets = []
+
+
+# A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
+# memory that is not touched is address space alone.
+_RESERVE = 8
+
+
+class VideoRows:
+    """A sink that copies the frames of a video into rows of an array, so that none is kept.
+
+    How many frames come is known at the end: headers are wrong, filters repeat frames or leave some out. So
+    memory is reserved for as many as can be expected, and what is left over is never touched. A storage
+    lends its whole block.
+
+    Args:
+        packets: What is decoded.
+        filter_desc: The filters behind the decoder.
+        storage: Memory to fill; fresh memory without one.
+        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
+        limit: How many frames are wanted; ``None``: all.
+
+    Thread safety: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        packets: VideoPackets,
+        filter_desc: str | None,
+        storage: Storage | None,
+        layout: Literal["NCHW", "NHWC"] | None,
+        limit: int | None,
+    ) -> None:
+        self._packets = packets
+        self._storage = storage
+        self._layout = layout
+        self._limit = limit
+        self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
+        self._key: tuple[Any, ...] | None = None
+        self._first: Any = None
+        self._pts: list[int | None] = []
+        # Arrays that are full or filled now, and how many frames they hold together.
+        self._arrays: list[Array] = []
+        self._targets: list[Array] = []
+        self._start = self._capacity = 0
+
+    def put(self, frame: Any) -> bool:
+        """Copy a frame of FFmpeg's into the next row.
+
+        Raises:
+            ConvertError: It has another size, format, matrix or range than the first, or makes no array.
+        """
+        key = frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+        if key != self._key:
+            self._check(frame, key)
+        row = len(self._pts)
+        if row == self._capacity:
+            self._make_room()
+        if self._targets:
+            copy_frame(frame, self._targets, row - self._start)
+        self._pts.append(frame.pts)
+        return row + 1 == self._limit
+
+    def _check(self, frame: Any, key: tuple[Any, ...]) -> None:
+        format, colors, source = key[:3], colors_of(frame), self._packets.source
+        if self._key is None:
+            if not (frame.width and frame.height):
+                raise _no_pixels(frame.width, frame.height, format[2], source)
+            self._plan = plan_of(frame, self._layout, source)
+            self._format, self._colors = format, colors
+            self._time_base = as_fraction(frame.time_base) or Fraction(1)
+        first, this = (f"frame {index} of item 0 ({source})" for index in (0, len(self._pts)))
+        if format != self._format:
+            raise _formats_differ((first, self._format), (this, format), source)
+        if colors != self._colors:
+            raise colors_differ((first, self._colors), (this, colors), format[2], source)
+        self._key = key
+
+    def _make_room(self) -> None:
+        nbytes = self._plan.nbytes
+        self._start = self._capacity
+        if isinstance(self._storage, CPUStorage | StoragePool):
+            # Whether it is large enough shows with the last frame, and the error shall name the whole size.
+            # So frames that find no room are only counted.
+            if self._start or nbytes > self._storage.nbytes:
+                self.release()
+                self._capacity = sys.maxsize
+                return
+            memory = self._storage.acquire(nbytes)
+        else:
+            memory = self._reserve(nbytes)
+        count = memory.size // nbytes
+        array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
+        self._arrays.append(array)
+        self._targets = self._plan.targets(array)
+        self._capacity += count
+
+    def _reserve(self, nbytes: int) -> Bytes:
+        """Fresh memory for all rows that can be expected, or for as many again as there are."""
+        count = self._start or self._expected
+        # Page-locked memory is there from the start, touched or not.
+        if self._storage is None and not self._is_exact:
+            try:
+                return lease_memory(_RESERVE * count * nbytes, None)
+            except MemoryError:  # the system does not reserve more than it has
+                pass
+        return lease_memory(count * nbytes, self._storage)
+
+    def take(self) -> CPUBuffer:
+        """The rows that were filled.
+
+        Raises:
+            ConvertError: There are none.
+            StorageTooSmallError: They are more than the storage holds.
+        """
+        count = len(self._pts)
+        if not count:
+            raise _no_frames(self._packets)
+        if not self._arrays:
+            lease_memory(count * self._plan.nbytes, self._storage)  # which says what it lacks
+        array = self._arrays[0][:count]
+        if len(self._arrays) > 1:
+            array = new_array((count, *self._plan.shape), self._plan.dtype, self._storage)
+            start = 0
+            while self._arrays:
+                part = self._arrays.pop(0)[: count - start]
+                array[start : start + len(part)] = part
+                start += len(part)
+        self.release()
+        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
+
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds of each row on the container's clock; ``nan``: the file has none."""
+        zero = metadata_of(self._packets).zero
+        return tuple(
+            float("nan") if pts is None else float(ticks_to_seconds(pts, self._time_base, zero))
+            for pts in self._pts
+        )
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._arrays, self._targets = [], []
+
+
+def _expected_frames(
+    packets: VideoPackets, filter_desc: str | None, limit: int | None
+) -> tuple[int, bool]:
+    """How many frames are to be expected, and whether hardly more can come."""
+    start, end = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
+    first, stop = -math.inf if start is None else start, math.inf if end is None else end
+    pts = [packet.pts for packet in av_packets(packets)]
+    count = max(1, sum(p is None or first <= p < stop for p in pts))
+    if limit is not None and limit <= count:
+        return limit, True
+    ops = None if filter_desc is None else picture_ops(filter_desc)
+    is_exact = filter_desc is None or (
+        ops is not None and (ops.frame_rate, ops.num_frames, ops.filter_desc) == (None,) * 3
+    )
+    return count, is_exact
+
+
+def decode_rows(
+    packets: VideoPackets,
+    filter_desc: str | Default | None,
+    decode_config: DecodeConfig | None,
+    *,
+    num_frames: int | None,
+    storage: Storage | None,
+    layout: Literal["NCHW", "NHWC"] | None,
+) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
+    """Decode the packets of a video into an array, each frame as it leaves the filters.
+
+    The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+
+    Returns:
+        The array, and what gives the seconds of each row.
+
+    Raises:
+        DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
+        ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
+    """
+    if num_frames is not None:
+        check_int("num_frames", num_frames)
+    desc = picture_filter(filter_desc)
+    rows = VideoRows(packets, desc, storage, layout, num_frames)
+    try:
+        decode_into(rows, packets, desc, as_decode_config(decode_config), num_frames)
+        return rows.take(), rows.timestamps
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        rows.release()
+        raise
 
 
 def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:

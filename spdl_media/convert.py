@@ -19,7 +19,7 @@ from spdl_media._rows import (
     check_counts,
     check_formats,
     colors_of,
-    copy_planes,
+    copy_frames,
     new_array,
     plan_of,
 )
@@ -145,9 +145,9 @@ def _convert_pictures(
         front = (*front, len(first))
     if layout == "planes":
         return _convert_planes(items, storage, front)
-    plan = plan_of(first, layout)
+    plan = plan_of(av_frames(first)[0], layout, first.source)
     array = new_array((*front, *plan.shape), plan.dtype, storage)
-    copy_planes(items, plan.targets(array.reshape(-1, *plan.shape)))
+    copy_frames(items, plan.targets(array.reshape(-1, *plan.shape)))
     colorspace, color_range = colors_of(av_frames(first)[0])
     return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
@@ -165,7 +165,7 @@ def _convert_planes(
         part = memory[start : start + size].view(view.dtype.newbyteorder("="))
         arrays.append(part.reshape(*front, *view.shape))
         start += step
-    copy_planes(
+    copy_frames(
         items, [array.reshape(-1, *view.shape) for array, view in zip(arrays, views, strict=True)]
     )
     colorspace, color_range = colors_of(av_frames(items[0])[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import Final, overload
@@ -10,8 +12,9 @@ import av
 
 from spdl_media._checks import check_int
 from spdl_media._decoding.path import PictureFilter
+from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
-from spdl_media._picture_decoder import PicturePath
+from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -144,16 +147,16 @@ def decode_packets(
     config = as_decode_config(decode_config)
     if num_frames is not None:
         check_int("num_frames", num_frames)
-    try:
-        if isinstance(packets, ImagePackets):
+    if isinstance(packets, ImagePackets):
+        with _named(packets):
             return _decode_image(packets, picture_filter(filter_desc, "accurate"), config)
-        if isinstance(packets, VideoPackets):
-            return _decode_video(packets, picture_filter(filter_desc), config, num_frames)
-        if isinstance(packets, AudioPackets):
+    if isinstance(packets, VideoPackets):
+        frames = FrameList(num_frames)
+        metadata = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
+        return VideoFrames(frames.frames, metadata)
+    if isinstance(packets, AudioPackets):
+        with _named(packets):
             return _decode_audio(packets, sample_filter(filter_desc), config, num_frames)
-    except FilterError as error:  # the graph does not know whose frames it was given
-        error.source = error.source or packets.source
-        raise
     raise TypeError(
         f"decode_packets takes AudioPackets, VideoPackets or ImagePackets, not {type(packets).__name__}"
     )
@@ -213,14 +216,12 @@ def _picture(
     is_corrupt: bool = False,
 ) -> ImageFrames:
     path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config)
-    try:
-        frame = next(path.push((*av_packets(packets), None)), None)
-    finally:
-        path.close()
-    if frame is None:
+    sink = FrameList(1)
+    _decode_all(av_packets(packets), path, sink)
+    if not sink.frames:
         raise _no_picture(packets)
-    facts = path.facts()
-    return ImageFrames((frame,), replace(facts, is_corrupt=True) if is_corrupt else facts)
+    metadata = path.take_metadata()
+    return ImageFrames(sink.frames, replace(metadata, is_corrupt=True) if is_corrupt else metadata)
 
 
 def _no_picture(packets: ImagePackets) -> DecodeError:
@@ -229,37 +230,67 @@ def _no_picture(packets: ImagePackets) -> DecodeError:
     )
 
 
-def _decode_video(
+def _decode_all(coded: Sequence[AvPacket], path: PicturePath, sink: Sink) -> bool:
+    """Whether the sink had enough before the packets ended."""
+    try:
+        with ffmpeg_log():  # one for all packets; see current_log
+            return any(path.push(packet, sink) for packet in (*coded, None))
+    finally:
+        path.close()
+
+
+def decode_into(
+    sink: Sink,
     packets: VideoPackets,
     filter_desc: str | None,
     config: DecodeConfig,
     num_frames: int | None,
-) -> VideoFrames:
-    facts, coded = metadata_of(packets), av_packets(packets)
+) -> FrameMetadata:
+    """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
+
+    Args:
+        sink: Takes at most ``num_frames`` frames.
+        packets: As for :func:`decode_packets`, as are the other arguments.
+        filter_desc: Without the default.
+        config: How to decode.
+        num_frames: How many frames the sink wants; ``None``: all.
+
+    Returns:
+        What is to be said of the frames.
+
+    Raises:
+        DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
+        FilterError: The filter graph cannot be used.
+    """
+    metadata, coded = metadata_of(packets), av_packets(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    if facts.continues and coded and not coded[0].is_keyframe:
+    if metadata.continues and coded and not coded[0].is_keyframe:
         raise DecodeError(
             "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
             "alone. Give the chunks of a stream, in order, to one VideoDecoder",
-            source=facts.source,
+            source=metadata.source,
         )
-    path = PicturePath(packets.codec, facts, filter_desc, config)
-    path.decoder.discarded = discarded_pts(packets)
-    # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
-    path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
-    frames: list[av.VideoFrame] = []
-    try:
-        for frame in path.push((*coded, None) if coded else ()):
-            frames.append(frame)
-            if len(frames) == num_frames:
-                break
-    finally:
-        path.close()
-    if missing is not None and len(frames) != num_frames:
+    with _named(packets):
+        path = PicturePath(packets.codec, metadata, filter_desc, config)
+        path.decoder.discarded = discarded_pts(packets)
+        # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
+        path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
+        is_full = _decode_all(coded, path, sink) if coded else False
+    if missing is not None and not is_full:
         raise missing
-    return VideoFrames(frames, path.facts())
+    return path.take_metadata()
+
+
+@contextmanager
+def _named(packets: Packets) -> Iterator[None]:
+    """Give errors of a graph the source of its frames, which it does not know."""
+    try:
+        yield
+    except FilterError as error:
+        error.source = error.source or packets.source
+        raise
 
 
 def _decode_audio(

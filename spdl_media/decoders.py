@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-import av
-
 from spdl_media._checks import OneThread, check_int
-from spdl_media._ffmpeg import AvPacket
-from spdl_media._picture_decoder import PicturePath
+from spdl_media._ffmpeg import AvPacket, ffmpeg_log
+from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -94,7 +92,8 @@ class _Decoder(Generic[P, F]):
     def _chunks(self, *, flush: bool) -> Iterator[F]:
         while True:
             with self._guard:
-                self._fill(flush=flush)
+                with ffmpeg_log():  # one for all packets; see current_log
+                    self._fill(flush=flush)
                 count = self._count()
                 size = count if self._num_frames is None else self._num_frames
                 if count == 0 or (count < size and not flush):
@@ -190,32 +189,32 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         self._takes = VideoPackets
         self._codec = codec
         self._filter_desc = picture_filter(filter_desc)
-        self._ready: list[av.VideoFrame] = []
+        self._ready = FrameList()
         self._path = self._new_path()
 
     def _new_path(self) -> PicturePath:
         return PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
 
     def _accept(self, packets: VideoPackets) -> None:
-        decoder, facts = self._path.decoder, metadata_of(packets)
-        if not facts.continues:
+        decoder, metadata = self._path.decoder, metadata_of(packets)
+        if not metadata.continues:
             # They do not follow on what came before (a window of its own, say): the frames that the decoder
             # holds back have to come out first, and none of them is a reference for what comes.
-            self._ready.extend(self._path.drain())
-        decoder.facts = facts
+            self._path.drain(self._ready)
+        decoder.metadata = metadata
         if decoder.orientation == 1:
-            decoder.orientation = facts.orientation
+            decoder.orientation = metadata.orientation
         decoder.discarded |= discarded_pts(packets)
 
     def _push(self, packet: AvPacket | None) -> None:
-        self._ready.extend(self._path.push((packet,)))
+        self._path.push(packet, self._ready)
 
     def _count(self) -> int:
-        return len(self._ready)
+        return len(self._ready.frames)
 
     def _cut(self, size: int) -> VideoFrames:
-        frames = VideoFrames(self._ready[:size], self._path.facts())
-        del self._ready[:size]
+        frames = VideoFrames(self._ready.frames[:size], self._path.take_metadata())
+        del self._ready.frames[:size]
         return frames
 
     def _restart(self) -> None:

@@ -350,7 +350,7 @@ def load_clip(
         # The traceback holds on to this frame, and the memory shall be free at once.
         video.release()
         raise
-    return Clip(video, audio, timestamps, samples.timestamp, samples.sample_rate)
+    return Clip(video, audio, timestamps(), samples.timestamp, samples.sample_rate)
 
 
 @declared(BatchArguments)

@@ -101,7 +101,7 @@ class BatchStream:
         return DevicePictures(self._device, self._codec, metadata_of(packets), self._request.config)
 
     def _begin(self, pictures: DevicePictures, packets: VideoPackets) -> VideoPackets:
-        pictures.facts = metadata_of(packets)
+        pictures.metadata = metadata_of(packets)
         pictures.discarded |= discarded_pts(packets)
         if pictures.orientation == 1:
             pictures.orientation = metadata_of(packets).orientation

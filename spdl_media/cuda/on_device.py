@@ -25,6 +25,21 @@ def staging(storage: Storage | None) -> Storage:
     return PinnedMemory() if storage is None else storage
 
 
+def on_its_way(
+    config: CUDAConfig | None, storage: Storage | None, purpose: str
+) -> tuple[Callable[[CPUBuffer], Buffer], Storage | None]:
+    """What brings an array in host memory to where it is asked for, and the memory that it is made in.
+
+    Raises:
+        TransferError: There is no device.
+        ValueError: There are devices, but not this one.
+    """
+    if config is None:
+        return lambda buffer: buffer, storage
+    device = open_device(config, purpose)
+    return lambda buffer: copied(buffer, device, config), staging(storage)
+
+
 def into_array(
     config: CUDAConfig | None, storage: Storage | None, layout: ArrayLayout | None, purpose: str
 ) -> Callable[[Frames | Samples], Buffer]:
@@ -34,16 +49,14 @@ def into_array(
         TransferError: There is no device.
         ValueError: There are devices, but not this one.
     """
+    finish, memory = on_its_way(config, storage, purpose)
 
-    def convert(frames: Frames | Samples, memory: Storage | None) -> CPUBuffer:
+    def convert(frames: Frames | Samples) -> Buffer:
         if isinstance(frames, Samples):
-            return frames.convert(memory)
-        return convert_frames(frames, memory, layout=layout)
+            return finish(frames.convert(memory))
+        return finish(convert_frames(frames, memory, layout=layout))
 
-    if config is None:
-        return lambda frames: convert(frames, storage)
-    device, memory = open_device(config, purpose), staging(storage)
-    return lambda frames: copied(convert(frames, memory), device, config)
+    return convert
 
 
 def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:

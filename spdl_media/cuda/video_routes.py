@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from spdl_media._arguments import ArrayLayout, VideoDecoder
+from spdl_media._rows import decode_rows
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
-from spdl_media.cuda.on_device import cupy_device, into_array, why_no_kernels
+from spdl_media.cuda.on_device import cupy_device, on_its_way, why_no_kernels
 from spdl_media.cuda_buffer import Buffer
-from spdl_media.decode import Default, decode_packets
+from spdl_media.decode import Default
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage
 
-Timed: TypeAlias = tuple[Buffer, tuple[float, ...]]
-"""Frames in an array, and the seconds of each."""
+Timed: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
+"""Frames in an array, and what gives the seconds of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +48,20 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], Timed]:
         TransferError: There is no device.
     """
     config = request.config
-    convert = into_array(config, request.storage, request.layout, request.purpose)
+    finish, memory = on_its_way(config, request.storage, request.purpose)
     if config is not None and _takes_nvdec(request):
         return lambda packets: _by_nvdec(packets, config, request)
 
     def by_cpu(packets: VideoPackets) -> Timed:
-        frames = decode_packets(
-            packets, request.desc, request.decode_config, num_frames=request.num_frames
+        buffer, timestamps = decode_rows(
+            packets,
+            request.desc,
+            request.decode_config,
+            num_frames=request.num_frames,
+            storage=memory,
+            layout=request.layout,
         )
-        return convert(frames), frames.timestamps
+        return finish(buffer), timestamps
 
     return by_cpu
 
@@ -65,7 +71,7 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) 
 
     options = request.ops
     stream = cupy_device(config, request.purpose).stream
-    return decode_to_device(
+    buffer, timestamps = decode_to_device(
         packets,
         cuda=CUDAConfig(config.device_index, stream),
         decoder="auto" if request.decoder == "cpu" else request.decoder,
@@ -79,6 +85,7 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) 
         decode_config=request.decode_config,
         layout=request.layout or "NHWC",
     )
+    return buffer, lambda: timestamps
 
 
 def _takes_nvdec(request: VideoRequest) -> bool:
