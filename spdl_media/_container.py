@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -26,7 +24,13 @@ from spdl_media._ffmpeg import (
     ffmpeg_log,
     says_checksum_failed,
 )
-from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
+from spdl_media.codec import (
+    AudioCodec,
+    VideoCodec,
+    muxed_header,
+    read_audio_codec,
+    read_video_codec,
+)
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
@@ -103,17 +107,6 @@ class Container:
         """Free FFmpeg's structures. The input is its owner's to close."""
         self.av.close()
         self._content = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def error(self, text: str) -> DemuxError:
         """A DemuxError that names the source."""
@@ -194,14 +187,17 @@ class Container:
             return Fraction(0)
         # FFmpeg rounds the container's start to microseconds. The stream that starts it states the same
         # moment exactly, in its own time base; a window's edge must not fall beside a frame by rounding.
-        rounded = Fraction(start, 1_000_000)
-        exact = [
-            stream.start_time * as_fraction(stream.time_base)
-            for stream in self.av.streams
-            if stream.start_time is not None and as_fraction(stream.time_base)
-        ]
-        nearest = min(exact, key=lambda time: abs(time - rounded), default=rounded)
-        return nearest if abs(nearest - rounded) <= Fraction(1, 1_000_000) else rounded
+        exact, least = Fraction(start, 1_000_000), 2.0
+        for stream in self.av.streams:
+            ticks, base = stream.start_time, stream.time_base
+            if ticks is None or not base:
+                continue
+            # In microseconds, and whole numbers up to the last step: fractions take ten times as long.
+            beside = abs(ticks * base.numerator * 1_000_000 - start * base.denominator)
+            error = beside / base.denominator
+            if error <= 1 and error < least:
+                exact, least = ticks * as_fraction(base), error
+        return exact
 
     # Reading.
 
@@ -395,25 +391,13 @@ def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
     track header (``tkhd``), which takes some 0.1 ms where decoding a frame takes up to ten.
     """
     # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
-    written = _muxed_header(stream, "mov") or _muxed_header(stream, "mp4")
+    options = {"movflags": "empty_moov", "strict": "-2"}
+    written = muxed_header(stream, "mov", options) or muxed_header(stream, "mp4", options)
     start = written.find(b"tkhd") + 4
     if start < 4:
         return None
     fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
-
-
-def _muxed_header(stream: Any, format: str) -> bytes:
-    header = io.BytesIO()
-    options = {"movflags": "empty_moov", "strict": "-2"}
-    try:
-        with av.open(header, "w", format=format, options=options) as mov:
-            # Opaque: otherwise PyAV looks for an encoder by the name of the decoder (libdav1d).
-            mov.add_stream_from_template(stream, opaque=True)
-            mov.start_encoding()
-            return header.getvalue()
-    except (av.FFmpegError, ValueError):  # a codec that the format does not take
-        return b""
 
 
 def decoded_matrix(stream: Any, packets: Iterable[AvPacket]) -> tuple[int, ...] | None:

@@ -119,7 +119,12 @@ def current_log() -> list[LogLine] | None:
 
 @contextmanager
 def ffmpeg_log() -> Iterator[list[LogLine]]:
-    """Collect what FFmpeg logs in this thread in a block."""
+    """Collect what FFmpeg logs in this thread in a block.
+
+    Open it once for a whole call: entering takes longer than reading a packet. The list grows as FFmpeg
+    speaks, so ``mark = len(lines)`` before a step and ``lines[mark:]`` after it are the lines of that
+    step. Never hold it over a ``yield``: a generator may go on in another thread, or never.
+    """
     _capture_log()
     outer = _current_log.lines
     with av.logging.Capture() as lines:
@@ -234,19 +239,19 @@ def check_format_options(format: str, options: Mapping[str, str]) -> None:
 @lru_cache(maxsize=256)
 def is_pixel_format(name: str) -> bool:
     """Whether FFmpeg has a pixel format of this name."""
-    try:
-        av.VideoFormat(name)
-    except ValueError:
-        return False
-    return True
+    return _can_make(av.VideoFormat, name)
 
 
 @lru_cache(maxsize=64)
 def is_sample_format(name: str) -> bool:
     """Whether FFmpeg has a sample format of this name."""
+    return _can_make(av.AudioFormat, name)
+
+
+def _can_make(make: Callable[..., object], *arguments: str) -> bool:
     try:
-        av.AudioFormat(name)
-    except ValueError:
+        make(*arguments)
+    except (av.FFmpegError, ValueError):
         return False
     return True
 
@@ -255,14 +260,13 @@ def is_sample_format(name: str) -> bool:
 def is_color(text: str) -> bool:
     """Whether FFmpeg reads this as a colour. It must need no quoting in the options of a filter."""
     with ffmpeg_log():
-        try:
-            # Some 60 microseconds, and no frame is made.
-            av.filter.Graph().add("color", f"color={text}")
-        except (av.FFmpegError, ValueError):
-            return False
-    return True
+        # Some 60 microseconds, and no frame is made.
+        return _can_make(av.filter.Graph().add, "color", f"color={text}")
 
 
 def as_fraction(value: Any) -> Any:
-    """PyAV 18 gives ``Fraction | None``, 19 its own rational, where unset is a falsy 0/1: make both one."""
+    """A time base or rate of PyAV's as a Fraction; ``None``: unset."""
+    # PyAV 18 gives ``Fraction | None``, 19 its own rational, where unset is a falsy 0/1.
+    if isinstance(value, Fraction):
+        return value or None
     return Fraction(value.numerator, value.denominator) if value else None

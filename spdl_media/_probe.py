@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
-from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
+from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.demux import is_still, read_image
 from spdl_media.errors import DecodeError
@@ -26,19 +27,19 @@ __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo",
 
 @dataclass(frozen=True, slots=True)
 class VideoStreamInfo:
-    """A video stream, or the picture of a still.
+    """A video stream, or a still image.
 
     Attributes:
         index: Index of the stream in its container.
         codec: FFmpeg's name of the codec, such as ``"h264"``.
-        width: Width of the upright picture, in pixels.
-        height: Height of the upright picture, in pixels.
+        width: Width of an upright frame, in pixels.
+        height: Height of an upright frame, in pixels.
         pix_fmt: FFmpeg's name of the pixel format as coded; ``None``: it has no decoder.
         frame_rate: Average frames in a second; ``None`` for a still.
         num_frames: Number of frames by the container's header; ``None``: it does not say.
         duration: Seconds by the container's header; ``None``: it does not say.
-        orientation: How the coded picture stands, as the EXIF number 1 to 8.
-        rotation: Degrees clockwise, 0, 90, 180 or 270, that turn the coded picture upright.
+        orientation: EXIF number, 1 to 8, of the coded frame's orientation.
+        rotation: Degrees clockwise, 0, 90, 180 or 270, that turn the coded frame upright.
         mirrored: Whether it has to be mirrored as well.
         colorspace: FFmpeg's name of the matrix between RGB and YUV; ``None``: not stated.
         color_range: ``"tv"`` (limited), ``"pc"`` (full); ``None``: not stated.
@@ -115,7 +116,7 @@ class MediaInfo:
             ``None``.
         best_audio: Index of the audio stream that :func:`~spdl_media.demux_audio` takes, or
             ``None``.
-        is_still: Whether the source is one picture.
+        is_still: Whether the source is one image.
         metadata: Title, artist and the like, as the container has them, in pairs of key and value.
 
     Thread safety: immutable, free to share, as are the streams.
@@ -173,7 +174,7 @@ def probe(
     with open_input(src, name=name) as input:
         if is_still(input, config):
             return _probe_still(read_image(input, config))
-        with Container(input, config) as container:
+        with closing(Container(input, config)) as container:
             return _probe_container(container)
 
 
@@ -223,19 +224,29 @@ def _video_info(
     container: Container, stream: av.VideoStream, first: dict[int, AvPacket]
 ) -> VideoStreamInfo:
     codec = read_video_codec(stream)
+    # Asked before the orientation, for which the source may be opened again.
     index, duration, frames = stream.index, _seconds(stream), stream.frames or None
     orientation = container.orientation(index, _first_packet(container, index, first))
-    width, height = codec.width, codec.height
-    color_range, colorspace, primaries, trc = codec.color
-    return VideoStreamInfo(
+    return _video_stream(
+        codec,
+        orientation,
         index=index,
-        codec=codec.name,
-        width=height if swaps_sides(orientation) else width,
-        height=width if swaps_sides(orientation) else height,
-        pix_fmt=codec.pix_fmt,
         frame_rate=codec.frame_rate,
         num_frames=frames,
         duration=duration,
+    )
+
+
+def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoStreamInfo:
+    size = codec.width, codec.height
+    width, height = reversed(size) if swaps_sides(orientation) else size
+    color_range, colorspace, primaries, trc = codec.color
+    return VideoStreamInfo(
+        **stated,
+        codec=codec.name,
+        width=width,
+        height=height,
+        pix_fmt=codec.pix_fmt,
         orientation=orientation,
         rotation=rotation(orientation),
         mirrored=is_mirrored(orientation),
@@ -276,26 +287,21 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
             f"the {packets.codec.name} data is cut short: {missing}", source=packets.source
         )
     frame = _first_frame(packets)
-    orientation = packets.orientation
-    width, height = frame.width, frame.height
-    if swaps_sides(orientation):
-        width, height = height, width
-    stream = VideoStreamInfo(
-        index=0,
-        codec=packets.codec.name,
-        width=width,
-        height=height,
+    # A still's own codec knows neither size nor colour before a frame is decoded.
+    codec = replace(
+        packets.codec,
+        width=frame.width,
+        height=frame.height,
         pix_fmt=frame.format.name,
-        frame_rate=None,
-        num_frames=1,
-        duration=None,
-        orientation=orientation,
-        rotation=rotation(orientation),
-        mirrored=is_mirrored(orientation),
-        colorspace=COLORSPACES.get(int(frame.colorspace)),
-        color_range=COLOR_RANGES.get(int(frame.color_range)),
-        color_primaries=COLOR_PRIMARIES.get(int(frame.color_primaries)),
-        color_trc=COLOR_TRCS.get(int(frame.color_trc)),
+        color=(
+            int(frame.color_range),
+            int(frame.colorspace),
+            int(frame.color_primaries),
+            int(frame.color_trc),
+        ),
+    )
+    stream = _video_stream(
+        codec, packets.orientation, index=0, frame_rate=None, num_frames=1, duration=None
     )
     return MediaInfo(
         format=packets.codec.name,

@@ -12,7 +12,7 @@ import re
 import struct
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import av
 from av.audio.codeccontext import AudioCodecContext
@@ -137,7 +137,8 @@ def read_video_codec(stream: av.VideoStream) -> VideoCodec:
 def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     """Copy out of an open stream what its decoder needs."""
     context = stream.codec_context
-    block_align, bits = _wave_format(stream) if _needs_wave_format(context.codec.name) else (0, 0)
+    has_blocks = context.codec.name.startswith(_CUT_INTO_BLOCKS)
+    block_align, bits = _wave_format(stream) if has_blocks else (0, 0)
     return AudioCodec(
         name=context.codec.canonical_name,
         decoder=context.codec.name,
@@ -170,32 +171,36 @@ def _tag_number(context: CodecContext) -> int:
     return number
 
 
-def _needs_wave_format(decoder: str) -> bool:
-    """Codecs whose packets cannot be cut into blocks without the header's block size."""
-    return decoder.startswith(
-        ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech", "pcm_")
-    )
+# Codecs whose packets cannot be cut into blocks without the header's block size.
+_CUT_INTO_BLOCKS = ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech", "pcm_")
 
 
 def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
-    """Block size and bits per sample of a stream, which PyAV does not show.
-
-    Its muxer has them: a WAV header written from the stream says both (``WAVEFORMATEX.nBlockAlign`` and
-    ``wBitsPerSample``). Where WAV does not take the codec, the decoder does not ask for them either.
-    """
-    header = io.BytesIO()
-    try:
-        with av.open(header, "w", format="wav") as wav:
-            wav.add_stream_from_template(stream)
-            wav.start_encoding()
-            written = header.getvalue()
-    except (av.FFmpegError, ValueError):
-        return 0, 0
+    """Block size and bits a sample of a stream, which PyAV does not show."""
+    # ``WAVEFORMATEX`` has both. Where WAV does not take the codec, the decoder does not ask for them either.
+    written = muxed_header(stream, "wav")
     start = written.find(b"fmt ")
     if start < 0 or len(written) < start + 24:
         return 0, 0
     block_align, bits = struct.unpack_from("<HH", written, start + 8 + 12)
     return block_align, bits
+
+
+def muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
+    """The header that a muxer writes for a stream: it shows what PyAV has no property for.
+
+    Returns:
+        The header; nothing, if the format does not take the codec.
+    """
+    header = io.BytesIO()
+    try:
+        with av.open(header, "w", format=format, options=options or {}) as muxer:
+            # Opaque: otherwise PyAV looks for an encoder by the name of the decoder (libdav1d).
+            muxer.add_stream_from_template(stream, opaque=True)
+            muxer.start_encoding()
+            return header.getvalue()
+    except (av.FFmpegError, ValueError):
+        return b""
 
 
 # Damage that a decoder can notice is an error where noticing costs no good file. Over H.264, HEVC and the
@@ -312,19 +317,15 @@ def _rational(value: Fraction) -> str:
 def _set_video(context: CodecContext, codec: VideoCodec) -> None:
     if not isinstance(context, VideoCodecContext):
         raise TypeError(f"decoder {context.name!r} does not decode video")
-    context.extradata = codec.extradata
-    context.width, context.height = codec.width, codec.height
-    if codec.pix_fmt:
-        context.pix_fmt = codec.pix_fmt
-    if codec.codec_tag:
-        context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
-    if codec.bits_per_coded_sample:
-        context.bits_per_coded_sample = codec.bits_per_coded_sample
-    if codec.sample_aspect_ratio:
-        context.sample_aspect_ratio = codec.sample_aspect_ratio
     # H.264 without a stated reordering depth guesses it frame by frame, and gives early frames
     # out of order; the demuxer has already found it.
-    context.reorder_depth = codec.reorder_depth
+    for name in ("extradata", "width", "height", "reorder_depth"):
+        setattr(context, name, getattr(codec, name))
+    for name in ("pix_fmt", "bits_per_coded_sample", "sample_aspect_ratio"):
+        if value := getattr(codec, name):
+            setattr(context, name, value)
+    if codec.codec_tag:
+        context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
     context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
         codec.color
     )

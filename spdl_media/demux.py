@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -396,7 +397,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         # It is read twice, by FFmpeg and for what FFmpeg does not tell.
         with open_input(input.read_all(), name=input.name) as whole:
             return read_image(whole, config)
-    with Container(input, config) as container:
+    with closing(Container(input, config)) as container:
         decoder = container.named_still()
         if decoder is None:
             packets = _first_image(container)

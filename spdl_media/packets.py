@@ -6,7 +6,7 @@ ours: the codec's parameters, side data, orientation, window and clock. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Generic, Self, TypeAlias, TypeVar, get_args
@@ -33,7 +33,7 @@ class PacketMetadata:
         source: What they were read from, for messages.
         zero: Second 0 of the container on the stream's own clock.
         window: What the user asked for; the packets before it are there because decoding needs them.
-        orientation: EXIF number of how the pictures stand.
+        orientation: EXIF number of the coded frames' orientation.
         continues: The packets follow others, so the first need not be a key frame.
         incomplete: What is missing from a file that is cut short, where its decoder would not notice.
         jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
@@ -51,19 +51,19 @@ class PacketMetadata:
 class _Packets(Generic[C]):
     """What all three kinds share."""
 
-    __slots__ = ("_codec", "_discarded", "_facts", "_packets")
+    __slots__ = ("_codec", "_discarded", "_metadata", "_packets")
     _codec: C
 
     def __init__(
         self,
         packets: Sequence[AvPacket],
         codec: C,
-        facts: PacketMetadata | None = None,
+        metadata: PacketMetadata | None = None,
         discarded: frozenset[int] | None = None,
     ) -> None:
         self._packets = tuple(packets)
         self._codec = codec
-        self._facts = facts or PacketMetadata()
+        self._metadata = metadata or PacketMetadata()
         # An edit list hides these. FFmpeg marks the packets so, but the mark cannot be set again on a
         # copy in another process, so their pts are kept and the frames left out by pts.
         self._discarded = (
@@ -80,17 +80,17 @@ class _Packets(Generic[C]):
     @property
     def source(self) -> str:
         """What was read: a path, a URL, or "bytes of length n"."""
-        return self._facts.source
+        return self._metadata.source
 
     @property
     def window(self) -> Window:
         """The window that was asked for, in seconds on the container's clock."""
-        return self._facts.window
+        return self._metadata.window
 
     @property
     def timestamp(self) -> tuple[float | None, float | None]:
         """The window as a pair of seconds; ``None`` is an open side."""
-        start, end = self._facts.window.start, self._facts.window.end
+        start, end = self._metadata.window.start, self._metadata.window.end
         return (None if start is None else float(start), None if end is None else float(end))
 
     @property
@@ -112,19 +112,20 @@ class _Packets(Generic[C]):
             raw: Also those that an edit list hides, and those outside the window, which are there
                 because decoding needs them.
         """
-        times = sorted(self._times(raw=raw))
-        return tuple(float(time) for time in times)
-
-    def _times(self, *, raw: bool) -> Iterator[Fraction]:
-        for packet in self._packets:
-            # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
-            # moments in another order.
-            ticks = packet.dts if packet.pts is None else packet.pts
-            if ticks is None or (ticks in self._discarded and not raw):
-                continue
-            time = ticks_to_seconds(ticks, self.time_base, self._facts.zero)
-            if raw or time in self._facts.window:
-                yield time
+        # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
+        # moments in another order.
+        stated = [p.dts if p.pts is None else p.pts for p in self._packets]
+        first, stop = self.window.ticks(self.time_base, self._metadata.zero)
+        return tuple(
+            float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
+            for ticks in sorted(ticks for ticks in stated if ticks is not None)
+            if raw
+            or (
+                ticks not in self._discarded
+                and (first is None or first <= ticks)
+                and (stop is None or ticks < stop)
+            )
+        )
 
     def __len__(self) -> int:
         return len(self._packets)
@@ -138,28 +139,30 @@ class _Packets(Generic[C]):
                 f"packets need those before them, so a slice has step 1, not {key.step}"
             )
         start, stop, _ = key.indices(len(self))
-        facts = replace(
-            self._facts,
-            continues=self._facts.continues or start > 0,
-            incomplete=self._facts.incomplete if stop == len(self) else None,
+        metadata = replace(
+            self._metadata,
+            continues=self._metadata.continues or start > 0,
+            incomplete=self._metadata.incomplete if stop == len(self) else None,
         )
-        return type(self)(self._packets[key], self._codec, facts, self._discarded)
+        return type(self)(self._packets[key], self._codec, metadata, self._discarded)
 
     def with_metadata(self, **changes: Any) -> Self:
-        """The same packets with other facts; for modules of this package."""
+        """The same packets with other metadata, for modules of this package."""
         return type(self)(
-            self._packets, self._codec, replace(self._facts, **changes), self._discarded
+            self._packets, self._codec, replace(self._metadata, **changes), self._discarded
         )
 
     def with_packets(self, packets: Sequence[AvPacket], codec: C) -> Self:
-        """Other packets with the same facts; for modules of this package."""
+        """Other packets with the same metadata, for modules of this package."""
         # The header was that of other data.
-        facts = self._facts if self._facts.jpeg is None else replace(self._facts, jpeg=None)
-        return type(self)(packets, codec, facts, self._discarded)
+        metadata = (
+            self._metadata if self._metadata.jpeg is None else replace(self._metadata, jpeg=None)
+        )
+        return type(self)(packets, codec, metadata, self._discarded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = [_to_row(packet) for packet in self._packets]
-        return _unpickle, (type(self), rows, self._codec, self._facts, self._discarded)
+        return _unpickle, (type(self), rows, self._codec, self._metadata, self._discarded)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} of {self._codec.name}, {self._span()}>"
@@ -188,12 +191,12 @@ class VideoPackets(_Packets[VideoCodec]):
 
     @property
     def width(self) -> int:
-        """Width of the upright picture, in pixels."""
+        """Width of an upright frame, in pixels."""
         return self._codec.height if swaps_sides(self.orientation) else self._codec.width
 
     @property
     def height(self) -> int:
-        """Height of the upright picture, in pixels."""
+        """Height of an upright frame, in pixels."""
         return self._codec.width if swaps_sides(self.orientation) else self._codec.height
 
     @property
@@ -203,17 +206,17 @@ class VideoPackets(_Packets[VideoCodec]):
 
     @property
     def orientation(self) -> int:
-        """How the coded pictures stand, as the EXIF number 1 to 8."""
-        return self._facts.orientation
+        """EXIF number, 1 to 8, of the coded frames' orientation."""
+        return self._metadata.orientation
 
     @property
     def rotation(self) -> int:
-        """Degrees clockwise, 0, 90, 180 or 270, that turn the coded pictures upright."""
-        return rotation(self._facts.orientation)
+        """Degrees clockwise, 0, 90, 180 or 270, that turn the coded frames upright."""
+        return rotation(self._metadata.orientation)
 
 
 class ImagePackets(VideoPackets):
-    """The packet of one picture. Made by :func:`~spdl_media.demux_image`.
+    """The packet of one image. Made by :func:`~spdl_media.demux_image`.
 
     Size and pixel format are 0 and ``None`` for formats that are decoded without opening a container.
 
@@ -269,8 +272,8 @@ def padded_picture(packets: ImagePackets) -> AvPacket:
 
 
 def metadata_of(packets: Packets) -> PacketMetadata:
-    """The facts that travel with packets."""
-    return packets._facts
+    """The metadata that travels with packets."""
+    return packets._metadata
 
 
 def discarded_pts(packets: Packets) -> frozenset[int]:
@@ -289,38 +292,30 @@ def _padded(data: AvPacket | bytes) -> memoryview:
     return memoryview(b"".join((data, _PADDING)))[: -len(_PADDING)]
 
 
-# One picklable row a packet: data, pts, dts, duration, key, corrupt, side data by type.
-_Row: TypeAlias = tuple[
-    bytes, int | None, int | None, int | None, bool, bool, tuple[tuple[str, bytes], ...]
-]
+# What a packet has beside its data and side data, and its time base, which is that of the stream.
+_FIELDS = ("pts", "dts", "duration", "is_keyframe", "is_corrupt")
+
+# One picklable row a packet: data, the fields above, side data by type.
+_Row: TypeAlias = tuple[bytes, list[Any], list[tuple[str, bytes]]]
+
+_SIDE_DATA_TYPES = get_args(PktSideDataT)
 
 
 def _to_row(packet: AvPacket) -> _Row:
-    side_data = tuple((data.data_type, bytes(data)) for data in packet.iter_sidedata())
-    return (
-        bytes(packet),
-        packet.pts,
-        packet.dts,
-        packet.duration,
-        packet.is_keyframe,
-        packet.is_corrupt,
-        side_data,
-    )
+    side_data = [(entry.data_type, bytes(entry)) for entry in packet.iter_sidedata()]
+    return bytes(packet), [getattr(packet, name) for name in _FIELDS], side_data
 
 
 def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
-    data, pts, dts, duration, key, corrupt, side_data = row
+    data, values, side_data = row
     packet = make_packet(_padded(data), time_base)
-    packet.pts, packet.dts, packet.duration = pts, dts, duration
-    packet.is_keyframe, packet.is_corrupt = key, corrupt
+    for name, value in zip(_FIELDS, values, strict=True):
+        setattr(packet, name, value)
     for kind, content in side_data:
         entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
         entry.update(content)
         packet.set_sidedata(entry)
     return packet
-
-
-_SIDE_DATA_TYPES = get_args(PktSideDataT)
 
 
 def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
@@ -339,8 +334,8 @@ def copy_packet(packet: AvPacket) -> AvPacket:
 def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:
     """A packet that differs in its data alone."""
     copy = make_packet(data, packet.time_base)
-    copy.pts, copy.dts, copy.duration = packet.pts, packet.dts, packet.duration
-    copy.is_keyframe, copy.is_corrupt = packet.is_keyframe, packet.is_corrupt
+    for name in _FIELDS:
+        setattr(copy, name, getattr(packet, name))
     for entry in packet.iter_sidedata():
         copy.set_sidedata(entry)
     return copy
@@ -350,8 +345,8 @@ def _unpickle(
     cls: type[_Packets[Any]],
     rows: Iterable[_Row],
     codec: Codec,
-    facts: PacketMetadata,
+    metadata: PacketMetadata,
     discarded: frozenset[int],
 ) -> _Packets[Any]:
     packets = [_from_row(row, codec.time_base) for row in rows]
-    return cls(packets, codec, facts, discarded)
+    return cls(packets, codec, metadata, discarded)

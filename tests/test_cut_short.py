@@ -337,6 +337,6 @@ def test_real_media_are_whole(media_dir: Path) -> None:
             continue
         info = sm.probe(path)
         if info.video:
-            assert not sm.demux_video(path)._facts.incomplete, path
+            assert not sm.demux_video(path)._metadata.incomplete, path
         if info.audio:
-            assert not sm.demux_audio(path)._facts.incomplete, path
+            assert not sm.demux_audio(path)._metadata.incomplete, path
