@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._arguments import ArrayLayout, Flips, ImageDecoder, OnError
-from spdl_media._filters.cuts import fits
 from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
@@ -33,6 +32,7 @@ from spdl_media.errors import (
 from spdl_media.filter_desc import FilterDesc, picture_ops
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.frames import ImageFrames, av_frames
+from spdl_media.geometry import fits
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from av.video.codeccontext import VideoCodecContext
 
+from spdl_media._fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media._ffmpeg import AvPacket, forwards_log
-from spdl_media._filters.cuts import Size, fits
-from spdl_media._filters.plain_chain import PlainChain, plain_chain
-from spdl_media._filters.steps import FULL_RANGE, GBR
 from spdl_media._optional import require
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.filter_desc import picture_ops
+from spdl_media.operations import PictureOps
 from spdl_media.orientation import Box, stored_box, stored_flips, swaps_sides
 from spdl_media.packets import ImagePackets, coded_picture, metadata_of, padded_picture
 
@@ -104,7 +104,7 @@ class _Part(NamedTuple):
 
 
 def decode_downscaled(
-    packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
+    packets: ImagePackets, filter: str | PictureOps | None, config: DecodeConfig
 ) -> av.VideoFrame | None:
     """Decode a JPEG at less than its size, turn it upright, and filter it.
 
@@ -117,7 +117,8 @@ def decode_downscaled(
     """
     simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
     facts = metadata_of(packets)
-    chain = None if filter_desc is None else plain_chain(filter_desc)
+    ops = picture_ops(filter)
+    chain = None if ops is None else fast_chain(ops)
     if chain is None or not chain.scales_first or facts.incomplete is not None or len(packets) != 1:
         return None
     head = facts.jpeg
@@ -133,26 +134,24 @@ def decode_downscaled(
     )
     if pixels is None:
         return None
-    mirror = chain.cut is not None and chain.cut.mirror
     frame = av.VideoFrame.from_numpy_buffer(
-        _upright(pixels, part, orientation, mirror=mirror), "rgb24"
+        _upright(pixels, part, orientation, mirror=chain.ops.mirror), "rgb24"
     )
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     frame.time_base = packets.codec.time_base
     return chain.from_rgb().run(frame, sizes)
 
 
-def _plan(
-    width: int, height: int, orientation: int, chain: PlainChain
-) -> tuple[_Part, list[Size]] | None:
+def _plan(width: int, height: int, orientation: int, chain: FastChain) -> tuple[_Part, Plan] | None:
     """What to decode of a stored picture of this size, and the sizes after each step of the chain."""
     swaps = swaps_sides(orientation)
     across, down = (height, width) if swaps else (width, height)
-    sizes = chain.sizes(across, down)
-    box = (chain.cut and chain.cut.box) or (0, 0, across, down)
-    if sizes is None or not fits(box, across, down):
+    sizes = chain.plan(across, down)
+    if sizes is None:
         return None
-    target = sizes[0][::-1] if swaps else sizes[0]
+    box = chain.ops.box or (0, 0, across, down)
+    scaled = sizes.placement.scaled
+    target = scaled[::-1] if swaps else scaled
     part = _smallest_part(stored_box(box, orientation, width, height), *target)
     return None if part is None else (part, sizes)
 

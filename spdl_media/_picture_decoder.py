@@ -10,7 +10,6 @@ from typing import Protocol
 import av
 
 from spdl_media._container import frame_matrix
-from spdl_media._decoding.path import PictureFilter
 from spdl_media._ffmpeg import (
     AvPacket,
     LogLine,
@@ -19,6 +18,7 @@ from spdl_media._ffmpeg import (
     ffmpeg_log,
     says_checksum_failed,
 )
+from spdl_media._picture_filter import PictureFilter
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

@@ -11,10 +11,10 @@ from typing import Final, overload
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._decoding.path import PictureFilter
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
+from spdl_media._picture_filter import PictureFilter
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config

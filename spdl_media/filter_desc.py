@@ -61,7 +61,7 @@ class FilterDesc(str):
     def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
         ops = ops.normalized()
         # A graph that does nothing: without any graph, images would not be turned upright.
-        desc = super().__new__(cls, ",".join(_filters_of(ops)) or "null")
+        desc = super().__new__(cls, ",".join(filter_text(ops)) or "null")
         desc.ops = ops
         return desc
 
@@ -150,8 +150,8 @@ def get_video_filter_desc(
             around it, ``"crop"`` covers the whole size and cuts off what lies over it, ``None`` stretches.
             The result has exactly the size that was asked for.
         quality: ``"accurate"`` is exact. ``"auto"`` is the quickest conversion that is never farther from
-            exact than FFmpeg's own: FFmpeg's own without scaling (about one level off, as a graph of
-            ``format=rgb24`` is), the exact one with scaling. ``"fast"`` is quicker still: RGB is made of an
+            exact than FFmpeg's own: without scaling, RGB of 8 bits is FFmpeg's own (about one level off, as a
+            graph of ``format=rgb24`` is), all else is exact. ``"fast"`` is quicker still: RGB is made of an
             image that was scaled with half of its chroma, and with a bilinear kernel for it where luma has
             a bicubic one: 1.2 to 1.6 levels off on photographs, more at sharp edges between colours.
         crop_width: Width of a piece from the middle, after scaling. Not above the image's.
@@ -197,7 +197,7 @@ def get_video_filter_desc(
         color_range=color_range,
         filter_desc=filter_desc,
     )
-    return FilterDesc(ops) if _filters_of(ops) else None
+    return FilterDesc(ops) if filter_text(ops) else None
 
 
 def get_audio_filter_desc(
@@ -230,7 +230,7 @@ def get_audio_filter_desc(
     """
     window = parse_window(timestamp)
     ops = SoundOps(sample_rate, num_channels, sample_fmt, window, num_frames, filter_desc)
-    return FilterDesc(ops) if _filters_of(ops) else None
+    return FilterDesc(ops) if filter_text(ops) else None
 
 
 def get_filter_desc(
@@ -278,14 +278,14 @@ def _is_audio(packets: object, video: list[str], audio: list[str]) -> bool:
     return is_audio
 
 
-def _filters_of(ops: PictureOps | SoundOps) -> list[str]:
+def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     """The filters that perform operations, as text for FFmpeg's graph."""
     if isinstance(ops, SoundOps):
         return _audio_filters(ops)
-    return [*_cut_filters(ops.box, mirror=ops.mirror), *_filters_after_cut(ops)]
+    return [*cut_filters(ops.box, mirror=ops.mirror), *_filters_after_cut(ops)]
 
 
-def _cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
+def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
     """Cut a box out and mirror it."""
     filters = []
     if box is not None:
@@ -296,14 +296,14 @@ def _cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
     return [*filters, "hflip"] if mirror else filters
 
 
-def _conversion_filters(ops: PictureOps) -> list[str]:
+def conversion_filters(ops: PictureOps) -> list[str]:
     """Convert to the final format without a change of size."""
     colors = _colors(ops)
     named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
     if not (named or colors):
         return []
     if ops.uses_default_conversion:
-        return [f"scale={colors[1:]}", *named] if colors else named
+        return named
     planar = [f"format={PLANAR[ops.pix_fmt]}"] if ops.pix_fmt in PLANAR else []
     return [f"scale=flags=bilinear+{ACCURATE}{colors}", *planar, *named]
 
@@ -321,7 +321,7 @@ def _filters_after_cut(ops: PictureOps) -> list[str]:
         *_crop(ops.crop_width, ops.crop_height, exact=not formats),
         *_count(ops.num_frames, ops.pad_mode),
         *own,
-        *(named if is_converted else _conversion_filters(ops)),
+        *(named if is_converted else conversion_filters(ops)),
     ]
 
 

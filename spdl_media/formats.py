@@ -141,6 +141,9 @@ PLANAR = {
     ),
 }
 
+RGB_8BIT = frozenset("rgb24 bgr24 rgba bgra argb abgr gbrp gbrap".split())
+"""RGB of 8 bits, packed without padding and planar."""
+
 # FFmpeg's numbers for matrix, range, primaries and transfer function, which are those of ITU-T H.273.
 # Unspecified has no name; FFmpeg then takes BT.601 and limited range (full for JPEG).
 COLORSPACES = MappingProxyType(
@@ -220,6 +223,14 @@ def picture_planes(frame: av.VideoFrame) -> tuple[Array, ...]:
         Arrays ``(height, width)``, or ``(height, width, components)`` where a plane has several, of the
         format's own type and byte order; ``(height, bytes)`` uint8 where its pixels are not whole values.
     """
+    views = plane_views(frame)
+    for view in views:
+        view.flags.writeable = False
+    return views
+
+
+def plane_views(frame: av.VideoFrame) -> tuple[Array, ...]:
+    """The same views, to write to: for frames that nobody else sees."""
     name = frame.format.name
     return tuple(_view(plane, name, index) for index, plane in enumerate(frame.planes))
 
@@ -229,9 +240,7 @@ def _view(plane: Any, pix_fmt: str, index: int) -> Array:
         pix_fmt, index, plane.width, plane.height, plane.line_size
     )
     # One call instead of frombuffer, reshape and a slice halves what a view costs.
-    view: Array = np.ndarray(shape, dtype, plane, start, strides)
-    view.flags.writeable = False
-    return view
+    return np.ndarray(shape, dtype, plane, start, strides)
 
 
 @lru_cache(maxsize=1024)

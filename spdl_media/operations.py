@@ -122,6 +122,12 @@ class PictureOps:
         return not (self.is_scaled or self.window or self.filter_desc) and changes == (None,) * 4
 
     @property
+    def gives_one(self) -> bool:
+        """Whether each frame gives one, at once."""
+        in_time = (self.num_frames, self.frame_rate, self.filter_desc)
+        return not self.window and in_time == (None, None, None)
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """Pixel formats through which the scaler leads to packed RGB; none for other results."""
         planar = PLANAR.get(self.pix_fmt or "")
@@ -144,7 +150,9 @@ class PictureOps:
         #     format=rgb24                              640    0.85-1.28 (38)
         #     scale to rgb24, accurate flags           7000    0.25 (1)
         #     scale to gbrp, accurate flags, rgb24     4080    0.25 (1)
-        return self.quality != "accurate" and not self.is_scaled
+        # Only towards packed RGB of 8 bits has FFmpeg a quick conversion; that to rgb48 overflows.
+        is_packed = PLANAR.get(self.pix_fmt or "") in ("gbrp", "gbrap")
+        return self.quality != "accurate" and not self.is_scaled and is_packed
 
     @property
     def _is_fast(self) -> bool:
@@ -165,8 +173,7 @@ class PictureOps:
             unused["filter_desc"] = None
         # Scaling is exact with "auto", and without scaling "fast" is FFmpeg's own conversion, as "auto" is.
         if not self.is_scaled:
-            converts = self.pix_fmt or self.color_matrix or self.color_range
-            unused["quality"] = "auto" if converts and self.quality != "accurate" else "accurate"
+            unused["quality"] = "auto" if self.uses_default_conversion else "accurate"
         elif self.quality == "auto":
             unused["quality"] = "accurate"
         unused["window"] = Window(*map(to_microseconds, (self.window.start, self.window.end)))

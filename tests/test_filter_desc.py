@@ -75,7 +75,7 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
         ({"quality": "fast"}, "format=rgb24"),
         ({"quality": "accurate"}, CONVERT),
         ({"pix_fmt": None}, None),
-        ({"pix_fmt": "gray", "quality": "accurate"}, f"{CONVERT.split(',', 1)[0]},format=gray"),
+        ({"pix_fmt": "gray"}, f"{CONVERT.split(',', 1)[0]},format=gray"),
         (
             {"scale_width": 224, "scale_height": 112, "scale_mode": None},
             f"scale=224:112:{FLAGS},format=gbrp,format=rgb24",
@@ -113,13 +113,10 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
             ),
         ),
         (
-            {"pix_fmt": None, "color_matrix": "bt709", "quality": "accurate"},
+            {"pix_fmt": None, "color_matrix": "bt709"},
             f"{CONVERT.split(',', 1)[0]}:out_color_matrix=bt709",
         ),
-        (
-            {"pix_fmt": "nv12", "color_matrix": "bt709", "color_range": "pc"},
-            "scale=out_color_matrix=bt709:out_range=pc,format=nv12",
-        ),
+        ({"pix_fmt": "rgb48"}, CONVERT.replace("gbrp,format=rgb24", "gbrp16le,format=rgb48")),
         ({"frame_rate": (30000, 1001), "pix_fmt": None}, "fps=30000/1001"),
         ({"frame_rate": 29.97, "pix_fmt": None}, "fps=2997/100"),
         ({"timestamp": (0.1, Fraction(1, 3)), "pix_fmt": None}, "trim=start=0.100000:end=0.333333"),

@@ -22,19 +22,16 @@ ORDER = [
     ["codec", "packets"],
     ["_demuxing.sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
-    ["operations", "filter_desc", "_graph_syntax"],
+    ["operations", "geometry", "filter_desc", "_graph_syntax"],
     ["frames"],
     [
-        "_filters.cuts",
-        "_filters.steps",
-        "_filters.plain_chain",
         "_frame_filter",
         "filter_graph",
+        "_fast_images",
+        "_picture_filter",
     ],
     [
         "_sample_decoder",
-        "_decoding.odd_sizes",
-        "_decoding.path",
         "_picture_decoder",
         "_jpeg",
     ],
@@ -65,7 +62,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    *("_demuxing", "_filters", "_decoding"),
+    "_demuxing",
     "_devices",
 }
 FLAT = [module for row in ORDER for module in row]

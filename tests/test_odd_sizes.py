@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._decoding import path
+from spdl_media import _picture_filter
 from spdl_media.testing import index_frames, make_image, make_video
 
 
@@ -131,16 +131,18 @@ def test_cuts_without_a_graph_are_those_of_one(
     noise = rng.integers(0, 256, (95, 127, 3), np.uint8)
     data = make_image(noise, codec="mjpeg", pix_fmt=pix_fmt)
     graphs = []
-    run = path.PictureFilter._through_graph
+    run = _picture_filter.PictureFilter._through_graph
     monkeypatch.setattr(
-        path.PictureFilter, "_through_graph", lambda *args: graphs.append(args) or run(*args)
+        _picture_filter.PictureFilter,
+        "_through_graph",
+        lambda *args: graphs.append(args) or run(*args),
     )
     for box in (None, *BOXES):
         options: dict[str, Any] = {"crops": [box], "flips": [flip], "pix_fmt": target}
         plain = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert not graphs
         with monkeypatch.context() as patch:
-            patch.setattr(path, "carries_more", lambda _: True)
+            patch.setattr(_picture_filter, "carries_more", lambda _: True)
             graph = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert graphs
         graphs.clear()

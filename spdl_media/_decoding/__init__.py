@@ -1,1 +1,0 @@
-"""What :mod:`spdl_media.decode` is made of: decoders, and the path of frames through a filter."""

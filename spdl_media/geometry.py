@@ -1,0 +1,138 @@
+"""Fit, pad, crop and place images: sizes and offsets as numbers, for the CPU and the GPU alike.
+
+The numbers are those that the filters of :mod:`spdl_media.filter_desc` give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from spdl_media._checks import check_choice, check_positive
+from spdl_media.operations import ScaleMode
+from spdl_media.orientation import Box
+
+Size: TypeAlias = tuple[int, int]
+"""Width and height."""
+
+CHROMA_GRID = 4
+"""Chroma is stored for at most 4x4 pixels, so multiples of it are whole samples in every format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How an image fills its place in the result, upright.
+
+    Attributes:
+        scaled: Size to which it is scaled.
+        canvas: Size of the result; what the image does not cover is border.
+        left: Where the image's first column lies; negative: that many are cut off.
+        top: Where its first row lies.
+    """
+
+    scaled: Size
+    canvas: Size
+    left: int = 0
+    top: int = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether nothing of the image is cut off."""
+        return self.scaled[0] <= self.canvas[0] and self.scaled[1] <= self.canvas[1]
+
+    @property
+    def has_border(self) -> bool:
+        """Whether the image leaves part of the canvas uncovered."""
+        return self.scaled[0] < self.canvas[0] or self.scaled[1] < self.canvas[1]
+
+    def part_of(self, canvas: Any, axis: int = 0, step: Size = (1, 1)) -> Any:
+        """The view of a canvas ``(..., H, W, ...)`` that the image fills.
+
+        Args:
+            canvas: An array.
+            axis: Its axis of rows.
+            step: Pixels across and down for each of its values, as in a plane of chroma.
+        """
+        return _cut(canvas, axis, (max(0, self.left), max(0, self.top)), self._shown(), step)
+
+    def visible(self, image: Any, axis: int = 0, step: Size = (1, 1)) -> Any:
+        """The view of a scaled image ``(..., H, W, ...)`` that the canvas shows, as :meth:`part_of`."""
+        return _cut(image, axis, (max(0, -self.left), max(0, -self.top)), self._shown(), step)
+
+    def _shown(self) -> Size:
+        return min(self.scaled[0], self.canvas[0]), min(self.scaled[1], self.canvas[1])
+
+
+def _cut(array: Any, axis: int, start: Size, length: Size, step: Size) -> Any:
+    columns, rows = (
+        slice(first // pixels, -(-(first + count) // pixels))
+        for first, count, pixels in zip(start, length, step, strict=True)
+    )
+    return array[(*[slice(None)] * axis, rows, columns)]
+
+
+def place(
+    size: Size,
+    width: int | None,
+    height: int | None,
+    mode: ScaleMode | None = None,
+    *,
+    sample: Size = (1, 1),
+    grid: int = 1,
+) -> Placement:
+    """Fit an image into a size.
+
+    Args:
+        size: Size of the upright image.
+        width: Width that is asked for; without ``height`` the aspect ratio is kept, without both the size.
+        height: Height that is asked for.
+        mode: ``"pad"`` fits all of it inside, ``"crop"`` covers all of it, ``None`` stretches.
+        sample: Pixels across and down for a sample of chroma; an image with a border has whole samples.
+        grid: Offsets are multiples of it.
+
+    Raises:
+        ValueError: A size that is not positive, or an unknown mode.
+    """
+    check_choice("scale_mode", mode, ("pad", "crop", None))
+    width = width if width is None else check_positive("width", width)
+    height = height if height is None else check_positive("height", height)
+    w, h = size
+    if width is None or height is None:
+        if width is not None:
+            size = width, max(1, _round(width * h, w))
+        elif height is not None:
+            size = max(1, _round(height * w, h)), height
+        return Placement(size, size)
+    canvas = width, height
+    if mode is None:
+        return Placement(canvas, canvas)
+    if mode == "pad":
+        x, y = sample
+        across = min(width // x, _round(height * w, h * x)) * x
+        down = min(height // y, _round(width * h, w * y)) * y
+        scaled = max(x, across), max(y, down)
+        left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
+        return Placement(scaled, canvas, left - left % x, top - top % y)
+    scaled = max(width, _round(height * w, h)), max(height, _round(width * h, w))
+    return middle(scaled, canvas, grid)
+
+
+def middle(size: Size, canvas: Size, grid: int = 1) -> Placement:
+    """Cut the middle out of an image that is at least as large as the canvas."""
+    left, top = (
+        # FFmpeg's crop filter rounds halves to even, as Python's round does; its pad filter rounds down.
+        round(rest / 2) if grid == 1 else rest // (2 * grid) * grid
+        for rest in (size[0] - canvas[0], size[1] - canvas[1])
+    )
+    return Placement(size, canvas, -left, -top)
+
+
+def fits(box: Box, width: int, height: int) -> bool:
+    """Whether a box lies inside an image of this size."""
+    x, y, w, h = box
+    return x + w <= width and y + h <= height
+
+
+def _round(numerator: int, denominator: int) -> int:
+    """To the nearest, halves upwards."""
+    return (2 * numerator + denominator) // (2 * denominator)
