@@ -1,10 +1,11 @@
-"""How a stored picture is turned upright, read from its metadata and written as data.
+"""How a stored image is turned upright: the eight orientations, and where files state them.
 
-An orientation is one of the eight numbers of the Exif tag: 1 is upright, 2 to 4 are mirrored or
-upside down, 5 to 8 lie on their side.
+An orientation is one of the eight numbers of the Exif tag: 1 is upright, 2 to 4 are mirrored or upside
+down, 5 to 8 lie on their side.
 
-FFmpeg's own report is not enough: PyAV's ``frame.rotation`` knows no mirroring, and FFmpeg 8 gives
-some mirrored PNG, WebP and AVIF pictures another orientation than their metadata has (5 as 6).
+The readers of the parts of image files (segments, chunks, boxes, directories) stand here, too. They yield
+where the payload of a part starts and ends, as the file declares it; an end may lie past the data. A header
+that is itself cut off raises ``struct.error``. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -25,177 +26,66 @@ __all__ = (
     "swaps_sides",
 )
 
+Box: TypeAlias = tuple[int, int, int, int]
+"""x, y, width, height."""
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """What the functions for stills read: anything one byte wide and contiguous is accepted."""
 
 Part: TypeAlias = tuple[bytes, int, int]
 """Kind, first byte of the payload, first byte after it."""
 
-MAX_PARTS = 1 << 16
-
-JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-
-# Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
-# below 0x80. What is left are the markers that begin a segment or end the picture.
-_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-
-_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-_TIFF_VALUES = {1: "B", 3: "H", 4: "I"}
-# Strips of one row in a picture of 65536 rows are plausible; a count that fills memory is not.
-_MAX_TIFF_VALUES = 1 << 20
-_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
-
-
-def byte_view(data: Bytes) -> memoryview:
-    """See any contiguous buffer as bytes, without a copy."""
-    return memoryview(data).cast("B")
-
-
-def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Markers of a JPEG with their payloads, past coded data and stray bytes between them."""
-    position = 0
-    for _ in range(MAX_PARTS):
-        match = _JPEG_MARKER.search(view, position)
-        if match is None:
-            return
-        marker, position = view[match.end() - 1], match.end()
-        if marker in (JPEG_START, JPEG_END):
-            yield marker, position, position
-            continue
-        (length,) = struct.unpack_from(">H", view, position)
-        yield marker, position + 2, position + max(2, length)
-        position += max(2, length)
-
-
-def png_chunks(view: memoryview) -> Iterator[Part]:
-    """Chunks of a PNG after its signature. Four bytes of checksum follow each payload."""
-    position = 8
-    for _ in range(MAX_PARTS):
-        if position >= len(view):
-            return
-        length, kind = struct.unpack_from(">I4s", view, position)
-        yield kind, position + 8, position + 8 + length
-        position += length + 12
-
-
-def _riff_chunks(view: memoryview) -> Iterator[Part]:
-    """Chunks of a RIFF file after its form type. Payloads of odd length have a byte of padding."""
-    position = 12
-    for _ in range(MAX_PARTS):
-        if position + 8 > len(view):
-            return
-        kind, length = struct.unpack_from("<4sI", view, position)
-        yield kind, position + 8, position + 8 + length
-        position += 8 + length + length % 2
-
-
-def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
-    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions."""
-    stop = len(view) if stop is None else min(stop, len(view))
-    for _ in range(MAX_PARTS):
-        if start + 8 > stop:
-            return
-        length, kind = struct.unpack_from(">I4s", view, start)
-        header = 8
-        if length == 1:
-            (length,), header = struct.unpack_from(">Q", view, start + 8), 16
-        end = stop if length == 0 else start + length
-        if end < start + header:
-            return
-        yield kind, start + header, end
-        start = end
-
-
-class _TiffTag(NamedTuple):
-    """One entry of a TIFF directory: where its values are, not yet read."""
-
-    type: int
-    length: int
-    start: int
-    end: int
-
-
-class TiffDirectory:
-    """The first directory of a TIFF file or of an Exif block, which has the same form.
-
-    Raises:
-        struct.error: The data ends before the directory does.
-    """
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        # An unknown byte order gives an empty directory: the data is no TIFF.
-        self._order = _TIFF_ORDERS.get(bytes(view[:4]), "")
-        self.tags: dict[int, _TiffTag] = {}
-        if self._order:
-            (position,) = struct.unpack_from(f"{self._order}I", view, 4)
-            self._read(position)
-
-    def _read(self, position: int) -> None:
-        (count,) = struct.unpack_from(f"{self._order}H", self._view, position)
-        for entry in range(position + 2, position + 2 + 12 * count, 12):
-            tag, kind, length = struct.unpack_from(f"{self._order}HHI", self._view, entry)
-            start, size = entry + 8, length * _TIFF_SIZES.get(kind, 0)
-            if size > 4:  # Longer values are elsewhere in the file.
-                (start,) = struct.unpack_from(f"{self._order}I", self._view, start)
-            self.tags.setdefault(tag, _TiffTag(kind, length, start, start + size))
-
-    def values(self, tag: int, limit: int = _MAX_TIFF_VALUES) -> tuple[int, ...]:
-        """The first unsigned integers of a tag, none if it is absent or of another type."""
-        entry = self.tags.get(tag)
-        if entry is None or entry.type not in _TIFF_VALUES:
-            return ()
-        layout = f"{self._order}{min(entry.length, limit)}{_TIFF_VALUES[entry.type]}"
-        return struct.unpack_from(layout, self._view, entry.start)
-
-
-Box: TypeAlias = tuple[int, int, int, int]
-"""x, y, width, height."""
+Read: TypeAlias = Callable[[int, int], Bytes]
+"""Gives up to so many bytes from a position of the file: ``read(position, size)``."""
 
 _Matrix: TypeAlias = tuple[int, int, int, int]
 
-# Where a pixel of the stored picture goes: (a, b, c, d) for x' = ax + by, y' = cx + dy, with x to
-# the right and y down.
-_MATRICES: Mapping[int, _Matrix] = MappingProxyType(
-    {
-        1: (1, 0, 0, 1),
-        2: (-1, 0, 0, 1),
-        3: (-1, 0, 0, -1),
-        4: (1, 0, 0, -1),
-        5: (0, 1, 1, 0),
-        6: (0, -1, 1, 0),
-        7: (0, -1, -1, 0),
-        8: (0, 1, -1, 0),
-    }
-)
-_ORIENTATIONS = {matrix: orientation for orientation, matrix in _MATRICES.items()}
 
-_ROTATIONS = {1: 0, 2: 0, 3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}
+class _Turn(NamedTuple):
+    """How an image of one orientation is turned upright.
+
+    Attributes:
+        matrix: Where a pixel of the stored image goes: (a, b, c, d) for x' = ax + by, y' = cx + dy, with x
+            to the right and y down.
+        rotation: Clockwise degrees, after the image was mirrored left to right if the matrix mirrors.
+        filters: The same as a filter chain of FFmpeg's.
+    """
+
+    matrix: _Matrix
+    rotation: int
+    filters: str
+
+
+# PyAV's frame.rotation knows no mirroring, and FFmpeg 8 gives some mirrored PNG, WebP and AVIF images
+# another orientation than their metadata has (5 as 6). Hence a table and readers of our own.
+_TURNS: Mapping[int, _Turn] = {
+    1: _Turn((1, 0, 0, 1), 0, ""),
+    2: _Turn((-1, 0, 0, 1), 0, "hflip"),
+    3: _Turn((-1, 0, 0, -1), 180, "hflip,vflip"),
+    4: _Turn((1, 0, 0, -1), 180, "vflip"),
+    5: _Turn((0, 1, 1, 0), 270, "transpose=cclock_flip"),
+    6: _Turn((0, -1, 1, 0), 90, "transpose=clock"),
+    7: _Turn((0, -1, -1, 0), 90, "transpose=clock_flip"),
+    8: _Turn((0, 1, -1, 0), 270, "transpose=cclock"),
+}
+_ORIENTATIONS = {turn.matrix: orientation for orientation, turn in _TURNS.items()}
 
 UPRIGHT_FILTERS: Mapping[int, str] = MappingProxyType(
-    {
-        1: "",
-        2: "hflip",
-        3: "hflip,vflip",
-        4: "vflip",
-        5: "transpose=cclock_flip",
-        6: "transpose=clock",
-        7: "transpose=clock_flip",
-        8: "transpose=cclock",
-    }
+    {orientation: turn.filters for orientation, turn in _TURNS.items()}
 )
-"""The FFmpeg filter chain that turns a picture of each orientation upright; empty for 1."""
+"""The FFmpeg filter chain that turns an image of each orientation upright; empty for 1."""
 
-_ORIENTATION_TAG = 274
 
-# Rotations from a sensor are sometimes a hair off the quarter turn they mean.
-_TOLERANCE = math.tan(math.radians(1))
+def _turn(orientation: int) -> _Turn:
+    if orientation not in _TURNS:
+        raise ValueError(f"orientation must be one of 1 to 8, as in Exif, not {orientation!r}")
+    return _TURNS[orientation]
 
 
 def rotation(orientation: int) -> int:
-    """Say by how much the picture is turned to stand upright.
+    """Say by how much the image is turned to stand upright.
 
-    The picture is first mirrored left to right, if :func:`is_mirrored` says so, and then turned.
+    The image is first mirrored left to right, if :func:`is_mirrored` says so, and then turned.
 
     Returns:
         Clockwise degrees: 0, 90, 180 or 270.
@@ -203,18 +93,16 @@ def rotation(orientation: int) -> int:
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
     """
-    _check(orientation)
-    return _ROTATIONS[orientation]
+    return _turn(orientation).rotation
 
 
 def is_mirrored(orientation: int) -> bool:
-    """Say whether the stored picture is a mirror image (2, 4, 5 and 7).
+    """Say whether the stored image is a mirror image (2, 4, 5 and 7).
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
     """
-    _check(orientation)
-    a, b, c, d = _MATRICES[orientation]
+    a, b, c, d = _turn(orientation).matrix
     return a * d - b * c < 0
 
 
@@ -224,23 +112,28 @@ def swaps_sides(orientation: int) -> bool:
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
     """
-    _check(orientation)
-    return orientation >= 5
+    return _turn(orientation).matrix[0] == 0
 
 
 def stored_flips(orientation: int) -> tuple[bool, bool]:
-    """Which axes of the stored picture run backwards in the upright one; for modules of this package.
+    """Which axes of the stored image run backwards in the upright one.
 
     To turn it upright, exchange left and right if the first says so, top and bottom if the second does,
     and then rows and columns if :func:`swaps_sides` says so.
+
+    Raises:
+        ValueError: ``orientation`` is not one of 1 to 8.
     """
-    _check(orientation)
-    a, b, c, d = _MATRICES[orientation]
+    a, b, c, d = _turn(orientation).matrix
     return a + c < 0, b + d < 0
 
 
 def stored_box(box: Box, orientation: int, width: int, height: int) -> Box:
-    """Where a box of the upright picture lies in the stored one of this size; for modules of this package."""
+    """Where a box of the upright image lies in the stored one, which is ``width`` by ``height``.
+
+    Raises:
+        ValueError: ``orientation`` is not one of 1 to 8.
+    """
     x, y, w, h = box
     if swaps_sides(orientation):
         x, y, w, h = y, x, h, w
@@ -248,9 +141,8 @@ def stored_box(box: Box, orientation: int, width: int, height: int) -> Box:
     return width - x - w if backwards else x, height - y - h if upwards else y, w, h
 
 
-def _check(orientation: int) -> None:
-    if orientation not in _MATRICES:
-        raise ValueError(f"orientation must be one of 1 to 8, as in Exif, not {orientation!r}")
+# Rotations from a sensor are sometimes a hair off the quarter turn they mean.
+_TOLERANCE = math.tan(math.radians(1))
 
 
 def matrix_orientation(matrix: Sequence[int]) -> int:
@@ -286,7 +178,7 @@ def _axis(x: int, y: int) -> tuple[int, int]:
 
 
 def exif_orientation(data: Bytes) -> int:
-    """Read how a picture lies from the metadata in its file.
+    """Read the orientation from the metadata in an image file.
 
     JPEG (Exif in APP1), PNG (eXIf, also behind the pixels), WebP (EXIF chunk), TIFF (tag 274) and
     AVIF/HEIF (irot and imir of the primary item, in the order of their association).
@@ -306,26 +198,24 @@ def exif_orientation(data: Bytes) -> int:
             try:
                 return read(view)
             except struct.error:
-                return 1  # The metadata end before they should: not worth the picture.
+                return 1  # The metadata end before they should: not worth the image.
     return 1
 
 
-def _tiff(view: memoryview) -> int:
-    values = TiffDirectory(view).values(_ORIENTATION_TAG, limit=1)
-    return values[0] if values and values[0] in _MATRICES else 1
+_ORIENTATION_TAG = 274
 
 
-def _exif_block(view: memoryview) -> int:
+def exif_block_orientation(block: Bytes) -> int:
+    """Read the orientation from a block of Exif, which is a TIFF file; 1 where it is broken."""
+    view = byte_view(block)
     # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
-    return _tiff(view[6:] if bytes(view[:6]) == b"Exif\0\0" else view)
-
-
-def exif_block_orientation(view: memoryview) -> int:
-    """Read how a picture lies from a block of Exif; 1 where it is broken. For modules of this package."""
+    view = view[6:] if bytes(view[:6]) == b"Exif\0\0" else view
     try:
-        return _exif_block(view)
+        tag = tiff_tags(view, (_ORIENTATION_TAG,)).get(_ORIENTATION_TAG)
+        found = tag.values(view, limit=1) if tag else ()
     except struct.error:
         return 1
+    return found[0] if found and found[0] in _TURNS else 1
 
 
 def _jpeg(view: memoryview) -> int:
@@ -334,59 +224,48 @@ def _jpeg(view: memoryview) -> int:
             break
         # XMP is in an APP1 of its own.
         if marker == JPEG_APP1 and bytes(view[start : start + 6]) == b"Exif\0\0":
-            return _exif_block(view[start:end])
+            return exif_block_orientation(view[start:end])
     return 1
 
 
-def _png(view: memoryview) -> int:
-    for kind, start, end in png_chunks(view):
-        if kind == b"eXIf":
-            return _exif_block(view[start:end])
-    return 1
+def _in_chunk(wanted: bytes, form: Chunks) -> Callable[[memoryview], int]:
+    def read(view: memoryview) -> int:
+        for kind, start, end in form.of(view):
+            if kind == wanted:
+                return exif_block_orientation(view[start:end])
+        return 1
 
-
-def _webp(view: memoryview) -> int:
-    if bytes(view[8:12]) == b"WEBP":
-        for kind, start, end in _riff_chunks(view):
-            if kind == b"EXIF":
-                return _exif_block(view[start:end])
-    return 1
+    return read
 
 
 def _heif(view: memoryview) -> int:
-    meta = _find(view, b"meta", 0, len(view))
-    if meta is None:
-        return 1
-    start, end = meta[0] + 4, meta[1]  # Version and flags come first.
+    start, end = _find(view, b"meta", 0, len(view))
+    start += 4  # Version and flags come first.
     item, properties = _find(view, b"pitm", start, end), _find(view, b"iprp", start, end)
-    if item is None or properties is None:
-        return 1
     (version,) = struct.unpack_from("B", view, item[0])
     (primary,) = struct.unpack_from(">I" if version else ">H", view, item[0] + 4)
-    container = _find(view, b"ipco", *properties)
-    known = list(boxes(view, *container)) if container else []
-    matrix = _MATRICES[1]
+    known = list(boxes(view, *_find(view, b"ipco", *properties)))
+    a, b, c, d = _TURNS[1].matrix
     for index in _associated(view, primary, *properties):
         if 0 < index <= len(known):
             kind, start, end = known[index - 1]
-            matrix = _compose(_transform(kind, bytes(view[start : min(end, start + 1)])), matrix)
-    return _ORIENTATIONS[matrix]
+            p, q, r, s = _transform(kind, view[start : min(end, start + 1)])
+            a, b, c, d = p * a + q * c, p * b + q * d, r * a + s * c, r * b + s * d
+    return _ORIENTATIONS[a, b, c, d]
 
 
-def _find(view: memoryview, kind: bytes, start: int, stop: int) -> tuple[int, int] | None:
+def _find(view: memoryview, kind: bytes, start: int, stop: int) -> tuple[int, int]:
     for found, first, end in boxes(view, start, stop):
         if found == kind:
             return first, end
-    return None
+    raise struct.error(f"no box {kind!r}")
 
 
 def _associated(view: memoryview, item: int, start: int, stop: int) -> list[int]:
     """Positions, from 1, of the properties of an item, in the order in which they apply."""
-    for kind, first, _ in boxes(view, start, stop):
-        if kind == b"ipma":
-            indices = _read_ipma(view, item, first)
-            if indices:
-                return indices
+    for kind, position, _ in boxes(view, start, stop):
+        if kind == b"ipma" and (indices := _read_ipma(view, item, position)):
+            return indices
     return []
 
 
@@ -405,25 +284,164 @@ def _read_ipma(view: memoryview, item: int, position: int) -> list[int]:
     return []
 
 
-def _transform(kind: bytes, payload: bytes) -> _Matrix:
+def _transform(kind: bytes, payload: memoryview) -> _Matrix:
+    orientation = 1
     if kind == b"irot" and payload:
-        return _MATRICES[(1, 8, 3, 6)[payload[0] & 3]]  # Quarter turns anticlockwise.
+        orientation = (1, 8, 3, 6)[payload[0] & 3]  # Quarter turns anticlockwise.
     if kind == b"imir" and payload:
-        return _MATRICES[2 if payload[0] & 1 else 4]
-    return _MATRICES[1]
+        orientation = 2 if payload[0] & 1 else 4
+    return _TURNS[orientation].matrix
 
 
-def _compose(then: _Matrix, first: _Matrix) -> _Matrix:
-    a, b, c, d = then
-    e, f, g, h = first
-    return a * e + b * g, a * f + b * h, c * e + d * g, c * f + d * h
+# A file made of empty parts must cost milliseconds, not minutes.
+MAX_PARTS = 1 << 16
+
+JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+
+# Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
+# below 0x80. What is left are the markers that begin a segment or end the image.
+_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+
+
+def byte_view(data: Bytes) -> memoryview:
+    """See any contiguous buffer as bytes, without a copy."""
+    return memoryview(data).cast("B")
+
+
+def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Markers of a JPEG with their payloads, past coded data and stray bytes between them."""
+    position = 0
+    for _ in range(MAX_PARTS):
+        match = _JPEG_MARKER.search(view, position)
+        if match is None:
+            return
+        marker, position = view[match.end() - 1], match.end()
+        if marker in (JPEG_START, JPEG_END):
+            yield marker, position, position
+            continue
+        (length,) = struct.unpack_from(">H", view, position)
+        yield marker, position + 2, position + max(2, length)
+        position += max(2, length)
+
+
+class Chunks(NamedTuple):
+    """How the chunks of a family of formats follow each other.
+
+    Attributes:
+        start: Where the first one begins.
+        header: Layout of its kind and the length of its payload, in the order of the file.
+        padding: Payloads fill a multiple of so many bytes.
+        trailer: Bytes behind each payload.
+    """
+
+    start: int
+    header: struct.Struct
+    padding: int = 1
+    trailer: int = 0
+
+    def of(self, view: memoryview) -> Iterator[Part]:
+        """The chunks of a whole file."""
+        return self.read(lambda start, size: view[start : start + size], len(view))
+
+    def read(self, read: Read, size: int) -> Iterator[Part]:
+        """The chunks of a file of this size, of which nothing but their headers is read."""
+        position = self.start
+        for _ in range(MAX_PARTS):
+            if position >= size:
+                return
+            first, second = self.header.unpack(read(position, self.header.size))
+            kind, length = (first, second) if isinstance(first, bytes) else (second, first)
+            # A negative length means an unknown one in CAF; whoever walks on must still get ahead.
+            position += self.header.size
+            end = position + max(0, length)
+            yield kind, position, position + length
+            position = end + -end % self.padding + self.trailer
+
+
+PNG = Chunks(8, struct.Struct(">I4s"), trailer=4)
+RIFF = Chunks(12, struct.Struct("<4sI"), padding=2)
+IFF = Chunks(12, struct.Struct(">4sI"), padding=2)
+CAF = Chunks(8, struct.Struct(">4sq"))
+
+
+def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions."""
+    stop = len(view) if stop is None else min(stop, len(view))
+    return read_boxes(lambda position, size: view[position : position + size], start, stop)
+
+
+def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
+    """The same of a file of which nothing but the headers of the boxes is read."""
+    for _ in range(MAX_PARTS):
+        if position + 8 > stop:
+            return
+        header = read(position, 16)
+        length, kind = struct.unpack_from(">I4s", header)
+        start = position + 8
+        if length == 1:
+            (length,), start = struct.unpack_from(">Q", header, 8), position + 16
+        end = stop if length == 0 else position + length  # 0: up to the end
+        if end < start:
+            return
+        yield kind, start, end
+        position = end
+
+
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_TIFF_VALUES = {1: "B", 3: "H", 4: "I"}
+# Strips of one row in an image of 65536 rows are plausible; a count that fills memory is not.
+_MAX_TIFF_VALUES = 1 << 20
+_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
+
+
+class TiffTag(NamedTuple):
+    """One entry of a TIFF directory: where its values are, not yet read."""
+
+    order: str
+    type: int
+    length: int
+    start: int
+    end: int
+
+    def values(self, view: memoryview, limit: int = _MAX_TIFF_VALUES) -> tuple[int, ...]:
+        """The first unsigned integers of the tag, none if it is of another type."""
+        if self.type not in _TIFF_VALUES:
+            return ()
+        layout = f"{self.order}{min(self.length, limit)}{_TIFF_VALUES[self.type]}"
+        return struct.unpack_from(layout, view, self.start)
+
+
+def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, TiffTag]:
+    """Those of the wanted tags that are in the first directory of a TIFF file, or of a block of Exif.
+
+    Raises:
+        struct.error: The data ends before the directory does.
+    """
+    order = _TIFF_ORDERS.get(bytes(view[:4]))
+    if order is None:
+        return {}
+    (position,) = struct.unpack_from(f"{order}I", view, 4)
+    (count,) = struct.unpack_from(f"{order}H", view, position)
+    entries = view[position + 2 : position + 2 + 12 * count]
+    if len(entries) < 12 * count:
+        raise struct.error("the directory is cut short")
+    tags: dict[int, TiffTag] = {}
+    for number, (tag, kind, length, value) in enumerate(
+        struct.iter_unpack(f"{order}HHII", entries)
+    ):
+        if tag in wanted and tag not in tags:
+            size = length * _TIFF_SIZES.get(kind, 0)
+            # Longer values are elsewhere in the file.
+            start = value if size > 4 else position + 10 + 12 * number
+            tags[tag] = TiffTag(order, kind, length, start, start + size)
+    return tags
 
 
 _READERS: tuple[tuple[int, bytes, Callable[[memoryview], int]], ...] = (
     (0, b"\xff\xd8\xff", _jpeg),
-    (0, b"\x89PNG\r\n\x1a\n", _png),
-    (0, b"RIFF", _webp),
-    (0, b"II*\0", _tiff),
-    (0, b"MM\0*", _tiff),
+    (0, b"\x89PNG\r\n\x1a\n", _in_chunk(b"eXIf", PNG)),
+    (8, b"WEBP", _in_chunk(b"EXIF", RIFF)),
+    (0, b"II*\0", exif_block_orientation),
+    (0, b"MM\0*", exif_block_orientation),
     (4, b"ftyp", _heif),
 )

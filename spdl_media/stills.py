@@ -1,7 +1,7 @@
-"""Pictures that are one packet: which decoder of FFmpeg takes the whole file, and how.
+"""Images that are one packet: which decoder of FFmpeg takes the whole file, and what a JPEG's header says.
 
-Formats that need a container (GIF, AVIF, HEIC), animations (WebP, APNG) and formats without a
-reliable signature are left to FFmpeg's demuxers.
+Formats that need a container (GIF, AVIF, HEIC), animations (WebP, APNG) and formats without a reliable
+signature are left to FFmpeg's demuxers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spdl_media.orientation import (
+    JPEG_APP1,
+    JPEG_SCAN,
+    PNG,
     Bytes,
     byte_view,
     exif_block_orientation,
     exif_orientation,
-    png_chunks,
 )
 
 __all__ = (
@@ -36,32 +38,33 @@ HEAD_SIZE = 1 << 16
 It is an ``acTL`` chunk behind a large colour profile that takes so many; every other format is
 known from the first 32."""
 
-_DECODERS_AND_NAMES: Mapping[str, tuple[str, ...]] = {
-    "bmp": ("bmp", "bmp_pipe"),
-    "dds": ("dds", "dds_pipe"),
-    "dpx": ("dpx", "dpx_pipe"),
-    "exr": ("exr", "exr_pipe"),
-    "jpeg2000": ("j2k", "j2k_pipe", "jp2", "jpeg2000"),
-    "jpegls": ("jls", "jpegls", "jpegls_pipe"),
-    "mjpeg": ("jpeg", "jpeg_pipe", "jpg"),
-    "pam": ("pam", "pam_pipe"),
-    "pbm": ("pbm", "pbm_pipe"),
-    "pfm": ("pfm", "pfm_pipe"),
-    "pgm": ("pgm", "pgm_pipe"),
-    "pgmyuv": ("pgmyuv", "pgmyuv_pipe"),
-    "phm": ("phm", "phm_pipe"),
-    "png": ("png", "png_pipe"),
-    "ppm": ("ppm", "ppm_pipe"),
-    "qoi": ("qoi", "qoi_pipe"),
-    "sgi": ("sgi", "sgi_pipe"),
-    "sunrast": ("sunrast", "sunrast_pipe"),
-    "targa": ("targa", "tga"),
-    "tiff": ("tif", "tiff", "tiff_pipe"),
-    "webp": ("webp", "webp_pipe"),
-}
+# Decoders that FFmpeg's demuxer of such files is named after: "png_pipe".
+_NAMED_ALIKE = (
+    *(
+        "bmp",
+        "dds",
+        "dpx",
+        "exr",
+        "jpegls",
+        "pam",
+        "pbm",
+        "pfm",
+        "pgm",
+        "pgmyuv",
+        "phm",
+        "png",
+        "ppm",
+    ),
+    *("qoi", "sgi", "sunrast", "tiff", "webp"),
+)
 
 STILL_FORMATS: Mapping[str, str] = MappingProxyType(
-    {name: decoder for decoder, names in _DECODERS_AND_NAMES.items() for name in names}
+    {name: name for name in _NAMED_ALIKE}
+    | {f"{name}_pipe": name for name in _NAMED_ALIKE}
+    | dict.fromkeys(("j2k", "j2k_pipe", "jp2", "jpeg2000"), "jpeg2000")
+    | dict.fromkeys(("jpeg", "jpeg_pipe", "jpg"), "mjpeg")
+    | dict.fromkeys(("targa", "tga"), "targa")
+    | {"jls": "jpegls", "tif": "tiff"}
 )
 """Names of formats to decoders: FFmpeg's own (``"png_pipe"``) and everyday ones (``"jpeg"``).
 
@@ -75,25 +78,6 @@ ERR_DETECT: Mapping[str, str] = MappingProxyType(
 Absent decoders are best left at FFmpeg's default: WebP, BMP, GIF, JPEG 2000, QOI, TGA, PNM, EXR and
 AV1 notice the same damage with any value, and TIFF with ``explode`` refuses whole files for tags it
 does not know. ``crccheck`` adds nothing: PNG compares its checksums under ``explode`` too."""
-
-_PNM_DECODERS = {
-    b"P1": "pbm",
-    b"P2": "pgm",
-    b"P3": "ppm",
-    b"P4": "pbm",
-    b"P5": "pgm",
-    b"P6": "ppm",
-    b"P7": "pam",
-    b"PF": "pfm",
-    b"PH": "phm",
-    b"Pf": "pfm",
-    b"Ph": "phm",
-}
-
-# Version 7 of XV's thumbnails also begins with P7, but with a space behind it.
-_PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
-
-_WEBP_ANIMATION = 0x02
 
 
 def still_codec(head: Bytes) -> str | None:
@@ -113,12 +97,13 @@ def still_codec(head: Bytes) -> str | None:
     view = byte_view(head)
     for signature, find in _SIGNATURES:
         if view[: len(signature)] == signature:
-            return find(view)
-    return _pnm_codec(view)
+            return find if isinstance(find, str) else find(view)
+    # Version 7 of XV's thumbnails also begins with P7, but with a space behind it.
+    return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
 
 def still_orientation(data: Bytes) -> int:
-    """Say how a picture lies whose file is one packet, whichever way the file was opened.
+    """Read the orientation of an image that is decoded as one packet.
 
     Args:
         data: The whole file. Not copied.
@@ -133,7 +118,7 @@ _AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 
 
 def container_still(head: bytes) -> str | None:
-    """Tell pictures that FFmpeg reads from a container.
+    """Tell images that FFmpeg reads from a container.
 
     Args:
         head: The first bytes of the file, 12 at least.
@@ -146,20 +131,17 @@ def container_still(head: bytes) -> str | None:
     return "avif" if head[4:8] == b"ftyp" and head[8:12] in _AVIF_BRANDS else None
 
 
-def _jpeg_codec(view: memoryview) -> str:
-    return "jpegls" if bytes(view[2:4]) == b"\xff\xf7" else "mjpeg"
-
-
 def _png_codec(view: memoryview) -> str | None:
     try:
-        for kind, _, _ in png_chunks(view):
-            if kind == b"acTL":
-                return None
-            if kind == b"IDAT":
-                break
+        for kind, _, _ in PNG.of(view):
+            if kind in (b"acTL", b"IDAT"):
+                return None if kind == b"acTL" else "png"
     except struct.error:
         pass  # The head ends inside a chunk's header.
     return "png"
+
+
+_WEBP_ANIMATION = 0x02
 
 
 def _webp_codec(view: memoryview) -> str | None:
@@ -180,40 +162,39 @@ def _sgi_codec(view: memoryview) -> str | None:
     return "sgi" if plausible else None
 
 
-def _jpeg2000_codec(view: memoryview) -> str | None:
-    return None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"
-
-
-def _pnm_codec(view: memoryview) -> str | None:
-    return _PNM_DECODERS[bytes(view[:2])] if _PNM.match(view) else None
-
-
-_SIGNATURES: tuple[tuple[bytes, Callable[[memoryview], str | None]], ...] = (
-    (b"\xff\xd8\xff", _jpeg_codec),
+_SIGNATURES: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] = (
+    (b"\xff\xd8\xff", lambda view: "jpegls" if bytes(view[3:4]) == b"\xf7" else "mjpeg"),
     (b"\x89PNG\r\n\x1a\n", _png_codec),
     (b"RIFF", _webp_codec),
     (b"BM", _bmp_codec),
-    (b"II*\0", lambda _: "tiff"),
-    (b"MM\0*", lambda _: "tiff"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", _jpeg2000_codec),
-    (b"\xff\x4f\xff\x51", lambda _: "jpeg2000"),
-    (b"qoif", lambda _: "qoi"),
-    (b"DDS ", lambda _: "dds"),
-    (b"SDPX", lambda _: "dpx"),
-    (b"XPDS", lambda _: "dpx"),
-    (b"v/1\x01", lambda _: "exr"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", lambda view: None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"),
+    (b"\xff\x4f\xff\x51", "jpeg2000"),
+    (b"qoif", "qoi"),
+    (b"DDS ", "dds"),
+    (b"SDPX", "dpx"),
+    (b"XPDS", "dpx"),
+    (b"v/1\x01", "exr"),
     (b"\x01\xda", _sgi_codec),
-    (b"\x59\xa6\x6a\x95", lambda _: "sunrast"),
+    (b"\x59\xa6\x6a\x95", "sunrast"),
 )
 
+_PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
+# By the byte behind the P.
+_PNM_DECODERS = dict(
+    zip(
+        b"1234567FHfh",
+        ("pbm", "pgm", "ppm", "pbm", "pgm", "ppm", "pam", "pfm", "phm", "pfm", "phm"),
+        strict=True,
+    )
+)
 
-_SOF0, _SOF1, _SOF2, _DHT, _SOS, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD
-_APP0, _APP1, _APP14, _APP15, _COM = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE
-_FRAMES = frozenset((_SOF0, _SOF1, _SOF2))
-_TABLES = frozenset((_DHT, _DQT))
+_SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD
+_APP0, _APP14, _COM = 0xE0, 0xEE, 0xFE
 
 # Segments of applications in which FFmpeg's decoder finds nothing that it heeds or remembers. Others can
-# change how it reads this picture and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
+# change how it reads this image and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
 _KNOWN = {
     0xE0: (b"JFIF\0", b"JFXX\0"),
     0xE1: (b"Exif\0", b"http:/"),
@@ -222,23 +203,15 @@ _KNOWN = {
     0xED: (b"Photoshop ",),
     0xEE: (b"Adobe",),
 }
-# Comments by which FFmpeg takes the picture for upside down, of limited range, or one of several.
+# Comments by which FFmpeg takes the image for upside down, of limited range, or one of several.
 _TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
 
 _YCC = 1  # Adobe's number for YCbCr
-_YCC_IDS = frozenset(((1, 2, 3), (0, 1, 2)))
-# Samples across and down of luma and of chroma: 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1, and as FFmpeg's encoder
-# writes the first two.
+_YCC_IDS = (b"\1\2\3", b"\0\1\2")
+# Samples across and down of luma and of both chroma: 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1, and as FFmpeg's
+# encoder writes the first two.
 _SAMPLINGS = frozenset(
-    (
-        (0x11, 0x11),
-        (0x21, 0x11),
-        (0x12, 0x11),
-        (0x22, 0x11),
-        (0x41, 0x11),
-        (0x12, 0x12),
-        (0x22, 0x12),
-    )
+    map(bytes.fromhex, ("111111", "211111", "121111", "221111", "411111", "121212", "221212"))
 )
 
 
@@ -247,10 +220,10 @@ class JpegHead(NamedTuple):
 
     Attributes:
         orientation: The number of Exif, 1 to 8.
-        width: Of the coded picture.
-        height: Of the coded picture.
-        is_ycc: It is an 8-bit YCbCr picture, baseline or progressive, with no segment that one decoder
-            heeds and another does not: all give the same picture.
+        width: Of the coded image.
+        height: Of the coded image.
+        is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
+            heeds and another does not: all give the same image.
         stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
             has read others before gives what a fresh one gives, and is left as it was.
     """
@@ -269,66 +242,67 @@ def read_jpeg_head(data: Bytes) -> JpegHead | None:
         ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
     """
     try:
-        return _read(byte_view(data))
-    except (IndexError, struct.error):
+        # Python reads single bytes of a bytes object quicker than of a view.
+        return _read_jpeg_head(data if isinstance(data, bytes) else byte_view(data))
+    except IndexError:
         return None
 
 
-def _read(view: memoryview) -> JpegHead | None:
-    if view[0] != 0xFF or view[1] != 0xD8:
+def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
+    if data[:2] != b"\xff\xd8":
         return None
-    position, tables, ordinary = 2, 0, True
-    frame, frame_marker, exif = b"", 0, None
+    position, tables, ordinary, orientation = 2, 0, True, 0
+    frame, frame_marker = b"", 0
     while True:
-        marker, start = view[position + 1], position + 4
-        end = position + 2 + (view[position + 2] << 8 | view[position + 3])
-        if view[position] != 0xFF or marker < _SOF0 or end < start or end > len(view):
-            return None
-        if marker == _SOS:
-            break
-        if marker in _TABLES:
-            tables |= _defined(marker, bytes(view[start:end]))
-        elif marker in _FRAMES:
-            frame, frame_marker = bytes(view[start:end]), marker
-        elif marker == _APP1 and exif is None and bytes(view[start : start + 6]) == b"Exif\0\0":
-            exif = view[start:end]
-        elif marker >= _APP0:
-            ordinary = ordinary and _is_ordinary(marker, view[start:end])
-        elif marker != _DRI:
+        marker, start = data[position + 1], position + 4
+        end = position + 2 + (data[position + 2] << 8 | data[position + 3])
+        if data[position] != 0xFF or end < start or end > len(data):
             return None
         position = end
+        if marker in (_DHT, _DQT):
+            tables |= _defined(marker, bytes(data[start:end]))
+        elif marker == JPEG_SCAN:
+            break
+        elif marker in (_SOF0, _SOF1, _SOF2):
+            frame, frame_marker = bytes(data[start:end]), marker
+        elif marker == JPEG_APP1 and not orientation and data[start : start + 6] == b"Exif\0\0":
+            orientation = exif_block_orientation(memoryview(data)[start:end])
+        elif marker >= _APP0:
+            ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
+        elif marker != _DRI:
+            return None
     if len(frame) < 6:
         return None
     is_ycc = ordinary and _is_ycc(frame)
     return JpegHead(
-        1 if exif is None else exif_block_orientation(exif),
+        orientation or 1,
         frame[3] << 8 | frame[4],
         frame[1] << 8 | frame[2],
         is_ycc,
-        is_ycc and frame_marker == _SOF0 and _brings(tables, frame, bytes(view[start:end])),
+        is_ycc and frame_marker == _SOF0 and _brings(tables, frame, bytes(data[start:end])),
     )
 
 
-def _is_ordinary(marker: int, body: memoryview) -> bool:
-    begin = bytes(body[:16])
+def _is_ordinary(marker: int, begin: bytes) -> bool:
+    """Whether a segment of an application, or a comment, that begins so leaves FFmpeg's decoder alone."""
     if marker == _COM:
         return not begin.startswith(_TELLING)
-    if marker > _APP15 or not begin.startswith(_KNOWN.get(marker, ())):
+    if not begin.startswith(_KNOWN.get(marker, ())):
         return False
-    return marker != _APP14 or (len(body) >= 12 and body[11] == _YCC)
+    return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
 
 
+@lru_cache(maxsize=256)
 def _is_ycc(frame: bytes) -> bool:
-    """Whether the body of a frame header is that of an 8-bit YCbCr picture in one of the usual samplings."""
+    """Whether the body of a frame header is that of an 8-bit YCbCr image in one of the usual samplings."""
     return (
         len(frame) == 15
         and frame[0] == 8
         and frame[5] == 3
         and any(frame[1:3])
         and any(frame[3:5])
-        and (frame[6], frame[9], frame[12]) in _YCC_IDS
-        and (frame[7], frame[10]) in _SAMPLINGS
-        and frame[10] == frame[13]
+        and frame[6::3] in _YCC_IDS
+        and frame[7::3] in _SAMPLINGS
     )
 
 
