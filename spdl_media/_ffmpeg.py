@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import av
 import av.filter
+import av.format
 import av.logging
 from av.codec.context import CodecContext
 
@@ -221,6 +222,30 @@ def format_has_option(format: str, option: str) -> bool:
         except (av.FFmpegError, ValueError):
             return any(option in line or _NO_VALUE in line for _, _, line in lines)
     return False
+
+
+@lru_cache(maxsize=1024)
+def _is_demuxer(format: str) -> bool:
+    try:
+        av.format.ContainerFormat(format, "r")
+    except ValueError:
+        return False
+    return True
+
+
+def check_format(format: str) -> None:
+    """Refuse the name of a format that FFmpeg cannot read, which PyAV in part would ignore.
+
+    Raises:
+        ValueError: FFmpeg has no demuxer of this name.
+    """
+    if not _is_demuxer(format):
+        names = {part for name in av.format.formats_available for part in name.split(",")}
+        hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
+        raise ValueError(
+            f"this FFmpeg cannot read a format named {format!r}. {hint and hint + ' '}"
+            "See https://ffmpeg.org/ffmpeg-formats.html#Demuxers"
+        )
 
 
 def check_format_options(format: str, options: Mapping[str, str]) -> None:

@@ -117,7 +117,7 @@ def still_orientation(data: Bytes) -> int:
 _AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 
 
-def container_still(head: bytes) -> str | None:
+def container_still(head: Bytes) -> str | None:
     """Tell images that FFmpeg reads from a container.
 
     Args:
@@ -128,7 +128,7 @@ def container_still(head: bytes) -> str | None:
     """
     if head[:4] == b"GIF8":
         return "gif"
-    return "avif" if head[4:8] == b"ftyp" and head[8:12] in _AVIF_BRANDS else None
+    return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in _AVIF_BRANDS else None
 
 
 def _png_codec(view: memoryview) -> str | None:
@@ -169,7 +169,10 @@ _SIGNATURES: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] 
     (b"BM", _bmp_codec),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", lambda view: None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"),
+    (
+        b"\0\0\0\x0cjP  \r\n\x87\n",
+        lambda view: None if bytes(view[20:24]) == b"mjp2" else "jpeg2000",
+    ),
     (b"\xff\x4f\xff\x51", "jpeg2000"),
     (b"qoif", "qoi"),
     (b"DDS ", "dds"),

@@ -289,16 +289,6 @@ def _picture(value: int) -> bytes:
     return bytes(encoder.encode(frame)[0])
 
 
-class CountedFile(io.FileIO):
-    """A file of the system's that knows how many of them there were."""
-
-    opened: ClassVar[list[io.FileIO]] = []
-
-    def __init__(self, path: Any) -> None:
-        super().__init__(path)
-        self.opened.append(self)
-
-
 @pytest.mark.parametrize("load", [sm.demux_image, sm.load_image, sm.probe])
 def test_a_picture_on_disk_is_opened_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
@@ -308,13 +298,17 @@ def test_a_picture_on_disk_is_opened_once(
 
     path = tmp_path / "picture.png"
     path.write_bytes(_picture(7))
-    monkeypatch.setattr(io, "FileIO", CountedFile)
+    opened: list[int] = []
+    system_open = os.open
+    monkeypatch.setattr(io, "FileIO", refuse)
     monkeypatch.setattr(io, "open", refuse)
     monkeypatch.setattr("builtins.open", refuse)
-    CountedFile.opened.clear()
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(system_open(*args)) or opened[-1])
     load(path)
     monkeypatch.undo()
-    assert [file.closed for file in CountedFile.opened] == [True]
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_a_path_is_closed_with_its_input(tmp_path: Path, clip: bytes) -> None:

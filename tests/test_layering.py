@@ -17,7 +17,7 @@ ORDER = [
     ["_optional"],
     ["_ffmpeg", "formats"],
     ["orientation", "stills", "truncation"],
-    ["_remote"],
+    ["readers", "_remote"],
     ["inputs"],
     ["codec", "packets"],
     ["_demuxing.sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],

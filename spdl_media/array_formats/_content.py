@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, TypeAlias
 
-from spdl_media.inputs import memory_of
+from spdl_media.readers import memory_of
 
 Content: TypeAlias = bytes | memoryview
 """A whole file in memory: ``bytes``, or a flat view of another buffer."""

@@ -7,10 +7,10 @@ import os
 import stat
 from typing import Any, Protocol
 
-from spdl_media._remote import FileReader, FromStartToEnd, ReadAhead, open_url
+from spdl_media._remote import open_url
 from spdl_media.array_formats._content import Content, name_of
 from spdl_media.errors import SourceError
-from spdl_media.inputs import memory_of
+from spdl_media.readers import FileReader, memory_of
 
 # What is asked of a stream at a time: a header that lies about its size costs no more memory than this, and
 # what the stream gives.
@@ -50,11 +50,10 @@ def open_tar_input(src: Any) -> TarInput:
         TypeError: Not a source.
     """
     if isinstance(src, str) and "://" in src and not src.startswith("file://"):
-        remote = open_url(src, name=src)
+        remote = open_url(src, name=src, forward=True)
         if isinstance(remote, memoryview):
             return _Memory(remote, src)
-        file = FromStartToEnd(remote) if isinstance(remote, ReadAhead) else remote
-        return _Stream(FileReader(file, src, seekable=False), src, owned=file)
+        return _Stream(FileReader(remote, src, seekable=False), src, owned=remote)
     if isinstance(src, str | os.PathLike):
         return _open_path(os.fsdecode(os.fspath(src)).removeprefix("file://"))
     if (content := memory_of(src)) is not None:

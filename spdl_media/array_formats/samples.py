@@ -11,7 +11,8 @@ from typing import Any
 
 from spdl_media.array_formats._tar_input import open_tar_input
 from spdl_media.array_formats.tar import Archive
-from spdl_media.inputs import Source, memory_of
+from spdl_media.inputs import Source
+from spdl_media.readers import memory_of
 
 __all__ = ("iter_samples",)
 

@@ -1,0 +1,337 @@
+"""What FFmpeg reads instead of a local file: memory, and file objects whatever they do.
+
+Nothing of the caller's is handed to PyAV directly: it copies whatever ``read`` gives into FFmpeg's buffer.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from spdl_media.errors import SourceError
+
+__all__ = ()
+
+
+def memory_of(src: Any) -> bytes | memoryview | None:
+    """The memory behind bytes, buffers, arrays and tensors, as flat bytes, without a copy.
+
+    Returns:
+        ``None`` for what is none of them.
+
+    Raises:
+        TypeError: It is memory of a GPU, or not uint8.
+        ValueError: It is not 1-D, or not contiguous.
+    """
+    if isinstance(src, bytes):
+        return src
+    # PyTorch's CPU tensors raise AttributeError here, those on a GPU do not.
+    if hasattr(src, "__cuda_array_interface__"):
+        raise TypeError(
+            f"{type(src).__name__} is in the memory of a GPU; copy it with .cpu() or .get()"
+        )
+    if hasattr(src, "__array__"):
+        return _array_content(src)
+    try:
+        view = memoryview(src)
+    except TypeError:
+        return None
+    if not view.c_contiguous:
+        raise ValueError(
+            f"the buffer of {type(src).__name__} is not C-contiguous (shape {view.shape}, strides "
+            f"{view.strides}); copy it with bytes(...)"
+        )
+    return flat(view)
+
+
+def _array_content(src: Any) -> memoryview:
+    try:
+        array = np.asarray(src)
+    except RuntimeError as error:  # PyTorch's word for tensors that NumPy cannot view
+        raise TypeError(
+            f"an encoded file in a tensor is 1-D uint8 on the CPU, this one NumPy cannot view: {error}"
+        ) from error
+    what = f"{type(src).__name__} of {array.dtype} with shape {array.shape}"
+    if array.dtype != np.uint8:
+        raise TypeError(f"an encoded file in an array is 1-D uint8, this is a {what}")
+    if array.ndim != 1:
+        raise ValueError(f"an encoded file in an array is 1-D uint8, this is a {what}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"the {what} is not contiguous; copy it with numpy.ascontiguousarray")
+    return array.data
+
+
+def flat(view: memoryview) -> memoryview:
+    """The bytes of any C-contiguous view."""
+    # Not memoryview.cast, which refuses formats such as "<B".
+    return np.frombuffer(view, np.uint8).data if view.nbytes else memoryview(b"")
+
+
+class Readable(Protocol):
+    """A binary file-like object. ``seek`` and ``tell`` are used if it has them."""
+
+    def read(self, size: int = ..., /) -> Any:
+        """Give up to ``size`` bytes, and none only at the end."""
+        ...
+
+
+class Positioned:
+    """What files with a size of their own share: the position of the next byte."""
+
+    _position = 0
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        raise NotImplementedError
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte, as in ``io``; give its position."""
+        origin = self.size() if whence == io.SEEK_END else self._position * (whence == io.SEEK_CUR)
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """The position of the next byte."""
+        return self._position
+
+
+class ViewReader(Positioned):
+    """A flat buffer as a seekable file. ``read`` copies the piece asked for, never the whole."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def size(self) -> int:
+        """Bytes in the buffer."""
+        return len(self._view)
+
+    def read(self, size: int) -> bytes:
+        """Give up to ``size`` bytes, and none only at the end."""
+        data = bytes(self._view[self._position : self._position + size])
+        self._position += len(data)
+        return data
+
+    def close(self) -> None:
+        """Let go of the buffer, which PyAV's container would keep alive."""
+        self._view = memoryview(b"")
+
+
+class FileReader:
+    """A file object as FFmpeg needs it: from byte 0, in ``bytes`` of at most the size asked for.
+
+    FFmpeg calls ``read`` and ``seek`` back from its own code, where Python errors cannot pass. So the first
+    error is kept in ``failure`` (a :class:`SourceError`, if the file raised it), and after it there is only
+    the end of the file: a source that has lost bytes is not to be trusted any more.
+
+    Args:
+        file: What is read. If it can seek, it is used from its first byte, otherwise from where it is.
+        name: What messages call it.
+        seekable: Whether it can seek.
+        restore: Where to leave it.
+
+    Thread safety: one thread at a time.
+    """
+
+    def __init__(self, file: Any, name: str, *, seekable: bool, restore: int | None = None) -> None:
+        # Not "name": PyAV would give it to FFmpeg, which reads more at a time from an address of HTTP.
+        self.label = name
+        self._file = file
+        self._restore = restore
+        self._seekable = seekable
+        self._head = b""
+        self._position = 0
+        self.failure: BaseException | None = None
+
+    def seekable(self) -> bool:
+        """PyAV asks, and gives FFmpeg no way to seek where it is False."""
+        return self._seekable
+
+    def head(self, size: int) -> bytes:
+        """The first bytes of the file. Those of a file that cannot seek are kept and read again.
+
+        Raises:
+            ValueError: More of them than before, of a file that cannot seek and was read on.
+        """
+        if len(self._head) < size:
+            if not self._seekable and self._position > len(self._head):
+                raise ValueError(
+                    f"{self.label}: {size} bytes of its head were asked for after it was read "
+                    f"past {len(self._head)}, and it cannot seek. Ask before opening it."
+                )
+            self._head += self.peek(len(self._head), size - len(self._head))
+        return self._head[:size]
+
+    def peek(self, start: int, size: int) -> bytes:
+        """Up to ``size`` bytes, joined from short reads. A file that can seek stays at its place."""
+        pieces = []
+        if self._seekable:
+            self._move(start)
+        while size > 0 and (data := self._pull(size)):
+            pieces.append(data)
+            size -= len(data)
+        if self._seekable:
+            self._move(self._position)
+        return b"".join(pieces)
+
+    def size(self) -> int:
+        """Bytes in a file that can seek; the place of reading stays."""
+        size = self._move(0, io.SEEK_END)
+        self._move(self._position)
+        return size
+
+    def read_all(self) -> bytes:
+        """The whole content: a new ``bytes`` object, and not a copy of what the file gave.
+
+        Raises:
+            ValueError: It cannot seek, and some of it has been read.
+        """
+        if self._seekable:
+            self._move(0)
+            data = self._pull(None)
+            self._move(self._position)
+            return data
+        if self._position:
+            raise ValueError(f"{self.label}: it cannot seek, and some of it has been read")
+        rest = self._pull(None)
+        self._position = len(self._head) + len(rest)
+        return self._head + rest
+
+    def rewind(self) -> None:
+        """Go back to the first byte, for the next one who reads.
+
+        Raises:
+            ValueError: It cannot seek, and more than its head has been read.
+        """
+        if self._seekable:
+            self._move(0)
+        elif self._position > len(self._head):
+            raise ValueError(
+                f"{self.label}: it cannot seek, so it can be opened only once. "
+                "Read it into bytes to use it again."
+            )
+        self._position = 0
+
+    def detach(self) -> None:
+        """Let go of the file, which PyAV's container would keep alive. It is not closed."""
+        if self._restore is not None:
+            # It may be closed or broken by now, and the caller asked nothing of it here.
+            with suppress(Exception):
+                self._file.seek(self._restore)
+        self._file = self._restore = None
+        self._head = b""
+        self.failure = None
+
+    def check(self) -> None:
+        """Raise the error that has stopped the reading, if there was one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def read(self, size: int) -> bytes:
+        """Give up to ``size`` bytes, and none only at the end."""
+        # PyAV raises the first exception when FFmpeg returns, but has room for one only, and prints a second
+        # one on stderr. Ctrl-C does not pass through it at all; check() raises it.
+        if self.failure is not None:
+            return b""
+        # The head of a file that cannot seek is given a second time.
+        kept = b"" if self._seekable else self._head[self._position : self._position + size]
+        try:
+            data = kept or self._pull(size)
+        except BaseException as error:
+            self.failure = error
+            if isinstance(error, Exception):
+                raise
+            return b""
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte, as in ``io``; give its position, or FFmpeg's code of an error."""
+        if self.failure is not None:
+            return -errno.EIO
+        try:
+            self._position = self._move(offset, whence)
+        except BaseException as error:
+            self.failure = error
+            if isinstance(error, Exception):
+                raise
+            return -errno.EIO
+        return self._position
+
+    def tell(self) -> int:
+        """The position of the next byte."""
+        return self._position
+
+    def _move(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        try:
+            position = self._file.seek(offset, whence)
+            return int(self._file.tell() if position is None else position)
+        except Exception as error:  # whatever a caller's own file object may raise
+            raise self._source_error("seek", error) from error
+
+    def _pull(self, size: int | None) -> bytes:
+        try:
+            data = self._file.read() if size is None else self._file.read(size)
+        except Exception as error:  # whatever a caller's own file object may raise
+            raise self._source_error("read", error) from error
+        if data is None:
+            raise self._source_error("read", BlockingIOError(errno.EAGAIN, "no data yet (None)"))
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(
+                f"{self.label}: a file object must give bytes from read(), this one gave "
+                f"{type(data).__name__}. Open the file in binary mode ('rb')."
+            )
+        if size is not None and len(data) > size:
+            # PyAV would write them past the end of its buffer, whose length it does not look at.
+            raise self._source_error("read", ValueError(f"read({size}) gave {len(data)} bytes"))
+        return data if type(data) is bytes else bytes(data)
+
+    def _source_error(self, verb: str, error: Exception) -> SourceError:
+        return SourceError(
+            f"its {verb}() failed at byte {self._position}: {type(error).__name__}: {error}. "
+            "Nothing after that byte was used; open the source anew to try again.",
+            source=self.label,
+            errno=error.errno if isinstance(error, OSError) else None,
+        )
+
+
+def read_file_object(file: Any, name: str | None) -> FileReader:
+    """Take a caller's file object. One that can seek is put back to where it was on ``detach``.
+
+    Raises:
+        TypeError: It is open in text mode, or for writing.
+        ValueError: It is closed.
+        SourceError: Its position cannot be told.
+    """
+    if name is None:
+        label, kind = getattr(file, "name", None), type(file).__name__
+        name = f"{kind} {label!r}" if isinstance(label, str | int) else f"{kind} object"
+    if isinstance(file, io.TextIOBase):
+        raise TypeError(f"{name} is open in text mode. Open it in binary mode ('rb').")
+    if getattr(file, "closed", False):
+        raise ValueError(f"{name} is closed. Give it open, or give its path.")
+    if callable(getattr(file, "readable", None)) and not file.readable():
+        raise TypeError(f"{name} is not open for reading. Open it in mode 'rb'.")
+    position = _position(file, name)
+    return FileReader(file, name, seekable=position is not None, restore=position)
+
+
+def _position(file: Any, name: str) -> int | None:
+    """Where a file object is, or ``None`` if it cannot seek."""
+    if not (callable(getattr(file, "seek", None)) and callable(getattr(file, "tell", None))):
+        return None
+    try:
+        if callable(getattr(file, "seekable", None)):
+            return int(file.tell()) if file.seekable() else None
+        position = int(file.tell())
+        file.seek(position)
+        return position
+    except io.UnsupportedOperation:
+        return None
+    except Exception as error:  # whatever a caller's own file object may raise
+        raise SourceError(
+            f"its position cannot be told: {type(error).__name__}: {error}", source=name
+        ) from error
