@@ -228,7 +228,7 @@ def _jpeg(view: memoryview) -> int:
     return 1
 
 
-def _in_chunk(wanted: bytes, form: Chunks) -> Callable[[memoryview], int]:
+def _in_chunk(wanted: bytes, form: _Chunks) -> Callable[[memoryview], int]:
     def read(view: memoryview) -> int:
         for kind, start, end in form.of(view):
             if kind == wanted:
@@ -324,7 +324,7 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         position += max(2, length)
 
 
-class Chunks(NamedTuple):
+class _Chunks(NamedTuple):
     """How the chunks of a family of formats follow each other.
 
     Attributes:
@@ -358,10 +358,10 @@ class Chunks(NamedTuple):
             position = end + -end % self.padding + self.trailer
 
 
-PNG = Chunks(8, struct.Struct(">I4s"), trailer=4)
-RIFF = Chunks(12, struct.Struct("<4sI"), padding=2)
-IFF = Chunks(12, struct.Struct(">4sI"), padding=2)
-CAF = Chunks(8, struct.Struct(">4sq"))
+PNG = _Chunks(8, struct.Struct(">I4s"), trailer=4)
+RIFF = _Chunks(12, struct.Struct("<4sI"), padding=2)
+IFF = _Chunks(12, struct.Struct(">4sI"), padding=2)
+CAF = _Chunks(8, struct.Struct(">4sq"))
 
 
 def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
@@ -394,7 +394,7 @@ _MAX_TIFF_VALUES = 1 << 20
 _TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 
 
-class TiffTag(NamedTuple):
+class _TiffTag(NamedTuple):
     """One entry of a TIFF directory: where its values are, not yet read."""
 
     order: str
@@ -411,7 +411,7 @@ class TiffTag(NamedTuple):
         return struct.unpack_from(layout, view, self.start)
 
 
-def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, TiffTag]:
+def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, _TiffTag]:
     """Those of the wanted tags that are in the first directory of a TIFF file, or of a block of Exif.
 
     Raises:
@@ -425,7 +425,7 @@ def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, TiffTag]:
     entries = view[position + 2 : position + 2 + 12 * count]
     if len(entries) < 12 * count:
         raise struct.error("the directory is cut short")
-    tags: dict[int, TiffTag] = {}
+    tags: dict[int, _TiffTag] = {}
     for number, (tag, kind, length, value) in enumerate(
         struct.iter_unpack(f"{order}HHII", entries)
     ):
@@ -433,7 +433,7 @@ def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, TiffTag]:
             size = length * _TIFF_SIZES.get(kind, 0)
             # Longer values are elsewhere in the file.
             start = value if size > 4 else position + 10 + 12 * number
-            tags[tag] = TiffTag(order, kind, length, start, start + size)
+            tags[tag] = _TiffTag(order, kind, length, start, start + size)
     return tags
 
 
