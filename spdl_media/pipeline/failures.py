@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from spdl_media.pipeline.stats import StageCounters
 
@@ -22,7 +22,7 @@ __all__ = (
     "PipelineFailure",
     "PipelineStopped",
     "PoolBroken",
-    "StageLoss",
+    "StageDropRate",
     "WorkerDied",
 )
 
@@ -77,7 +77,7 @@ def _rebuild(
 
 
 def describe(error: BaseException) -> str:
-    """Class and message of an exception of the caller's, whatever its ``__str__`` does."""
+    """Class and message of an exception of the user's, whatever its ``__str__`` does."""
     try:
         message = str(error)
     except BaseException as mute:  # noqa: BLE001  # nothing that is said of an error may be another error
@@ -85,19 +85,20 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def pipeline_failure(message: str, original: BaseException, *, stage: str) -> PipelineFailure:
-    """The failure of ``stage`` that ``original`` caused.
+def pipeline_failure(
+    message: str, original: BaseException, stage: str, traceback: str = ""
+) -> PipelineFailure:
+    """Make the failure of ``stage`` that ``original`` caused, with its traceback if it lost it.
 
-    A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program, so
-    it is wrapped: a group of plain exceptions can hold none.
+    A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program,
+    so it is wrapped: a group of plain exceptions can hold none.
     """
-    if isinstance(original, Exception):
-        inner = original
-    else:
-        inner = PipelineError(describe(original))
-    failure = PipelineFailure(message, [inner])
+    plain = original if isinstance(original, Exception) else PipelineError(describe(original))
+    failure = PipelineFailure(message, [plain])
     failure.stage = stage
     failure.__cause__ = original
+    if traceback:
+        failure.add_note(f"The last failure:\n{traceback}")
     return failure
 
 
@@ -153,7 +154,7 @@ def short_repr(item: object) -> str:
         return f"<{type(item).__name__} of length {len(item)}>"
     try:
         return _SHORT.repr(item)
-    except BaseException as error:  # noqa: BLE001  # such as RecursionError in a container of the caller's
+    except BaseException as error:  # noqa: BLE001  # such as RecursionError in a container of the user's
         return _without_repr(item, error)
 
 
@@ -172,7 +173,7 @@ class _ShortRepr(reprlib.Repr):
         """Of an object whose class reprlib does not know."""
         try:
             text = repr(x)
-        except BaseException as error:  # noqa: BLE001  # a repr of the caller's own may raise anything
+        except BaseException as error:  # noqa: BLE001  # a repr of the user's own may raise anything
             return _without_repr(x, error)
         half = (self.maxother - len(self.fillvalue)) // 2
         return text if len(text) <= self.maxother else text[:half] + self.fillvalue + text[-half:]
@@ -191,7 +192,7 @@ def _lighten(error: BaseException) -> None:
             continue
         seen.add(id(error_or_none))
         error_or_none.__traceback__ = None
-        # A class of the caller's may make these attributes something else.
+        # A class of the user's may make these attributes something else.
         with suppress(Exception):
             _drop_data(error_or_none)
         waiting += [error_or_none.__cause__, error_or_none.__context__]
@@ -247,7 +248,7 @@ class FailureLog:
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self.chain = Chain()
         self._last: dict[str, FailureRecord] = {}
-        self._stages: dict[str, StageLoss] = {}
+        self._stages: dict[str, StageDropRate] = {}
 
     def watch(
         self,
@@ -261,7 +262,7 @@ class FailureLog:
 
         ``chain`` is where the stage is, if not in the pipeline's own.
         """
-        self._stages[name] = stage = StageLoss(counters, limit)
+        self._stages[name] = stage = StageDropRate(counters, limit)
         (self.chain if chain is None else chain).parts.append(stage)
 
     def counts(self) -> dict[str, int]:
@@ -299,7 +300,7 @@ class FailureLog:
 
 
 def _broken_rule(
-    limit: float, stages: Sequence[StageLoss], whole: Chain | StageLoss, min_calls: int
+    limit: float, stages: Sequence[StageDropRate], whole: Chain | StageDropRate, min_calls: int
 ) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
         failures = sum(stage.counters.failures for stage in stages)
@@ -314,7 +315,7 @@ def _broken_rule(
 
 
 @dataclass(eq=False)
-class StageLoss:
+class StageDropRate:
     """The failures of one stage in this epoch.
 
     Attributes:
@@ -328,23 +329,18 @@ class StageLoss:
     _failures_before: int = 0
 
     @property
-    def calls(self) -> int:
-        """Calls in this epoch."""
-        return self.counters.calls - self._calls_before
-
-    @property
     def failures(self) -> int:
         """Failures in this epoch."""
         return self.counters.failures - self._failures_before
 
     def begin_epoch(self) -> None:
-        """Count from 0 again: an epoch of which all is lost is an error, however good those before were."""
+        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
         self._calls_before = self.counters.calls
         self._failures_before = self.counters.failures
 
     def part_kept(self, min_calls: int) -> float:
         """The part that does not fail; 1.0 while there were too few calls to tell."""
-        calls = self.calls
+        calls = self.counters.calls - self._calls_before
         return 1 - self.failures / calls if calls >= max(1, min_calls) else 1.0
 
 
@@ -352,11 +348,11 @@ class StageLoss:
 class Chain:
     """Stages in a row: each loses a part of what the ones before have kept.
 
-    Not all failures over all calls: with three stages that would be a third when the last of them fails
-    always, and above one when a stage makes many items of each.
+    Not all failures over all calls: with three stages that would be a third when the last of them
+    fails always, and above one when a stage makes many items of each.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StageDropRate | Branches] = field(default_factory=list)
 
     def part_kept(self, min_calls: int) -> float:
         """The part of the items that survives all stages that have no limit of their own."""
@@ -369,24 +365,13 @@ class Chain:
 
 @dataclass(eq=False)
 class Branches:
-    """Chains side by side: each counts as much as it gets of the items."""
+    """Chains side by side, each with what tells how many items have gone into it."""
 
-    chains: list[Chain] = field(default_factory=list)
-    numbers: list[Callable[[], int]] = field(default_factory=list)
-
-    def add(self, number: Callable[[], int]) -> Chain:
-        """One more chain. ``number`` tells how many items have gone into it."""
-        self.chains.append(chain := Chain())
-        self.numbers.append(number)
-        return chain
+    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
 
     def part_kept(self, min_calls: int) -> float:
         """The part of the items that survives the chain into which it went."""
-        numbers = [number() for number in self.numbers]
-        if not (total := sum(numbers)):
+        numbers = [(number(), chain) for number, chain in self.chains]
+        if not (total := sum(number for number, _ in numbers)):
             return 1.0
-        kept = zip(numbers, self.chains, strict=True)
-        return sum(number * chain.part_kept(min_calls) for number, chain in kept) / total
-
-
-Part: TypeAlias = StageLoss | Branches
+        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total

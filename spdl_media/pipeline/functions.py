@@ -93,14 +93,37 @@ class TaskHook:
         """Called once, when the run ends."""
 
 
-def hooked(fn: Callable[..., Any], kind: FunctionKind, hook: TaskHook) -> Callable[..., Any]:
-    """The same function, with the hook called around each call."""
-    return _WRAPPERS[kind](fn, hook)
+def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
+    """Wrap a function of any kind so that the hook is called around each call."""
+
+    def call(item: Any) -> Any:
+        with _around_task(hook, item):
+            return fn(item)
+
+    async def call_async(item: Any) -> Any:
+        with _around_task(hook, item):
+            return await fn(item)
+
+    def generate(item: Any) -> Iterator[Any]:
+        with _around_task(hook, item):
+            yield from fn(item)
+
+    async def generate_async(item: Any) -> AsyncIterator[Any]:
+        with _around_task(hook, item):
+            async for value in fn(item):
+                yield value
+
+    wrappers: dict[FunctionKind, Callable[..., Any]] = {
+        "function": call,
+        "async": call_async,
+        "generator": generate,
+        "async_generator": generate_async,
+    }
+    return functools.wraps(fn)(wrappers[kind_of(fn)])
 
 
 @contextmanager
 def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
-    """Call the hook before and after what is done inside."""
     hook.task_start(item)
     start = perf_counter()
     try:
@@ -109,48 +132,3 @@ def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
         hook.task_end(item, perf_counter() - start, error)
         raise
     hook.task_end(item, perf_counter() - start, None)
-
-
-def _function(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def call(item: Any) -> Any:
-        with _around_task(hook, item):
-            return fn(item)
-
-    return call
-
-
-def _async(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    async def call(item: Any) -> Any:
-        with _around_task(hook, item):
-            return await fn(item)
-
-    return call
-
-
-def _generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def call(item: Any) -> Iterator[Any]:
-        with _around_task(hook, item):
-            yield from fn(item)
-
-    return call
-
-
-def _async_generator(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    async def call(item: Any) -> AsyncIterator[Any]:
-        with _around_task(hook, item):
-            async for value in fn(item):
-                yield value
-
-    return call
-
-
-_WRAPPERS: dict[FunctionKind, Callable[[Callable[..., Any], TaskHook], Callable[..., Any]]] = {
-    "function": _function,
-    "async": _async,
-    "generator": _generator,
-    "async_generator": _async_generator,
-}

@@ -187,7 +187,7 @@ class Pipeline(Generic[T_co]):
             PipelineFailure: Too many items failed, or the source did.
             PipelineError: The pipeline was not started.
         """
-        item: Any = self._running().sink.take(timeout)
+        item: Any = self._running().graph.sink.take(timeout)
         if item is END_OF_EPOCH:
             raise PipelineStopped(
                 "the epoch has ended and there are no more items; iterate the pipeline for the next epoch"
@@ -207,7 +207,7 @@ class Pipeline(Generic[T_co]):
         """
         run, is_own = self._begin()
         bar = self._make_bar()
-        take = run.sink.take
+        take = run.graph.sink.take
         try:
             while (item := take(timeout)) is not END_OF_EPOCH:
                 if bar is not None:
@@ -233,7 +233,7 @@ class Pipeline(Generic[T_co]):
             if run is None or run.was_stopped:
                 self.start()
                 return self._running(), True
-            if run.sink.has_ended:
+            if run.graph.sink.has_ended:
                 run.request_epoch()
             return run, False
 
@@ -270,7 +270,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             self._run, self._is_own = self._pipeline._begin()
             self._bar = self._pipeline._make_bar()
         try:
-            item: Any = await self._run.sink.take_async()
+            item: Any = await self._run.graph.sink.take_async()
         except BaseException:
             await self.aclose()
             raise

@@ -94,20 +94,18 @@ def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
     """The first to wait is woken for an item, and gives up at the same moment."""
     sink = make_sink()
     woken: list[str] = []
-    first, second = (lambda _: woken.append("first")), (lambda _: woken.append("second"))
-    sink._waiters.extend([first, second])
-    sink.accept(0)
-    assert woken == ["first"]
-    sink._leave(first)
+    with sink._waiter(lambda: woken.append("first")):
+        sink._waiters.append(lambda: woken.append("second"))
+        sink.accept(0)
+        assert woken == ["first"]
     assert woken == ["first", "second"]
 
 
 def test_a_consumer_that_was_not_woken_just_leaves() -> None:
     sink = make_sink()
     woken: list[str] = []
-    first, second = (lambda _: woken.append("first")), (lambda _: woken.append("second"))
-    sink._waiters.extend([first, second])
-    sink._leave(first)
+    with sink._waiter(lambda: woken.append("first")):
+        sink._waiters.append(lambda: woken.append("second"))
     sink.accept(0)
     assert woken == ["second"]
 

@@ -4,58 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.hub import Hub, Inlet, Upstream
+from spdl_media.pipeline.engine.hub import Hub, Node, wake
+from spdl_media.pipeline.stages import SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
-__all__ = (
-    "AsyncSource",
-    "Sink",
-    "Source",
-    "ThreadSource",
-)
+__all__ = ("AsyncSource", "Sink", "Source", "ThreadSource")
 
 #: Stands for the end of an epoch on the way from a source, and is what :meth:`Sink.take` returns then.
 END_OF_EPOCH: Any = object()
+NOTHING: Any = object()
 
 
-class Source:
+class Source(Node):
     """The part of a source that does not depend on who iterates it.
 
-    Whoever iterates puts items into ``out``, and may be ``ahead`` items in front of what the next node
-    has taken. An epoch is begun when it was asked for, or at once if the source is continuous.
+    Who iterates puts items into ``out``, at most ``ahead`` more than the next node has taken. An
+    epoch begins when it was asked for, or at once if the source is continuous.
 
     Attributes:
-        asking_since: When the source was asked for the item that it has not given yet, on the clock of
-            ``time.perf_counter``; ``None`` while nobody asks.
+        asking_since: When the source was asked for the item that it has not given yet, on the clock
+            of ``time.perf_counter``; ``None`` while nobody asks.
         given: Number of items that the next node has taken.
     """
 
-    def __init__(self, hub: Hub, *, continuous: bool, ahead: int) -> None:
-        self.hub = hub
-        self.touched = False
-        self.out: deque[Any] = deque()
-        self.next: Inlet
+    def __init__(self, hub: Hub, config: SourceConfig, ahead: int) -> None:
+        super().__init__(hub, f"spdl_media source {config.name}")
         self.asking_since: float | None = None
         self.given = 0
-        self.error: BaseException | None = None
+        self._items: Any = config.items
+        self._continuous = config.continuous
         self._ahead = ahead
-        # Entries of "out" that were taken, ends of epochs included; who iterates may make "ahead" more.
-        self._taken = 0
-        self._made = 0
-        self._continuous = continuous
-        self._epochs_wanted = 0
+        # Entries of "out", ends of epochs included.
+        self._taken = self._made = 0
+        self._epochs_wanted = self._epochs_begun = 0
+        self._error: BaseException | None = None
         # Merged with a source that failed: its last epoch is cut short, and when that has ended it is over.
-        self._cut = False
-        self._is_over = False
-        self._epochs_begun = 0
+        self._cut = self._is_over = False
 
     def start(self) -> None:
         """Begin to iterate as soon as an epoch is wanted."""
@@ -63,21 +56,15 @@ class Source:
 
     def stop(self) -> None:
         """Have the iteration end at the next item."""
+
+    def wake(self) -> None:
+        """Let who iterates look whether it may go on. On the loop."""
         raise NotImplementedError
 
     def request_epoch(self) -> None:
         """Want one more epoch. On the loop."""
         self._epochs_wanted += 1
         self.wake()
-
-    def wake(self) -> None:
-        """Let who iterates look whether it may go on. On the loop."""
-        raise NotImplementedError
-
-    def retry(self) -> None:
-        """Hand on what was refused for lack of room, if anything was."""
-        if self.out:
-            self.hub.touch(self)
 
     def advance(self) -> None:
         """Hand items on, as many as the next node has room for."""
@@ -90,7 +77,7 @@ class Source:
                 item = out.popleft()
                 self._taken += 1
                 if item is END_OF_EPOCH:
-                    self._end_epoch()
+                    self._pass_end()
                     break
                 inlet.accept(item)
                 self.given += 1
@@ -104,10 +91,10 @@ class Source:
             self.out.append(END_OF_EPOCH)
             self.hub.touch(self)
 
-    def _end_epoch(self) -> None:
+    def _pass_end(self) -> None:
         self._is_over = self._cut
-        if self.error is not None:
-            self.hub.events.source_failed(self.error)
+        if self._error is not None:
+            self.hub.events.source_failed(self._error)
         self.next.end_epoch()
 
     def _may_make(self) -> bool:
@@ -116,20 +103,51 @@ class Source:
     def _may_begin(self) -> bool:
         return self._continuous or self._epochs_begun < self._epochs_wanted
 
+    async def _run(self) -> None:
+        """Iterate epoch after epoch, as a task or, by a thread, without ever being suspended."""
+        while await self._wait_until(self._may_begin):
+            self._epochs_begun += 1
+            try:
+                await self._iterate()
+            except BaseException as error:  # of whatever kind, the consumer must hear of it
+                if self.hub.closed:
+                    raise
+                self._error = error
+            self.asking_since = None
+            if not await self._wait_until(self._may_make):
+                return
+            self._put(END_OF_EPOCH)
+            if self._error is not None:
+                return
+
+    async def _iterate(self) -> None:
+        """Put the items of one epoch, and close the iterator if it was made here.
+
+        It is closed here, so that its "finally" runs now and in its thread; an iterator of the
+        user's may be wanted further.
+        """
+        raise NotImplementedError
+
     def _put(self, item: Any) -> None:
         self._made += 1
         self.out.append(item)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Let the loop know that there is an item."""
+        raise NotImplementedError
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for something that the loop brings about; ``False`` when the run is over."""
+        raise NotImplementedError
 
 
 class ThreadSource(Source):
     """A synchronous source, iterated by a thread of its own, which it may block."""
 
-    def __init__(
-        self, hub: Hub, items: Iterable[Any], *, continuous: bool, ahead: int, name: str
-    ) -> None:
-        super().__init__(hub, continuous=continuous, ahead=ahead)
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._items = items
+    def __init__(self, hub: Hub, config: SourceConfig, ahead: int) -> None:
+        super().__init__(hub, config, ahead)
+        self.thread = threading.Thread(target=self._run_in_thread, name=self.name, daemon=True)
         # A token wakes the thread; one too many has it look once in vain.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._waiting = False
@@ -151,50 +169,33 @@ class ThreadSource(Source):
             self._waiting = False
             self._tokens.put(None)
 
-    def _run(self) -> None:
-        while self._wait_until(self._may_begin):
-            self._epochs_begun += 1
-            try:
-                self._iterate()
-            except BaseException as error:  # noqa: BLE001  # of whatever kind, the consumer must hear of it
-                self.error = error
-            self.asking_since = None
-            if not self._wait_until(self._may_make):
-                return
-            self._put(END_OF_EPOCH)
-            self._announce()
-            if self.error is not None:
-                return
+    def _run_in_thread(self) -> None:
+        try:
+            # What the coroutine awaits here blocks the thread instead, so one step runs all of it.
+            self._run().send(None)
+        except StopIteration:
+            pass
+        except BaseException:
+            # What the source raises after the run is over is of interest to nobody.
+            if not self.hub.closed:
+                raise
 
-    def _iterate(self) -> None:
+    async def _iterate(self) -> None:
         self.asking_since = perf_counter()
         iterator = iter(self._items)
+        hub, may_make = self.hub, self._may_make
         try:
-            while self._wait_until(self._may_make):
+            # Awaits nothing for most items: a call of a coroutine costs a tenth of what an item does.
+            while (may_make() and not hub.closed) or await self._wait_until(may_make):
                 self.asking_since = perf_counter()
                 item = next(iterator, END_OF_EPOCH)
                 self.asking_since = None
                 if item is END_OF_EPOCH:
                     return
                 self._put(item)
-                self._announce()
         finally:
-            # A generator made here is closed here, so that its "finally" runs now and in its thread; an
-            # iterator of the caller's may be wanted further.
             if iterator is not self._items and (close := getattr(iterator, "close", None)):
                 close()
-
-    def _wait_until(self, condition: Any) -> bool:
-        """Wait for something that the loop brings about; ``False`` when the run is over."""
-        while not self.hub.closed:
-            if condition():
-                return True
-            self._waiting = True
-            # Asked again: the loop may have looked before it could see that somebody waits.
-            if not condition():
-                self._tokens.get()
-            self._waiting = False
-        return False
 
     def _announce(self) -> None:
         if not self._posted:
@@ -205,117 +206,100 @@ class ThreadSource(Source):
         self._posted = False
         self.hub.touch(self)
 
+    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        while not self.hub.closed:
+            if condition():
+                return True
+            self._waiting = True
+            # Asked again: the loop may have looked before it could see that somebody waits.
+            if not condition():
+                self._tokens.get()
+            self._waiting = False
+        return False
+
 
 class AsyncSource(Source):
-    """An asynchronous source, iterated by a task."""
+    """An asynchronous source, iterated by a task. The run cancels it at its end."""
 
-    def __init__(
-        self, hub: Hub, items: AsyncIterable[Any], *, continuous: bool, ahead: int, name: str
-    ) -> None:
-        super().__init__(hub, continuous=continuous, ahead=ahead)
-        self._items = items
-        self._name = name
-        self._waiting: asyncio.Future[None] | None = None
+    _woken: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Start the task."""
-        self.hub.spawn(self._run(), self._name)
-
-    def stop(self) -> None:
-        """Nothing to do: the run cancels its tasks."""
+        self.hub.spawn(self._run(), self.name)
 
     def wake(self) -> None:
         """Let the task go on, if it waits."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._woken is not None:
+            wake(self._woken)
 
-    async def _run(self) -> None:
-        while not self.hub.closed:
-            await self._wait_until(self._may_begin)
-            self._epochs_begun += 1
-            try:
-                await self._iterate()
-            except BaseException as error:  # as for synchronous sources
-                if self.hub.closed:
-                    raise
-                self.error = error
-            self.asking_since = None
-            await self._wait_until(self._may_make)
-            self._put(END_OF_EPOCH)
-            self.hub.touch(self)
-            if self.error is not None:
-                return
+    def _announce(self) -> None:
+        self.hub.touch(self)
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        while not condition():
+            self._woken = self.hub.loop.create_future()
+            await self._woken
+        return not self.hub.closed
 
     async def _iterate(self) -> None:
+        self.asking_since = perf_counter()
         iterator = aiter(self._items)
         try:
-            while not self.hub.closed:
-                await self._wait_until(self._may_make)
+            while await self._wait_until(self._may_make):
                 self.asking_since = perf_counter()
                 item = await anext(iterator, END_OF_EPOCH)
                 self.asking_since = None
                 if item is END_OF_EPOCH:
                     return
                 self._put(item)
-                self.hub.touch(self)
         finally:
             if iterator is not self._items and (close := getattr(iterator, "aclose", None)):
                 await close()
-
-    async def _wait_until(self, condition: Any) -> None:
-        while not condition():
-            self._waiting = self.hub.loop.create_future()
-            await self._waiting
-
-
-NOTHING: Any = object()
 
 
 class Sink:
     """The last node. The loop fills it; any number of threads and tasks may take from it.
 
-    A consumer that finds something takes it without waking the loop, unless the pipeline has stalled
-    for want of room here. One that finds nothing leaves a call by which the loop can wake it.
+    A consumer that finds something takes it without waking the loop, unless the pipeline has
+    stalled for want of room here. One that finds nothing leaves a call by which the loop can wake it.
 
-    Each item goes to one consumer. The end of an epoch goes to one consumer, too, and if the source is
-    not continuous, to all others that ask before the next epoch.
+    Each item goes to one consumer. The end of an epoch goes to one consumer, too, and if the source
+    is not continuous, to all others that ask before the next epoch.
 
     Args:
         hub: The loop's side.
         buffer_size: How many items may wait for the consumer.
         slack: How many more may, so that the loop need not be woken for each.
         continuous: Whether epochs follow each other without being asked for.
+
+    Attributes:
+        has_ended: A consumer has seen the end of the epoch, and no other was asked for.
+        look_out: What a consumer that waits calls now and then; returns when to call it again.
     """
 
     def __init__(self, hub: Hub, buffer_size: int, slack: int, *, continuous: bool) -> None:
         self.hub = hub
-        self.upstream: Upstream
-        self.delivered = 0
+        self.upstream: Any
+        self.has_ended = False
         self.delivered_at = perf_counter()
-        self.waited = 0.0
-        # What a consumer that waits calls now and then; returns when to call it again.
         self.look_out: Callable[[], float] = lambda: math.inf
+        self._delivered = 0
         self._occupied = 0
+        self._waited = 0.0
         self._ready: deque[Any] = deque()
-        self._waiters: deque[Callable[[None], None]] = deque()
+        self._waiters: deque[Callable[[], object]] = deque()
         self._capacity = buffer_size + slack
         # Down to what is left of them, the loop is not woken.
         self._low = min(buffer_size, self._capacity - 1)
         self._stalled = False
         self._ends_waiting = 0
         self._continuous = continuous
-        self._ended = False
         self._closed: Callable[[], BaseException] | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits for the consumer."""
         return not self._ready
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether a consumer has seen the end of the epoch, and no other was asked for."""
-        return self._ended
 
     # The loop's side.
 
@@ -334,7 +318,7 @@ class Sink:
         """Give an item to the consumers."""
         self._occupied += len(self._ready)
         self._ready.append(item)
-        self.delivered += 1
+        self._delivered += 1
         self.delivered_at = perf_counter()
         if self._waiters:
             self._wake_one()
@@ -358,43 +342,38 @@ class Sink:
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
         """What was delivered in the last ``elapsed`` seconds, which began with the totals ``before``."""
         before = before or SinkStatistics(0, 0.0, 0.0, 0.0)
-        number = self.delivered - before.number
+        number = self._delivered - before.number
         occupied = self._occupied - round(before.occupancy * before.number)
         return SinkStatistics(
             number=number,
             rate=number / elapsed if elapsed else 0.0,
             occupancy=occupied / number if number else 0.0,
-            waited=self.waited - before.waited,
+            waited=self._waited - before.waited,
         )
 
-    def _end_taken(self, _: None) -> None:
-        self._ends_waiting -= 1
-        self.upstream.retry()
-
-    def _room_made(self, _: None) -> None:
+    def _make_room(self, num_ends: int) -> None:
+        self._ends_waiting -= num_ends
         self.upstream.retry()
 
     # The consumers' side.
 
     def begin_epoch(self) -> None:
         """Forget that the last epoch has ended."""
-        self._ended = False
+        self.has_ended = False
 
     def take(self, timeout: float | None = None) -> Any:
         """Take an item, or ``END_OF_EPOCH``. Blocks until there is one.
 
         Raises:
             TimeoutError: There was none within ``timeout`` seconds.
-            PipelineStopped, PipelineFailure: There will be none.
+            PipelineStopped: There will be none: the run was stopped.
+            PipelineFailure: There will be none: the run failed.
         """
         try:
             item = self._ready.popleft()
         except IndexError:
-            start = perf_counter()
-            try:
+            with self._timed() as start:
                 item = self._wait(start, timeout)
-            finally:
-                self.waited += perf_counter() - start
         return self._taken(item)
 
     async def take_async(self) -> Any:
@@ -402,33 +381,35 @@ class Sink:
         try:
             item = self._ready.popleft()
         except IndexError:
-            start = perf_counter()
-            try:
+            with self._timed():
                 item = await self._wait_async()
-            finally:
-                self.waited += perf_counter() - start
         return self._taken(item)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[float]:
+        start = perf_counter()
+        try:
+            yield start
+        finally:
+            self._waited += perf_counter() - start
 
     def _taken(self, item: Any) -> Any:
         if item is END_OF_EPOCH:
-            self._take_end()
+            if not self.has_ended:
+                self.hub.post(self._make_room, 1)
+            if not self._continuous:
+                self.has_ended = True
+                self._wake_one()
         if self._stalled and len(self._ready) <= self._low:
             self._stalled = False
-            self.hub.post(self._room_made, None)
+            self.hub.post(self._make_room, 0)
         return item
-
-    def _take_end(self) -> None:
-        if not self._ended:
-            self.hub.post(self._end_taken, None)
-        if not self._continuous:
-            self._ended = True
-            self._wake_one()
 
     def _look(self) -> Any:
         """Take an item if there is one, else ``NOTHING``. Raises when there will be none."""
         with contextlib.suppress(IndexError):
             return self._ready.popleft()
-        if self._ended:
+        if self.has_ended:
             return END_OF_EPOCH
         if self._closed is not None:
             raise self._closed()
@@ -436,10 +417,8 @@ class Sink:
 
     def _wait(self, start: float, timeout: float | None) -> Any:
         tokens: SimpleQueue[None] = SimpleQueue()
-        wake = tokens.put
         while True:
-            self._waiters.append(wake)
-            try:
+            with self._waiter(functools.partial(tokens.put, None)):
                 if (item := self._look()) is not NOTHING:
                     return item
                 left = math.inf if timeout is None else start + timeout - perf_counter()
@@ -447,45 +426,38 @@ class Sink:
                     raise TimeoutError(f"the pipeline gave no item within {timeout} s")
                 with contextlib.suppress(Empty):
                     tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
-            finally:
-                self._leave(wake)
 
     async def _wait_async(self) -> Any:
         loop = asyncio.get_running_loop()
         while True:
-            woken = loop.create_future()
-
-            def wake(_: None, woken: asyncio.Future[None] = woken) -> None:
-                loop.call_soon_threadsafe(_set, woken)
-
-            self._waiters.append(wake)
-            try:
+            woken: asyncio.Future[None] = loop.create_future()
+            call = functools.partial(loop.call_soon_threadsafe, wake, woken)
+            with self._waiter(call):
                 if (item := self._look()) is not NOTHING:
                     return item
                 await woken
-            finally:
-                self._leave(wake)
 
-    def _leave(self, wake: Callable[[None], None]) -> None:
+    @contextlib.contextmanager
+    def _waiter(self, call: Callable[[], object]) -> Iterator[None]:
+        """Have ``call`` woken for an item within the block."""
+        self._waiters.append(call)
         try:
-            self._waiters.remove(wake)
-        except ValueError:
-            # Woken, perhaps for an item that another consumer was meant to have as well.
-            if self._ready or self._closed is not None:
-                self._wake_one()
+            yield
+        finally:
+            try:
+                self._waiters.remove(call)
+            except ValueError:
+                # Woken, perhaps for an item that another consumer was meant to have as well.
+                if self._ready or self._closed is not None:
+                    self._wake_one()
 
     def _wake_one(self) -> None:
         while True:
             try:
-                wake = self._waiters.popleft()
+                call = self._waiters.popleft()
             except IndexError:
                 return
             # An event loop of a consumer's may have been closed while a task of it waited.
             with contextlib.suppress(RuntimeError):
-                wake(None)
+                call()
                 return
-
-
-def _set(woken: asyncio.Future[None]) -> None:
-    if not woken.done():
-        woken.set_result(None)

@@ -1,4 +1,4 @@
-"""Stages that make any number of results of each item: generators, and groups that are taken apart."""
+"""Stages of any number of results for each item: generators, and groups that are taken apart."""
 
 from __future__ import annotations
 
@@ -10,76 +10,64 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.hub import Hub, Node, Slot
-from spdl_media.pipeline.engine.nodes import CallSpec
-from spdl_media.pipeline.engine.workers import Crew, FailureDesk, Threads
+from spdl_media.pipeline.engine.hub import Hub, Node, Slot, wake
+from spdl_media.pipeline.engine.nodes import CallSpec, Stage, limited
+from spdl_media.pipeline.engine.workers import Threads, WorkerGroup
 from spdl_media.pipeline.failures import describe
 
-__all__ = (
-    "AsyncFanOut",
-    "Disaggregate",
-    "FanOut",
-    "FanOutSlot",
-    "ThreadFanOut",
-    "close_generator",
-)
+__all__ = ("AsyncFanOut", "Disaggregate", "FanOut", "FanOutSlot", "ThreadFanOut", "close_generator")
 
 LOG = logging.getLogger("spdl_media.pipeline")
+
+END: Any = object()
 
 
 class FanOutSlot(Slot):
     """An item and the values that its generator has made so far.
 
-    States: *waiting* (no generator yet), *running* (a thread or task asks it for values), *paused* (it is
-    as far ahead as it may be), *finished*. The slot is *gone* when it is finished and all its values
+    States: *waiting* (no generator yet), *running* (a thread or task asks it for values), *paused*
+    (it is as far ahead as it may be), *finished*. It leaves when it is finished and all its values
     have been handed on.
+
+    Attributes:
+        outstanding: How many values were made and not yet handed on.
+        values: Those that wait for the slots before to be done.
+        spent: Seconds in which the generator ran.
+        woken: What its task waits for while it is paused.
     """
 
-    __slots__ = ("finished", "generator", "outstanding", "paused", "resume", "spent", "values")
+    __slots__ = ("finished", "generator", "outstanding", "paused", "spent", "values", "woken")
 
     def __init__(self, stage: Node, item: Any) -> None:
         super().__init__(stage, item)
         self.generator: Iterator[Any] | None = None
-        # Made and not yet handed on, and which of them wait for the slots before to be done.
         self.outstanding = 0
         self.values: deque[Any] = deque()
         self.paused = False
         self.finished = False
         self.spent = 0.0
-        self.resume: asyncio.Future[None] | None = None
+        self.woken: asyncio.Future[None] | None = None
 
 
-class FanOut(Node):
+class FanOut(Stage):
     """The part of such a stage that does not depend on who runs the generators.
 
-    No more generators are open at once than the stage's concurrency, and none is further ahead of the
-    next stage than its share of the slack. Values leave as they come; where the order of the input is
-    kept, those of the first item leave, and the others' wait for their turn.
+    No more generators are open at once than the stage's concurrency, and none is further ahead of
+    the next stage than its share of the slack. Values leave as they come; where the order of the
+    input is kept, those of the first item leave, and the others wait for their turn.
     """
 
-    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk) -> None:
-        super().__init__(hub, spec.name, spec.concurrency)
-        self.spec = spec
-        self.capacity = spec.concurrency + spec.slack
-        self.ahead = max(1, spec.slack // spec.concurrency)
-        self._desk = desk
-        self._waiting: deque[FanOutSlot] = deque()
-        self._open: dict[FanOutSlot, None] = {}
-        self._window: deque[FanOutSlot] | None = deque() if spec.ordered else None
+    slot_type = FanOutSlot
 
-    def accept(self, item: Any) -> None:
-        """Take an item for which there is room."""
-        slot = FanOutSlot(self, item)
-        self.held += 1
-        self._waiting.append(slot)
-        if self._window is not None:
-            self._window.append(slot)
-        self.hub.touch(self)
+    def __init__(self, hub: Hub, spec: CallSpec) -> None:
+        super().__init__(hub, spec)
+        self.ahead = max(1, spec.slack // spec.concurrency)
+        self._open: dict[FanOutSlot, None] = {}
 
     def dispatch(self) -> None:
         """Open generators."""
-        while self._waiting and len(self._open) < self.spec.concurrency:
-            slot = self._waiting.popleft()
+        while self.todo and len(self._open) < self.spec.concurrency:
+            slot = self.todo.popleft()
             self._open[slot] = None
             self.open(slot)
 
@@ -100,19 +88,19 @@ class FanOut(Node):
                 inlet.accept(value)
                 slot.outstanding -= 1
                 if slot.finished:
-                    self._leave_if_gone(slot)
+                    self.leave(slot)
                 elif slot.paused:
-                    self._resume_if_behind(slot)
+                    self.resume_if_behind(slot)
             self.counters.outputs += count
 
-    def yielded(self, slot: FanOutSlot, value: Any) -> None:
+    def take_value(self, slot: FanOutSlot, value: Any) -> None:
         """Hear of a value."""
         # Settled: the generator took too long, and its thread went on.
         if value is None or slot.settled:
             self.counters.dropped += 1
             return
         slot.outstanding += 1
-        if self._window is None or self._window[0] is slot:
+        if self.window is None or self.window[0] is slot:
             self.out.append((slot, value))
         else:
             slot.values.append(value)
@@ -122,27 +110,23 @@ class FanOut(Node):
         """Hear that a generator has ended or failed."""
         slot.settled = True
         slot.ended_at = perf_counter()
-        self.counters.count_call(slot.queued_at, slot.ended_at - slot.spent, slot.ended_at)
-        if slot.error is None:
-            self._close(slot)
-        else:
-            self._desk.report(slot, self.counters, self._close)
+        # The call is the time in which the generator ran; its pauses count as waiting.
+        slot.started_at = slot.ended_at - slot.spent
+        self.settle(slot)
 
-    def running(self) -> Iterable[Slot]:
-        """The slots of generators that run, other than in worker threads."""
-        return ()
-
-    def _close(self, slot: Any) -> None:
+    def release(self, slot: FanOutSlot) -> None:
+        """Close a slot; it leaves when its values have."""
         slot.finished = True
         slot.generator = None
         del self._open[slot]
-        self._leave_if_gone(slot)
+        self.leave(slot)
         self.hub.touch(self)
 
-    def _leave_if_gone(self, slot: FanOutSlot) -> None:
+    def leave(self, slot: Any) -> None:
+        """Make room for another item if all values of this one have been handed on."""
         if slot.outstanding:
             return
-        window = self._window
+        window = self.window
         if window is None:
             self.held -= 1
             return
@@ -150,14 +134,13 @@ class FanOut(Node):
             window.popleft()
             self.held -= 1
             if window:
-                self._promote(window[0])
+                # Now the first: its values may leave.
+                first = window[0]
+                self.out.extend((first, value) for value in first.values)
+                first.values.clear()
 
-    def _promote(self, slot: FanOutSlot) -> None:
-        """Let the values of a slot out that is now the first."""
-        self.out.extend((slot, value) for value in slot.values)
-        slot.values.clear()
-
-    def _resume_if_behind(self, slot: FanOutSlot) -> None:
+    def resume_if_behind(self, slot: FanOutSlot) -> None:
+        """Have a paused generator go on if half of its values have been handed on."""
         if slot.outstanding <= self.ahead // 2:
             slot.paused = False
             self.resume(slot)
@@ -166,29 +149,24 @@ class FanOut(Node):
 class ThreadFanOut(FanOut):
     """Generators that are stepped by threads. A paused one occupies none, and may go on in another."""
 
-    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads) -> None:
-        super().__init__(hub, spec, desk)
-        self.crew: Crew[FanOutSlot] = Crew(
-            hub,
-            threads,
-            spec.concurrency,
-            self._step,
-            timeout=spec.timeout,
-            on_timeout=self.finish,
+    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads) -> None:
+        super().__init__(hub, spec)
+        self.group = WorkerGroup(
+            hub, threads, spec.concurrency, self._step, spec.timeout, self.finish
         )
 
     def dispatch(self) -> None:
-        """Open generators, and call threads to those that can go on."""
+        """Open generators, and have threads step those that can go on."""
         super().dispatch()
-        self.crew.dispatch()
+        self.group.dispatch()
 
     def open(self, slot: FanOutSlot) -> None:
         """Have a thread make the generator of a slot and step it."""
-        self.crew.todo.append(slot)
+        self.group.todo.append(slot)
 
     def resume(self, slot: FanOutSlot) -> None:
         """Have a thread step the generator of a slot on."""
-        self.crew.todo.append(slot)
+        self.group.todo.append(slot)
         self.hub.touch(self)
 
     def generators(self) -> Iterable[Iterator[Any]]:
@@ -220,14 +198,11 @@ class ThreadFanOut(FanOut):
         return self._pause
 
     def _receive(self, message: tuple[FanOutSlot, Any]) -> None:
-        self.yielded(*message)
+        self.take_value(*message)
 
     def _pause(self, slot: FanOutSlot) -> None:
         slot.paused = True
-        self._resume_if_behind(slot)
-
-
-END: Any = object()
+        self.resume_if_behind(slot)
 
 
 def close_generator(generator: Iterator[Any]) -> None:
@@ -236,7 +211,7 @@ def close_generator(generator: Iterator[Any]) -> None:
         return  # an iterator of another kind
     try:
         close()
-    except BaseException as error:  # noqa: BLE001  # the caller's code may raise anything
+    except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
         # Thread and loop may both have come to close it; one of them is enough.
         if not getattr(generator, "gi_running", False):
             LOG.warning("a generator raised while it was closed: %s", describe(error))
@@ -251,8 +226,8 @@ class AsyncFanOut(FanOut):
 
     def resume(self, slot: FanOutSlot) -> None:
         """Wake the task of a slot."""
-        if slot.resume is not None and not slot.resume.done():
-            slot.resume.set_result(None)
+        if slot.woken is not None:
+            wake(slot.woken)
 
     def running(self) -> Iterable[Slot]:
         """The slots of generators that are open and not paused."""
@@ -262,11 +237,13 @@ class AsyncFanOut(FanOut):
         try:
             async with aclosing(self.spec.fn(slot.item)) as generator:
                 while (value := await self._next(slot, generator)) is not END:
-                    self.yielded(slot, value)
+                    self.take_value(slot, value)
                     if self.hub.closed:
                         return
                     if slot.outstanding >= self.ahead:
-                        await self._wait_for_room(slot)
+                        slot.paused = True
+                        slot.woken = self.hub.loop.create_future()
+                        await slot.woken
         except BaseException as error:  # as for functions
             if self.hub.closed:
                 raise
@@ -279,41 +256,27 @@ class AsyncFanOut(FanOut):
         slot.started_at = perf_counter()
         timeout = self.spec.timeout
         try:
-            if timeout is None:
-                return await anext(generator, END)
-            async with asyncio.timeout(timeout) as limit:
-                return await anext(generator, END)
-        except TimeoutError as error:
-            if timeout is None or not limit.expired():
-                raise
-            raise TimeoutError(f"the next value took longer than timeout={timeout} s") from error
+            value = anext(generator, END)
+            return await (limited(value, timeout, "the next value") if timeout else value)
         finally:
             slot.spent += perf_counter() - slot.started_at
-
-    async def _wait_for_room(self, slot: FanOutSlot) -> None:
-        slot.paused = True
-        slot.resume = self.hub.loop.create_future()
-        await slot.resume
 
 
 class Disaggregate(ThreadFanOut):
     """Takes groups apart, one after the other.
 
-    Lists and tuples on the loop; what else can be iterated may run code of the caller's when it is, so
-    threads do it. So may classes that derive from these.
+    Lists and tuples on the loop. Other iterables, and classes that derive from these, may run code
+    of the user's when they are iterated, so threads do it.
 
     Args:
         hub: As for all nodes.
         spec: The slack is a number of groups.
-        desk: As for all stages.
         threads: As for other generators.
         ahead: How many items of a group may be in front of the next stage.
     """
 
-    def __init__(
-        self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads, *, ahead: int
-    ) -> None:
-        super().__init__(hub, spec, desk, threads)
+    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads, *, ahead: int) -> None:
+        super().__init__(hub, spec, threads)
         self.ahead = ahead
 
     def open(self, slot: FanOutSlot) -> None:
@@ -323,6 +286,6 @@ class Disaggregate(ThreadFanOut):
             return
         slot.started_at = perf_counter()
         for value in slot.item:
-            self.yielded(slot, value)
+            self.take_value(slot, value)
         slot.spent = perf_counter() - slot.started_at
         self.finish(slot)

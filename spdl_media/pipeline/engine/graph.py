@@ -1,4 +1,4 @@
-"""From a definition to nodes that are linked with each other."""
+"""From a definition to nodes that are linked with each other, and what can be read of them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ import math
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from time import perf_counter
 from typing import Any, TypeAlias
 
 from spdl_media.pipeline.engine.ends import AsyncSource, Sink, Source, ThreadSource
-from spdl_media.pipeline.engine.fan_out import AsyncFanOut, Disaggregate, FanOut, ThreadFanOut
+from spdl_media.pipeline.engine.fan_out import AsyncFanOut, Disaggregate, ThreadFanOut
 from spdl_media.pipeline.engine.hub import Hub, Node, Slot
 from spdl_media.pipeline.engine.nodes import (
     Aggregate,
     AsyncCalls,
     CallSpec,
-    CallStage,
     CustomAggregate,
     Join,
-    JoinInlet,
-    PoolCalls,
     Switch,
     ThreadCalls,
+    call_in_pool,
+    routed,
 )
 from spdl_media.pipeline.engine.workers import (
     BorrowedThreads,
-    FailureDesk,
+    FailureHandler,
     Threads,
-    Worker,
     WorkerThreads,
 )
 from spdl_media.pipeline.executors import StagePool, ThreadPoolExecutorConfig
@@ -54,76 +50,109 @@ from spdl_media.pipeline.stages import (
 )
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
 
-__all__ = (
-    "Graph",
-    "Reporter",
-    "RunningCall",
-    "TaskHookFactory",
-    "Watchdog",
-    "build_graph",
-    "running_calls",
-)
+__all__ = ("Graph", "Reporter", "TaskHookFactory", "Watchdog")
+
+LOG = logging.getLogger("spdl_media.pipeline")
 
 TaskHookFactory = Callable[[str], TaskHook | None]
 
-# How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the loop and
-# the consumer hand each other several items at a time because of it. Groups count for what is in them: a
-# batch may be big, and behind one there is little to gain.
+# How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the
+# loop and the consumer hand each other several items at a time because of it. Groups count for what
+# is in them: a batch may be big, and behind one there is little to gain.
 SLACK = 64
 
-Outlet: TypeAlias = Node | Source | Join
-Entrance: TypeAlias = Node | Sink | JoinInlet
+# Seconds without an item after which the log says what runs.
+SILENCE = 60.0
+
+Outlet: TypeAlias = Node | Join
 
 
-@dataclass
 class Graph:
-    """The nodes of a run, and what they use."""
+    """The nodes of a run, and the threads, pools and hooks that they use.
 
-    sink: Sink = field(init=False)
-    sources: list[Source] = field(default_factory=list)
-    stages: list[Node] = field(default_factory=list)
-    threads: list[WorkerThreads] = field(default_factory=list)
-    borrowed: list[BorrowedThreads] = field(default_factory=list)
-    pools: list[StagePool] = field(default_factory=list)
-    hooks: list[TaskHook] = field(default_factory=list)
+    Making it opens the pools of the stages, and may block while processes start. When it raises, no
+    pool is left open.
+
+    Args:
+        hub: Where nodes and threads meet.
+        config: The definition.
+        num_threads: Threads that all stages share.
+        log: Where stages are watched for failures.
+        handler: What happens to failures.
+        hook_factory: Makes the hook of each stage.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        config: PipelineConfig,
+        *,
+        num_threads: int,
+        log: FailureLog,
+        handler: FailureHandler,
+        hook_factory: TaskHookFactory | None,
+    ) -> None:
+        self.sources: list[Source] = []
+        self.stages: list[Node] = []
+        self.hooks: list[TaskHook] = []
+        self._threads: list[Threads] = []
+        self._pools: list[StagePool] = []
+        self._hub = hub
+        self._log = log
+        # Where the stages are that come next, for those who count what is lost.
+        self._drop_rates = log.chain
+        self._hook_factory = hook_factory
+        # One of the items is the one that a source is being asked for.
+        self._share = (SLACK - 1) // (_count_nodes(config) + 1)
+        # How many items make a group of what comes out of the last node that was made, for groups
+        # within groups the inner ones first.
+        self._group_sizes: tuple[int, ...] = ()
+        self._shared = WorkerThreads(hub, "spdl_media worker")
+        self._threads.append(self._shared)
+        if handler.threads is not None:
+            self._threads.append(handler.threads)
+        try:
+            self._build(config)
+        except BaseException:
+            self.close_pools()
+            raise
+        self._shared.size = min(num_threads, self._shared.size)
 
     def start(self) -> None:
         """Start threads and sources. On the loop."""
-        for threads in self.threads:
+        for threads in self._own_threads():
             threads.start()
         for source in self.sources:
             source.start()
-
-    def stop(self) -> None:
-        """Have threads and sources end after what they are doing. On the loop; waits for nothing."""
-        self.wake_threads()
-        self.close_pools()
 
     def wake_threads(self) -> None:
         """Have threads that wait look whether the run is over. From any thread, and as often as wanted."""
         for source in self.sources:
             source.stop()
-        for threads in self.threads:
+        for threads in self._own_threads():
             threads.stop()
 
     def close_pools(self) -> None:
         """Shut down the pools that are the pipeline's own."""
-        for pool in self.pools:
+        for pool in self._pools:
             pool.shutdown()
 
-    def all_threads(self) -> Iterator[threading.Thread]:
+    def all_threads(self) -> list[threading.Thread]:
         """All threads of the run but the one of the loop."""
-        for source in self.sources:
-            if isinstance(source, ThreadSource):
-                yield source.thread
-        for threads in self.threads:
-            yield from threads.threads
+        sources = [source.thread for source in self.sources if isinstance(source, ThreadSource)]
+        return sources + [thread for threads in self._own_threads() for thread in threads.threads]
 
-    def workers(self) -> Iterator[Worker]:
-        """All worker threads, borrowed ones included."""
-        everyone: list[Threads] = [*self.threads, *self.borrowed]
-        for threads in everyone:
-            yield from list(threads.workers)
+    def running_calls(self) -> Iterator[str]:
+        """Describe all calls of functions and sources that have not returned. From any thread."""
+        for source in self.sources:
+            if (since := source.asking_since) is not None:
+                yield _running("source", since, thread=getattr(source, "thread", None))
+        for threads in self._threads:
+            for worker in list(threads.workers):
+                if (slot := worker.slot) is not None:
+                    yield _running_slot(slot, worker)
+        for stage in self.stages:
+            yield from map(_running_slot, stage.running())
 
     def generators(self) -> Iterator[Iterator[Any]]:
         """Synchronous generators that are open."""
@@ -131,268 +160,162 @@ class Graph:
             if isinstance(stage, ThreadFanOut):
                 yield from stage.generators()
 
-
-def build_graph(
-    hub: Hub,
-    config: PipelineConfig,
-    *,
-    num_threads: int,
-    log: FailureLog,
-    desk: FailureDesk,
-    hook_factory: TaskHookFactory | None,
-) -> Graph:
-    """Make the nodes of a pipeline, link them, and open the pools of its stages.
-
-    May block while processes start. When it raises, no pool is left open.
-    """
-    builder = _Builder(hub, config, num_threads, log, desk, hook_factory)
-    try:
-        builder.build(config)
-    except BaseException:
-        builder.graph.close_pools()
-        raise
-    return builder.graph
-
-
-class _Builder:
-    def __init__(
-        self,
-        hub: Hub,
-        config: PipelineConfig,
-        num_threads: int,
-        log: FailureLog,
-        desk: FailureDesk,
-        hook_factory: TaskHookFactory | None,
-    ) -> None:
-        self._hub = hub
-        self._log = log
-        # Where the stages are that come next, for those who count what is lost.
-        self._losses = log.chain
-        self._desk = desk
-        self._hook_factory = hook_factory
-        # One of the items is the one that a source is being asked for.
-        self._share = (SLACK - 1) // (_count_nodes(config) + 1)
-        # How many items make a group of what comes out of the last node that was made, for groups within
-        # groups the inner ones first.
-        self._group_sizes: tuple[int, ...] = ()
-        self.graph = Graph()
-        self._shared = WorkerThreads(hub, "spdl_media worker", num_threads)
-        self._num_threads = num_threads
-        self._shared_concurrency = 0
-
     @property
     def _slack(self) -> int:
         """The share of the next node, in groups if items have been grouped."""
         return self._share // math.prod(self._group_sizes)
 
-    def build(self, config: PipelineConfig) -> None:
+    def _own_threads(self) -> list[WorkerThreads]:
+        return [threads for threads in self._threads if isinstance(threads, WorkerThreads)]
+
+    def _build(self, config: PipelineConfig) -> None:
         tail = self._chain(config)
         buffer_size = (config.sink or SinkConfig()).buffer_size
         continuous = isinstance(config.source, SourceConfig) and config.source.continuous
-        self.graph.sink = Sink(self._hub, buffer_size, self._slack, continuous=continuous)
-        _connect(tail, self.graph.sink)
-        self._shared.size = min(self._num_threads, self._shared_concurrency)
-        self.graph.threads.append(self._shared)
-        if self._desk.threads is not None:
-            self.graph.threads.append(self._desk.threads)
+        self.sink = Sink(self._hub, buffer_size, self._slack, continuous=continuous)
+        tail.connect(self.sink)
 
     def _chain(self, config: PipelineConfig) -> Outlet:
-        """The nodes of a pipeline without its sink; returns the last."""
-        if isinstance(config.source, MergeConfig):
-            join = Join()
-            sizes = []
-            branches = self._branch_losses()
-            for part in config.source.pipelines:
-                self._group_sizes = ()
-                sources: list[Source] = []
-                with self._losses_in(branches.add(functools.partial(_num_given, sources))):
-                    before = len(self.graph.sources)
-                    _connect(self._chain(part), join.add_inlet())
-                    sources += self.graph.sources[before:]
-                sizes.append(self._group_sizes)
-            self._group_sizes = _largest(sizes)
-            return self._stages(config.stages, join)
-        return self._stages(config.stages, self._source(config.source))
+        """Make the nodes of a pipeline without its sink; returns the last."""
+        if isinstance(config.source, SourceConfig):
+            # What can be iterated both ways is most often asynchronous with a fallback.
+            is_async = isinstance(config.source.items, AsyncIterable)
+            kind = AsyncSource if is_async else ThreadSource
+            source: Source = kind(self._hub, config.source, max(1, self._slack))
+            self.sources.append(source)
+            return self._stages(config.stages, source)
+        parts = [functools.partial(self._merged, part) for part in config.source.pipelines]
+        return self._stages(config.stages, self._branches(parts))
 
-    def _source(self, config: SourceConfig) -> Source:
-        ahead = max(1, self._slack)
-        items = config.items
-        # What can be iterated both ways is most often asynchronous with a fallback.
-        kind: Any = AsyncSource if isinstance(items, AsyncIterable) else ThreadSource
-        source: Source = kind(
-            self._hub,
-            items,
-            continuous=config.continuous,
-            ahead=ahead,
-            name=f"spdl_media source {config.name}",
-        )
-        self.graph.sources.append(source)
-        return source
+    def _merged(self, config: PipelineConfig) -> tuple[Outlet, Callable[[], int]]:
+        num_before = len(self.sources)
+        tail = self._chain(config)
+        sources = self.sources[num_before:]
+        return tail, lambda: sum(source.given for source in sources)
 
     def _stages(self, stages: Iterable[StageConfig], tail: Outlet) -> Outlet:
-        for stage in stages:
-            if isinstance(stage, PathVariantsConfig):
-                tail = self._paths(stage, tail)
+        for config in stages:
+            if isinstance(config, PathVariantsConfig):
+                tail = self._paths(config, tail)
             else:
-                node = self._stage(stage)
-                _connect(tail, node)
+                node = self._stage(config)
+                tail.connect(node)
                 tail = node
         return tail
 
     def _paths(self, config: PathVariantsConfig, tail: Outlet) -> Join:
-        name = config.name
-        router, _ = self._hooked(config.router, name)
         num_paths = len(config.paths)
-        switch = Switch(
-            self._hub, name, router, num_paths, self._slack, self._desk, self._shared_threads(1)
-        )
+        router = routed(self._hooked(config.router, config.name), num_paths)
+        spec = CallSpec(router, config.name, slack=self._slack, ordered=True)
+        switch = Switch(self._hub, spec, self._share_threads(1), num_paths)
         self._add(switch)
-        _connect(tail, switch)
+        tail.connect(switch)
+
+        def path(index: int) -> tuple[Outlet, Callable[[], int]]:
+            return self._stages(config.paths[index], switch), lambda: switch.num_sent[index]
+
+        return self._branches(functools.partial(path, index) for index in range(num_paths))
+
+    def _branches(self, branches: Iterable[Callable[[], tuple[Outlet, Callable[[], int]]]]) -> Join:
+        """Make chains side by side that meet in a join.
+
+        Each function makes one; it returns the last node and what counts the items that go into it.
+        """
         join = Join()
-        before, sizes = self._group_sizes, []
-        branches = self._branch_losses()
-        for index, path in enumerate(config.paths):
-            self._group_sizes = before
-            with self._losses_in(branches.add(functools.partial(switch.num_sent, index))):
-                _connect(self._stages(path, switch), join.add_inlet())
+        self._drop_rates.parts.append(rates := Branches())
+        rates_before, sizes_before = self._drop_rates, self._group_sizes
+        sizes = []
+        for make in branches:
+            self._drop_rates, self._group_sizes = Chain(), sizes_before
+            tail, number = make()
+            tail.connect(join.add_inlet())
+            rates.chains.append((number, self._drop_rates))
             sizes.append(self._group_sizes)
-        self._group_sizes = _largest(sizes)
+        self._drop_rates = rates_before
+        # The largest group of each level. Outer groups are last.
+        levels = zip_longest(*(reversed(one) for one in sizes), fillvalue=1)
+        self._group_sizes = tuple(map(max, levels))[::-1]
         return join
-
-    def _branch_losses(self) -> Branches:
-        """Have what follows in branches counted by the part of the items that goes into each."""
-        self._losses.parts.append(branches := Branches())
-        return branches
-
-    @contextmanager
-    def _losses_in(self, chain: Chain) -> Iterator[None]:
-        before, self._losses = self._losses, chain
-        yield
-        self._losses = before
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):
-            return self._pipe(config)
-        if isinstance(config, AggregateConfig):
-            return self._aggregate(config)
-        assert isinstance(config, DisaggregateConfig)
-        spec = CallSpec(iter, config.name, slack=self._slack, ordered=True)
-        # As they were put together: nobody knows what a function in between has made of a group.
-        self._group_sizes = self._group_sizes[:-1]
-        return self._add(
-            Disaggregate(
-                self._hub, spec, self._desk, self._shared_threads(1), ahead=max(1, self._slack)
-            )
-        )
-
-    def _aggregate(self, config: AggregateConfig) -> Node:
-        name, slack = config.name, self._slack
-        if isinstance(config.aggregator, int):
-            self._group_sizes += (config.aggregator,)
-            return self._add(
-                Aggregate(self._hub, name, config.aggregator, drop_last=config.drop_last)
-            )
-        # Nobody knows how many items are in its groups.
-        self._group_sizes += (SLACK,)
-        return self._add(
-            CustomAggregate(
-                self._hub,
-                name,
-                config.aggregator,
-                drop_last=config.drop_last,
-                slack=slack,
-                desk=self._desk,
-                threads=self._shared_threads(1),
-            )
-        )
+            return self._add(self._pipe(config), config.max_failures)
+        slack = self._slack
+        spec = CallSpec(iter, config.name, slack=slack, ordered=True)
+        if not isinstance(config, AggregateConfig):
+            assert isinstance(config, DisaggregateConfig)
+            # As they were put together: nobody knows what a function in between has made of a group.
+            self._group_sizes = self._group_sizes[:-1]
+            threads = self._share_threads(1)
+            return self._add(Disaggregate(self._hub, spec, threads, ahead=max(1, self._slack)))
+        size, drop_last = config.aggregator, config.drop_last
+        # Nobody knows how many items are in the groups of an Aggregator.
+        self._group_sizes += (size if isinstance(size, int) else SLACK,)
+        if isinstance(size, int):
+            return self._add(Aggregate(self._hub, config.name, size, drop_last=drop_last))
+        threads = self._share_threads(1)
+        return self._add(CustomAggregate(self._hub, spec, threads, size, drop_last=drop_last))
 
     def _pipe(self, config: PipeConfig) -> Node:
-        name = config.name
-        kind = kind_of(config.fn)
-        fn, hook = self._hooked(config.fn, name)
+        fn, kind, timeout = config.fn, kind_of(config.fn), config.timeout
+        if kind == "function" and not isinstance(config.executor, ThreadPoolExecutorConfig | None):
+            pool = open_pool(config)
+            self._pools.append(pool)
+            fn, kind = call_in_pool(self._hub, config.name, pool), "async"
+            timeout = None if pool.keeps_time else timeout
         spec = CallSpec(
-            fn,
-            name,
+            self._hooked(fn, config.name),
+            config.name,
             concurrency=config.concurrency,
             slack=self._slack,
             ordered=config.output_order == "input",
-            timeout=config.timeout,
+            timeout=timeout,
         )
-        hub, desk = self._hub, self._desk
-        node: CallStage | FanOut
         if kind == "async":
-            node = AsyncCalls(hub, spec, desk)
-        elif kind == "async_generator":
-            node = AsyncFanOut(hub, spec, desk)
-        elif kind == "generator":
-            node = ThreadFanOut(hub, spec, desk, self._threads(config, name))
-        elif config.executor is None or isinstance(config.executor, ThreadPoolExecutorConfig):
-            node = ThreadCalls(hub, spec, desk, self._threads(config, name))
-        else:
-            pool = open_pool(config)
-            self.graph.pools.append(pool)
-            if pool.keeps_time:
-                spec = replace(spec, timeout=None)
-            node = PoolCalls(hub, spec, desk, pool, hook)
-        return self._add(node, config.max_failures)
+            return AsyncCalls(self._hub, spec)
+        if kind == "async_generator":
+            return AsyncFanOut(self._hub, spec)
+        threaded = ThreadFanOut if kind == "generator" else ThreadCalls
+        return threaded(self._hub, spec, self._threads_of(config))
 
-    def _threads(self, config: PipeConfig, name: str) -> Threads:
-        executor = config.executor
+    def _threads_of(self, config: PipeConfig) -> Threads:
+        executor, name = config.executor, config.name
         if executor is None:
-            return self._shared_threads(config.concurrency)
+            return self._share_threads(config.concurrency)
+        threads: Threads
         if isinstance(executor, Executor):
-            borrowed = BorrowedThreads(self._hub, executor, name)
-            self.graph.borrowed.append(borrowed)
-            return borrowed
-        assert isinstance(executor, ThreadPoolExecutorConfig)
-        initializer = None
-        if executor.initializer is not None:
-            initializer = functools.partial(executor.initializer, *executor.initargs)
-        size = executor.max_workers or config.concurrency
-        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
-        self.graph.threads.append(threads)
+            threads = BorrowedThreads(self._hub, name, executor)
+        else:
+            assert isinstance(executor, ThreadPoolExecutorConfig)
+            initializer = None
+            if executor.initializer is not None:
+                initializer = functools.partial(executor.initializer, *executor.initargs)
+            size = executor.max_workers or config.concurrency
+            threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
+        self._threads.append(threads)
         return threads
 
-    def _shared_threads(self, concurrency: int) -> WorkerThreads:
-        self._shared_concurrency += concurrency
+    def _share_threads(self, concurrency: int) -> WorkerThreads:
+        # No more threads than all stages together can use.
+        self._shared.size += concurrency
         return self._shared
 
-    def _hooked(
-        self, fn: Callable[[Any], Any], name: str
-    ) -> tuple[Callable[[Any], Any], TaskHook | None]:
+    def _hooked(self, fn: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
         hook = self._hook_factory(name) if self._hook_factory is not None else None
         if hook is None:
-            return fn, None
+            return fn
         if not isinstance(hook, TaskHook):
             raise TypeError(
                 f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
                 f"{short_repr(hook)}. Derive its class from TaskHook"
             )
-        self.graph.hooks.append(hook)
-        return hooked(fn, kind_of(fn), hook), hook
+        self.hooks.append(hook)
+        return hooked(fn, hook)
 
     def _add(self, node: Node, max_failures: float | None = None) -> Node:
-        self.graph.stages.append(node)
-        self._log.watch(node.name, node.counters, max_failures, chain=self._losses)
+        self.stages.append(node)
+        self._log.watch(node.name, node.counters, max_failures, chain=self._drop_rates)
         return node
-
-
-def _connect(tail: Outlet, inlet: Entrance) -> None:
-    if isinstance(tail, Switch):
-        tail.paths.append(inlet)
-    else:
-        tail.next = inlet
-    inlet.upstream = tail
-
-
-def _largest(sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sizes of groups that come by several ways, the largest of each level. Outer groups are last."""
-    levels = zip_longest(*(reversed(one) for one in sizes), fillvalue=1)
-    return tuple(map(max, levels))[::-1]
-
-
-def _num_given(sources: list[Source]) -> int:
-    return sum(source.given for source in sources)
 
 
 def _count_nodes(config: PipelineConfig) -> int:
@@ -410,7 +333,15 @@ def _count_stages(stages: Iterable[StageConfig]) -> int:
     )
 
 
-LOG = logging.getLogger("spdl_media.pipeline")
+def _running_slot(slot: Slot, thread: Any = None) -> str:
+    return _running(slot.stage.name, slot.started_at, short_repr(slot.item), thread)
+
+
+def _running(stage: str, started_at: float, item: str = "", thread: Any = None) -> str:
+    seconds = perf_counter() - started_at
+    on = f" on {item}" if item else ""
+    where = f" in thread {thread.name}" if thread is not None else ""
+    return f"{stage} has run for {seconds:.1f} s{on}{where}"
 
 
 class Reporter:
@@ -450,54 +381,6 @@ class Reporter:
         self.report_every(seconds, loop)
 
 
-LOG = logging.getLogger("spdl_media.pipeline")
-
-#: Seconds without an item after which the log says what runs.
-SILENCE = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCall:
-    """A call that has not returned.
-
-    Attributes:
-        stage: Name of the stage, or ``"source"``.
-        started_at: When it began, on the clock of ``time.perf_counter``.
-        input: A short ``repr`` of the stage's input; empty for a source.
-        thread: Name of the thread, where one makes the call.
-    """
-
-    stage: str
-    started_at: float
-    input: str = ""
-    thread: str = ""
-
-    def __str__(self) -> str:
-        seconds = perf_counter() - self.started_at
-        where = f" in thread {self.thread}" if self.thread else ""
-        on = f" on {self.input}" if self.input else ""
-        return f"{self.stage} has run for {seconds:.1f} s{on}{where}"
-
-
-def running_calls(graph: Graph) -> Iterator[RunningCall]:
-    """All calls of functions and sources that have not returned. From any thread."""
-    for source in graph.sources:
-        if (since := source.asking_since) is not None:
-            thread = getattr(source, "thread", None)
-            yield RunningCall("source", since, thread=thread.name if thread else "")
-    for worker in graph.workers():
-        if (slot := worker.slot) is not None:
-            yield _describe(slot, worker.name)
-    for stage in graph.stages:
-        if isinstance(stage, CallStage | FanOut):
-            for slot in stage.running():
-                yield _describe(slot)
-
-
-def _describe(slot: Slot, thread: str = "") -> RunningCall:
-    return RunningCall(slot.stage.name, slot.started_at, short_repr(slot.item), thread)
-
-
 class Watchdog:
     """Writes one line to the log when consumers wait and nothing has been delivered for a time.
 
@@ -505,8 +388,8 @@ class Watchdog:
     the loop itself.
     """
 
-    def __init__(self, graph: Graph, silence: float | None = None) -> None:
-        self.silence = SILENCE if silence is None else silence
+    def __init__(self, graph: Graph) -> None:
+        self.silence = SILENCE
         self._graph = graph
         self._awake_since = perf_counter()
         self._told_of = 0.0
@@ -528,6 +411,6 @@ class Watchdog:
         with self._lock:
             if self._told_of != last:
                 self._told_of = last
-                calls = "; ".join(map(str, running_calls(self._graph))) or "no call runs"
+                calls = "; ".join(self._graph.running_calls()) or "no call runs"
                 LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
         return self.silence

@@ -1,41 +1,30 @@
-"""The event loop's side of a run: the hub, and what all nodes have in common."""
+"""The event loop's side of a run: the hub, and what all nodes of a chain have in common."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from time import perf_counter
 from typing import Any, Protocol
 
 from spdl_media.pipeline.failures import FailureRecord, describe, record_failure
 from spdl_media.pipeline.stats import StageCounters
 
-__all__ = (
-    "Hub",
-    "Inlet",
-    "Node",
-    "RunEvents",
-    "Slot",
-    "Upstream",
-)
-
-
-class _Advancing(Protocol):
-    """A node, as far as the hub knows it."""
-
-    touched: bool
-
-    def advance(self) -> None:
-        """Do all that can be done now."""
+__all__ = ("Hub", "Inlet", "Node", "RunEvents", "Slot", "wake")
 
 
 class RunEvents(Protocol):
     """What nodes tell the run that they belong to. On the loop only."""
 
     def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
-        """End the run, and tell the consumer of ``error``, with its ``traceback`` where it lost its own."""
+        """End the run because of ``error``; ``traceback`` is its text if it lost its own."""
+
+    def item_failed(
+        self, slot: Any, counters: StageCounters, release: Callable[[Any], None]
+    ) -> None:
+        """Count a failure, report it, and call ``release`` with its slot when that is done."""
 
     def source_failed(self, error: BaseException) -> None:
         """End the run when what the source gave before it failed has been delivered."""
@@ -45,18 +34,18 @@ class RunEvents(Protocol):
 
 
 class Hub:
-    """Takes messages from any thread to the event loop, and lets the nodes that they concern advance.
+    """Takes messages from any thread to the event loop, and lets the nodes concerned advance.
 
-    A turn of the loop delivers all messages that have come, then advances the nodes that were
-    touched until none is left. Waking the loop costs a system call and a switch of threads, more
-    than all else that is done for an item, so a turn is asked for once and not by each message.
+    A turn of the loop delivers all messages that have come, then advances the touched nodes until
+    none is left. Waking the loop costs a system call and a switch of threads, more than all else
+    that is done for an item, so many messages share one turn.
 
     Args:
         loop: The event loop of the run.
         events: The run.
 
     Attributes:
-        closed: The run is over. Threads look at it before each item.
+        closed: The run is over. Threads read it before each item.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, events: RunEvents) -> None:
@@ -64,8 +53,8 @@ class Hub:
         self.events = events
         self.closed = False
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._rung = False
-        self._touched: deque[_Advancing] = deque()
+        self._turn_is_due = False
+        self._touched: deque[Node] = deque()
         self._in_turn = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,11 +62,15 @@ class Hub:
         """Have ``handler(argument)`` called on the loop, soon. From any thread."""
         self._messages.append((handler, argument))
         # Two threads may both see it unset: the second turn then finds nothing to do.
-        if not self._rung:
-            self._rung = True
-            self._ring()
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            try:
+                self.loop.call_soon_threadsafe(self._turn)
+            except RuntimeError:
+                # The loop has been closed: this thread was left behind in a blocking call.
+                self._messages.clear()
 
-    def touch(self, node: _Advancing) -> None:
+    def touch(self, node: Node) -> None:
         """Have ``node`` advance in this turn. On the loop only."""
         if node.touched:
             return
@@ -88,42 +81,35 @@ class Hub:
             self.loop.call_soon(self._advance)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task of the pipeline's own. It handles the errors of the caller's code itself."""
+        """Run a task of the engine. It handles the errors of the user's code itself."""
         task = self.loop.create_task(coroutine, name=name)
         # The loop itself keeps tasks by weak references alone.
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
     def abandon(self) -> None:
-        """In a forked child, where no loop runs: never wake the parent's."""
+        """Close the hub of a forked child, which has no loop and must not wake the parent's."""
         self.closed = True
-        self._rung = True
+        self._turn_is_due = True
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        # Looked at in any case, or asyncio would print it.
+        # Retrieved in any case, or asyncio would print it.
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.closed:
-            self._blame_ourselves(error)
-
-    def _ring(self) -> None:
-        try:
-            self.loop.call_soon_threadsafe(self._turn)
-        except RuntimeError:
-            # The loop has been closed: this thread was left behind in a blocking call.
-            self._messages.clear()
+            self._report_defect(error)
 
     def _turn(self) -> None:
         # First, so that a message that comes from now on asks for a turn of its own.
-        self._rung = False
+        self._turn_is_due = False
         self._in_turn = True
         messages = self._messages
         try:
             for _ in range(len(messages)):
                 handler, argument = messages.popleft()
                 handler(argument)
-        except Exception as error:  # noqa: BLE001  # see _blame_ourselves
-            self._blame_ourselves(error)
+        except Exception as error:  # noqa: BLE001  # see _report_defect
+            self._report_defect(error)
         self._advance()
 
     def _advance(self) -> None:
@@ -134,20 +120,28 @@ class Hub:
                 node.touched = False
                 if not self.closed:
                     node.advance()
-        except Exception as error:  # noqa: BLE001  # see _blame_ourselves
-            self._blame_ourselves(error)
+        except Exception as error:  # noqa: BLE001  # see _report_defect
+            self._report_defect(error)
         self._in_turn = False
 
-    def _blame_ourselves(self, error: BaseException) -> None:
-        # No code of the caller's runs here. asyncio would log the error and go on without the items
+    def _report_defect(self, error: BaseException) -> None:
+        # No code of the user's runs here. asyncio would log the error and go on without the items
         # concerned, and the consumer would wait for them for ever.
         text = "".join(traceback.format_exception(error))
         message = f"The pipeline itself failed ({describe(error)}). Please report this"
         self.events.fail("pipeline", message, error, text)
 
 
+def wake(future: asyncio.Future[None]) -> None:
+    """Let a task go on that awaits ``future``; nothing if it was woken or cancelled before."""
+    if not future.done():
+        future.set_result(None)
+
+
 class Inlet(Protocol):
-    """Where a node puts what it has made."""
+    """Where a node puts its results."""
+
+    upstream: Any
 
     def room(self) -> int:
         """How many more items are accepted now."""
@@ -159,19 +153,18 @@ class Inlet(Protocol):
         """All items of this epoch have been accepted. No more come until room is asked for again."""
 
 
-class Upstream(Protocol):
-    """Where items come from: is told when there is room again."""
-
-    def retry(self) -> None:
-        """Hand on what was refused for lack of room, if anything was."""
-
-
 class Node:
     """A place in the chain: accepts items, makes results of them, and hands those on.
 
-    State: *flowing*, until the node before says that the epoch has ended; then *ending*, in which it
-    has no room, until all that it holds has been handed on; then it says the same to the next node and
-    is flowing again. So no item overtakes the end of its epoch.
+    State: *flowing*, until the node before says that the epoch has ended; then *ending*, without
+    room, until all that it holds has been handed on; then it says the same to the next node and is
+    flowing again. So no item overtakes the end of its epoch.
+
+    Attributes:
+        held: How many items or results are in it.
+        out: The results that wait for the next node.
+        next: The next node, of several the last.
+        upstream: The node before, which is told when there is room again.
     """
 
     def __init__(self, hub: Hub, name: str, concurrency: int = 1) -> None:
@@ -183,11 +176,15 @@ class Node:
         self.capacity = 1
         self.out: deque[Any] = deque()
         self.counters = StageCounters(concurrency)
+        self.outlets: list[Inlet] = []
         self.next: Inlet
-        self.upstream: Upstream
+        self.upstream: Any
 
-    def start(self) -> None:
-        """Called on the loop before the first item."""
+    def connect(self, inlet: Inlet) -> None:
+        """Link the next node."""
+        self.outlets.append(inlet)
+        self.next = inlet
+        inlet.upstream = self
 
     def room(self) -> int:
         """How many more items fit, 0 while the epoch is ending."""
@@ -206,9 +203,10 @@ class Node:
         """Do all that can be done now."""
         self.hand_on()
         self.dispatch()
-        if self.ending and not self.held and self.next.room() > 0 and self.is_drained():
+        if self.ending and not self.held and self._can_pass_end() and self.is_drained():
             self.ending = False
-            self.next.end_epoch()
+            for inlet in self.outlets:
+                inlet.end_epoch()
         if self.room() > 0:
             self.upstream.retry()
 
@@ -229,26 +227,31 @@ class Node:
             self.counters.outputs += count
 
     def dispatch(self) -> None:
-        """Set those to work who make results of what was accepted."""
+        """Start work on the items that were accepted."""
 
     def is_drained(self) -> bool:
         """Whether an epoch may end now that nothing is held. Makes what is due at the end."""
         return True
 
+    def running(self) -> Iterable[Slot]:
+        """The slots of calls that are being made, other than by worker threads."""
+        return ()
+
+    def _can_pass_end(self) -> bool:
+        return all(inlet.room() > 0 for inlet in self.outlets)
+
 
 class Slot:
-    """An item on its way through a stage, and what became of it."""
+    """An item on its way through a stage, with its result or error.
+
+    Attributes:
+        settled: The loop has heard of the outcome.
+        queued_at, started_at, ended_at: Times of ``time.perf_counter``.
+    """
 
     __slots__ = (
-        "ended_at",
-        "error",
-        "item",
-        "queued_at",
-        "record",
-        "result",
-        "settled",
-        "stage",
-        "started_at",
+        *("ended_at", "error", "item", "queued_at", "record", "result"),
+        *("settled", "stage", "started_at"),
     )
 
     def __init__(self, stage: Node, item: Any) -> None:
@@ -263,6 +266,6 @@ class Slot:
         self.ended_at = 0.0
 
     def fail(self, error: BaseException, where: str = "") -> None:
-        """Note that the item failed. ``where`` replaces the traceback, for an error that was not raised."""
+        """Note that the item failed. ``where`` replaces the traceback of an error that was not raised."""
         self.record = record_failure(self.stage.name, self.item, error, where)
         self.error = error

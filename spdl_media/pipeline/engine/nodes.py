@@ -1,4 +1,4 @@
-"""Stages that make one result, or none, of each item, groups of items, paths and merges."""
+"""Stages of one result, or none, for each item; groups of items; where the chain splits and joins."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import copy
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, Protocol, SupportsIndex
 
-from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot, Upstream
-from spdl_media.pipeline.engine.workers import Crew, FailureDesk, Threads
+from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot, wake
+from spdl_media.pipeline.engine.workers import Threads, WorkerGroup
 from spdl_media.pipeline.failures import PipelineError, PoolBroken, describe, short_repr
-from spdl_media.pipeline.functions import TaskHook, refuse_coroutine
+from spdl_media.pipeline.functions import refuse_coroutine
 from spdl_media.pipeline.stages import Aggregator
 
 __all__ = (
@@ -25,9 +25,11 @@ __all__ = (
     "CallSpec",
     "CustomAggregate",
     "Join",
-    "PoolCalls",
+    "Stage",
     "Switch",
     "ThreadCalls",
+    "call_in_pool",
+    "limited",
     "routed",
 )
 
@@ -53,58 +55,57 @@ class CallSpec:
     timeout: float | None = None
 
 
-class CallStage(Node):
-    """The part of such a stage that does not depend on who makes the calls.
+class Stage(Node):
+    """A stage that calls a function for each item, whoever makes the calls.
 
-    An item is *queued* when accepted, *running* while its call is made, *settled* when the loop has heard
-    of the outcome, and *released* when its result may leave: at once, or, where the order of the input is
-    kept, after all items that came before it.
+    An item is *queued* when accepted, *running* while its call is made, *settled* when the loop has
+    heard of the outcome, and *released* when its failure, if any, has been reported.
+
+    Attributes:
+        todo: The slots that are queued.
+        window: Where results keep the order of the items: the slots that have not left, in order.
     """
 
-    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk) -> None:
+    slot_type: type[Slot] = Slot
+
+    def __init__(self, hub: Hub, spec: CallSpec) -> None:
         super().__init__(hub, spec.name, spec.concurrency)
         self.spec = spec
         self.capacity = spec.concurrency + spec.slack
-        self._desk = desk
-        self._window: deque[Slot] | None = deque() if spec.ordered else None
+        self.todo: deque[Any] = deque()
+        self.window: deque[Any] | None = deque() if spec.ordered else None
 
     def accept(self, item: Any) -> None:
         """Take an item for which there is room."""
-        slot = Slot(self, item)
+        slot = self.slot_type(self, item)
         self.held += 1
-        if self._window is not None:
-            self._window.append(slot)
-        self.enqueue(slot)
+        if self.window is not None:
+            self.window.append(slot)
+        self.todo.append(slot)
         if not self.touched:
             self.hub.touch(self)
 
-    def enqueue(self, slot: Slot) -> None:
-        """Put a slot where those who call find it."""
-        raise NotImplementedError
-
-    def settle(self, slot: Slot) -> None:
+    def settle(self, slot: Any) -> None:
         """Hear of the outcome of a call."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
         if slot.error is None:
-            self._release(slot)
+            self.release(slot)
         else:
-            self._desk.report(slot, self.counters, self._release)
+            self.hub.events.item_failed(slot, self.counters, self.release)
 
-    def running(self) -> Iterable[Slot]:
-        """The slots of calls that are being made, other than by worker threads."""
-        return ()
-
-    def _release(self, slot: Slot) -> None:
+    def release(self, slot: Any) -> None:
+        """Let the result of a settled slot leave, now or in its turn."""
         self.hub.touch(self)
-        window = self._window
+        window = self.window
         if window is None:
-            self._leave(slot)
+            self.leave(slot)
             return
         slot.settled = True
         while window and window[0].settled:
-            self._leave(window.popleft())
+            self.leave(window.popleft())
 
-    def _leave(self, slot: Slot) -> None:
+    def leave(self, slot: Slot) -> None:
+        """Hand the result of a slot on, if there is one."""
         # Not the other way round: the call of a slot that was given up may have come back since.
         if slot.error is not None:
             self.held -= 1
@@ -115,26 +116,21 @@ class CallStage(Node):
             self.out.append(slot.result)
 
 
-class ThreadCalls(CallStage):
+class ThreadCalls(Stage):
     """A synchronous function, called by threads of this process."""
 
-    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk, threads: Threads) -> None:
-        super().__init__(hub, spec, desk)
-        self.crew: Crew[Slot] = Crew(
-            hub,
-            threads,
-            spec.concurrency,
-            self._call,
-            timeout=spec.timeout,
-            on_timeout=self._settle_overdue,
+    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads) -> None:
+        super().__init__(hub, spec)
+        self.group = WorkerGroup(
+            hub, threads, spec.concurrency, self._call, spec.timeout, self._settle_overdue
         )
-        self.enqueue = self.crew.todo.append  # type: ignore[method-assign, assignment]  # saves a call an item
+        self.todo = self.group.todo
         self._fn = spec.fn
 
     def dispatch(self) -> None:
-        """Call threads to the items that wait."""
-        if self.crew.todo:
-            self.crew.dispatch()
+        """Have threads take the slots that are queued."""
+        if self.todo:
+            self.group.dispatch()
 
     def _call(self, slot: Slot) -> Callable[[Slot], None]:
         try:
@@ -152,30 +148,23 @@ class ThreadCalls(CallStage):
         self.settle(slot)
 
 
-class AsyncCalls(CallStage):
+class AsyncCalls(Stage):
     """An asynchronous function, awaited by as many tasks as calls may run at once.
 
-    A task takes one item after another. A function that never waits so costs no more than its call.
+    A task takes one item after another, so a function that never waits costs no more than its call.
     """
 
-    def __init__(self, hub: Hub, spec: CallSpec, desk: FailureDesk) -> None:
-        super().__init__(hub, spec, desk)
-        self._todo: deque[Slot] = deque()
+    def __init__(self, hub: Hub, spec: CallSpec) -> None:
+        super().__init__(hub, spec)
         self._idle: deque[asyncio.Future[None]] = deque()
         self._num_tasks = 0
         self._running: dict[asyncio.Task[None], Slot] = {}
 
-    def enqueue(self, slot: Slot) -> None:
-        """Put a slot where the tasks find it."""
-        self._todo.append(slot)
-
     def dispatch(self) -> None:
         """Wake tasks, or start them."""
-        todo, idle = self._todo, self._idle
-        for _ in range(min(len(todo), self.spec.concurrency)):
-            if idle:
-                if not (waiting := idle.popleft()).done():
-                    waiting.set_result(None)
+        for _ in range(min(len(self.todo), self.spec.concurrency)):
+            if self._idle:
+                wake(self._idle.popleft())
             elif self._num_tasks < self.spec.concurrency:
                 self._num_tasks += 1
                 self.hub.spawn(self._work(), self.name)
@@ -188,7 +177,7 @@ class AsyncCalls(CallStage):
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
-        todo = self._todo
+        todo, fn, timeout = self.todo, self.spec.fn, self.spec.timeout
         while not self.hub.closed:
             while not todo:
                 self._idle.append(idle := self.hub.loop.create_future())
@@ -196,8 +185,10 @@ class AsyncCalls(CallStage):
             slot = todo.popleft()
             self._running[task] = slot
             slot.started_at = perf_counter()
+            call = None
             try:
-                slot.result = await self._call(slot.item)
+                call = fn(slot.item)
+                slot.result = await (limited(call, timeout, "the call") if timeout else call)
             except BaseException as error:  # as for threads
                 if self.hub.closed:
                     raise
@@ -208,113 +199,59 @@ class AsyncCalls(CallStage):
             del self._running[task]
             self.settle(slot)
             # The task may wait for its next slot for long, and would keep this one alive.
-            del slot
+            del slot, call
 
-    async def _call(self, item: Any) -> Any:
-        timeout = self.spec.timeout
-        if timeout is None:
-            return await self.spec.fn(item)
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                return await self.spec.fn(item)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the call took longer than timeout={timeout} s") from error
+
+async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
+    """Await something for a time at most.
+
+    Raises:
+        TimeoutError: It took longer.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await awaitable
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{what} took longer than timeout={seconds} s") from error
 
 
 class _Pool(Protocol):
-    """Where calls are made that leave this interpreter, or go to an executor of the caller's."""
+    """Where calls are made that leave this interpreter, or go to an executor of the user's."""
 
     def submit(self, item: Any) -> Future[Any]:
         """Call the stage's function with ``item``. Never blocks."""
 
 
-class PoolCalls(CallStage):
-    """A synchronous function, called by an executor. No more calls are given to it than may run at once."""
+def call_in_pool(hub: Hub, name: str, pool: _Pool) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """Make an asynchronous function of one that a pool calls for the stage ``name``."""
 
-    def __init__(
-        self, hub: Hub, spec: CallSpec, desk: FailureDesk, pool: _Pool, hook: TaskHook | None
-    ) -> None:
-        super().__init__(hub, spec, desk)
-        self._pool = pool
-        self._hook = hook
-        self._todo: deque[Slot] = deque()
-        self._calls: dict[Slot, asyncio.TimerHandle | None] = {}
-
-    def enqueue(self, slot: Slot) -> None:
-        """Put a slot where ``dispatch`` finds it."""
-        self._todo.append(slot)
-
-    def dispatch(self) -> None:
-        """Give items to the pool."""
-        while self._todo and len(self._calls) < self.spec.concurrency and not self.hub.closed:
-            self._submit(self._todo.popleft())
-
-    def running(self) -> Iterable[Slot]:
-        """The slots of calls that the pool has."""
-        return list(self._calls)
-
-    def _submit(self, slot: Slot) -> None:
-        slot.started_at = perf_counter()
+    async def call(item: Any) -> Any:
+        future = pool.submit(item)
+        done = hub.loop.create_future()
+        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
+        future.add_done_callback(lambda _: hub.post(wake, done))
         try:
-            if self._hook is not None:
-                self._hook.task_start(slot.item)
-            future = self._pool.submit(slot.item)
-        # A hook, or an executor that does not take this item: even SystemExit fails the item, not the loop.
-        except BaseException as error:  # noqa: BLE001
-            self._calls[slot] = None
-            self._finish(slot, None, error)
-            return
-        timeout = self.spec.timeout
-        self._calls[slot] = (
-            None
-            if timeout is None
-            else self.hub.loop.call_later(timeout, self._expire, slot, future)
-        )
-        future.add_done_callback(lambda future: self.hub.post(self._receive, (slot, future)))
-
-    def _receive(self, outcome: tuple[Slot, Future[Any]]) -> None:
-        slot, future = outcome
-        if slot not in self._calls:
-            return  # it had taken too long
-        try:
-            error = future.exception()
-        except CancelledError as cancelled:
-            error = cancelled
+            await done
+        finally:
+            # It took too long, or the run is over. After its end this does nothing.
+            future.cancel()
+        # Not result(), which raises: the frames in the traceback would keep the item alive.
+        error = future.exception()
         if isinstance(error, PoolBroken):
-            self.hub.events.fail(self.name, str(error), error)
-            return
-        result = None if error is not None else future.result()
-        if isinstance(result, CoroutineType):
-            try:
-                refuse_coroutine(result, self.name)
-            except TypeError as refusal:
-                error = refusal
-        self._finish(slot, result, error)
-
-    def _expire(self, slot: Slot, future: Future[Any]) -> None:
-        future.cancel()
-        timeout = self.spec.timeout
-        self._finish(slot, None, TimeoutError(f"the call took longer than timeout={timeout} s"))
-
-    def _finish(self, slot: Slot, result: Any, error: BaseException | None) -> None:
-        slot.ended_at = perf_counter()
-        if (timer := self._calls.pop(slot)) is not None:
-            timer.cancel()
-        try:
-            if self._hook is not None:
-                self._hook.task_end(slot.item, slot.ended_at - slot.started_at, error)
-        except BaseException as hook_error:  # noqa: BLE001  # as everywhere, it fails the item
-            error = hook_error
-        slot.result = result
+            hub.events.fail(name, str(error), error)
         if error is not None:
-            slot.fail(error)
-        self.settle(slot)
+            raise error
+        if isinstance(result := future.result(), CoroutineType):
+            refuse_coroutine(result, name)
+        return result
+
+    return call
 
 
 class Aggregate(Node):
-    """Makes lists of a number of items. On the loop, for it costs less than any hand-off would.
+    """Makes lists of a number of items. On the loop, where it costs less than any hand-off would.
 
     It has room for one group, complete or not.
     """
@@ -353,7 +290,7 @@ class Aggregate(Node):
 
 
 class _Flush:
-    """Stands in for an item when what is left over is asked for."""
+    """Stands in for an item when an aggregator is asked for what is left over."""
 
     def __repr__(self) -> str:
         return "<no item: flush() at the end>"
@@ -362,37 +299,27 @@ class _Flush:
 FLUSH: Any = _Flush()
 
 
-def _copied(aggregator: Aggregator, name: str) -> Aggregator:
-    try:
-        return copy.deepcopy(aggregator)
-    except Exception as error:  # whatever the caller's __deepcopy__ or __reduce__ raises
-        raise PipelineError(
-            f"The aggregator of stage {name!r} cannot be copied, and each run works on a copy of its own: "
-            f"{describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
-        ) from error
-
-
 class CustomAggregate(ThreadCalls):
-    """Groups as an object of the caller's wants them. One thread at a time works on a copy of it."""
+    """Groups as an aggregator of the user's wants them. One thread at a time works on a copy of it."""
 
     def __init__(
         self,
         hub: Hub,
-        name: str,
+        spec: CallSpec,
+        threads: Threads,
         aggregator: Aggregator,
         *,
         drop_last: bool,
-        slack: int,
-        desk: FailureDesk,
-        threads: Threads,
     ) -> None:
-        own = _copied(aggregator, name)
-
-        def call(item: Any) -> Any:
-            return own.flush() if item is FLUSH else own.accumulate(item)
-
-        spec = CallSpec(call, name, slack=slack, ordered=True)
-        super().__init__(hub, spec, desk, threads)
+        super().__init__(hub, spec, threads)
+        try:
+            own = copy.deepcopy(aggregator)
+        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
+            raise PipelineError(
+                f"The aggregator of stage {spec.name!r} cannot be copied, and each run works on a copy of "
+                f"its own: {describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
+            ) from error
+        self._fn = lambda item: own.flush() if item is FLUSH else own.accumulate(item)
         self._drop_last = drop_last
         self._flushed = False
 
@@ -402,18 +329,17 @@ class CustomAggregate(ThreadCalls):
 
     def is_drained(self) -> bool:
         """Have what is left over made into a group, once an epoch."""
-        if not self._flushed:
-            self._flushed = True
+        self._flushed = not self._flushed
+        if self._flushed:
             self.accept(FLUSH)
             self.dispatch()
-            return False
-        self._flushed = False
-        return True
+        return not self._flushed
 
-    def _leave(self, slot: Any) -> None:
+    def leave(self, slot: Slot) -> None:
+        """Hand a group on, unless it is the incomplete one and to be dropped."""
         if slot.item is FLUSH and self._drop_last:
             slot.result = None
-        super()._leave(slot)
+        super().leave(slot)
 
 
 class Switch(ThreadCalls):
@@ -422,62 +348,29 @@ class Switch(ThreadCalls):
     The first item waits for room in its path, and those behind it with it.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        name: str,
-        router: Callable[[Any], SupportsIndex],
-        num_paths: int,
-        slack: int,
-        desk: FailureDesk,
-        threads: Threads,
-    ) -> None:
-        spec = CallSpec(routed(router, num_paths), name, slack=slack, ordered=True)
-        super().__init__(hub, spec, desk, threads)
-        self.paths: list[Inlet] = []
-        self._sent = [0] * num_paths
-        self.next = _AllPaths(self.paths)
+    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads, num_paths: int) -> None:
+        super().__init__(hub, spec, threads)
+        self.num_sent = [0] * num_paths
 
     def hand_on(self) -> None:
         """Give items to their paths, until one of them has to wait."""
         out = self.out
         while out:
             index, item = out[0]
-            path = self.paths[index]
+            path = self.outlets[index]
             if path.room() <= 0:
                 return
             out.popleft()
             path.accept(item)
             self.held -= 1
             self.counters.outputs += 1
-            self._sent[index] += 1
-
-    def num_sent(self, index: int) -> int:
-        """How many items have gone down a path."""
-        return self._sent[index]
-
-
-class _AllPaths:
-    """The paths behind a switch, as far as the end of an epoch concerns all of them."""
-
-    def __init__(self, paths: list[Inlet]) -> None:
-        self._paths = paths
-
-    def room(self) -> int:
-        return min(path.room() for path in self._paths)
-
-    def accept(self, item: Any) -> None:
-        raise NotImplementedError("an item goes down one path")
-
-    def end_epoch(self) -> None:
-        for path in self._paths:
-            path.end_epoch()
+            self.num_sent[index] += 1
 
 
 def routed(
     router: Callable[[Any], SupportsIndex], num_paths: int
 ) -> Callable[[Any], tuple[int, Any]]:
-    """A function from an item to the index of its path, which there is, and the item itself."""
+    """Make a function from an item to the index of an existing path and the item itself."""
 
     def call(item: Any) -> tuple[int, Any]:
         returned = router(item)
@@ -503,11 +396,16 @@ class Join:
 
     def __init__(self) -> None:
         self.next: Inlet
-        self.inlets: list[JoinInlet] = []
+        self.inlets: list[_JoinInlet] = []
 
-    def add_inlet(self) -> JoinInlet:
-        """A new way in. Its ``upstream`` is to be set."""
-        self.inlets.append(inlet := JoinInlet(self))
+    def connect(self, inlet: Inlet) -> None:
+        """Link the next node."""
+        self.next = inlet
+        inlet.upstream = self
+
+    def add_inlet(self) -> Inlet:
+        """One more way in."""
+        self.inlets.append(inlet := _JoinInlet(self))
         return inlet
 
     def retry(self) -> None:
@@ -524,23 +422,20 @@ class Join:
             self.next.end_epoch()
 
 
-class JoinInlet:
+class _JoinInlet:
     """One of the ways into a join."""
 
     def __init__(self, join: Join) -> None:
-        self.upstream: Upstream
+        self.upstream: Any
         self.ended = False
         self._join = join
 
     def room(self) -> int:
-        """What the node behind the join has room for, 0 after the end of this way's epoch."""
         return 0 if self.ended else self._join.next.room()
 
     def accept(self, item: Any) -> None:
-        """Hand an item on."""
         self._join.next.accept(item)
 
     def end_epoch(self) -> None:
-        """No more items come this way in this epoch."""
         self.ended = True
         self._join.end_epoch_if_all_have()

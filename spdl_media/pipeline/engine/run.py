@@ -5,32 +5,25 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.ends import Sink
 from spdl_media.pipeline.engine.fan_out import close_generator
-from spdl_media.pipeline.engine.graph import (
-    Graph,
-    Reporter,
-    TaskHookFactory,
-    Watchdog,
-    build_graph,
-    running_calls,
-)
+from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
 from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.workers import FailureDesk, LoopExecutor, OnFailure
+from spdl_media.pipeline.engine.workers import FailureHandler, LoopExecutor, OnFailure
 from spdl_media.pipeline.failures import (
     FailureLog,
     PipelineError,
+    PipelineFailure,
     PipelineStopped,
     describe,
     pipeline_failure,
@@ -39,17 +32,15 @@ from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
 
-__all__ = ("Run", "RunOptions", "State")
+__all__ = ("Run", "RunOptions")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
 # Of the second within which stop() returns, for tasks that clean up after being cancelled.
 CANCEL_SECONDS = 0.4
 
-
 # How many calls and threads the log names at once.
 MOST_NAMED = 10
-
 
 # How long interpreter exit waits for all pipelines together.
 EXIT_SECONDS = 0.6
@@ -66,33 +57,6 @@ class RunOptions:
     task_hook_factory: TaskHookFactory | None
 
 
-class State(Enum):
-    """Where a run is. It goes from top to bottom, whatever ends it, and skips nothing."""
-
-    NEW = "new"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a run ended early."""
-
-    stage: str
-    message: str
-    error: BaseException
-    traceback: str
-
-    def exception(self) -> BaseException:
-        """What the consumer gets: a new one each time, for each raise adds to its traceback."""
-        failure = pipeline_failure(self.message, self.error, stage=self.stage)
-        if self.traceback:
-            failure.add_note(f"The last failure:\n{self.traceback}")
-        return failure
-
-
 class Run:
     """One run: a thread with an event loop, the nodes that live on it, and the threads that they use.
 
@@ -104,24 +68,25 @@ class Run:
     """
 
     def __init__(self, config: PipelineConfig, options: RunOptions) -> None:
-        self.state = State.NEW
         self.log = FailureLog(options.max_failures)
+        self.graph: Graph
+        self.was_stopped = False
+        self.has_reported = False
+        self.is_live = False
         self._config = config
         self._options = options
-        self._epochs = 1
-        self._failure: _Failure | None = None
-        self._source_failure: _Failure | None = None
+        # Makes what the consumer gets, a new one each time: each raise adds to its traceback.
+        self._failure: Callable[[], PipelineFailure] | None = None
+        self._source_failure: Callable[[], PipelineFailure] | None = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
-        self._stop_asked = False
-        self._has_reported = False
         self._started_hooks: list[TaskHook] = []
         # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
         self._executor = LoopExecutor()
         self._loop = asyncio.new_event_loop()
         self._hub = Hub(self._loop, self)
-        self._desk = FailureDesk(self._hub, self.log, options.on_failure)
-        self._graph: Graph
+        self._handler = FailureHandler(self._hub, self.log, options.on_failure)
+        self.item_failed = self._handler.report
         self._watchdog: Watchdog
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
@@ -129,78 +94,67 @@ class Run:
         )
 
     @property
-    def sink(self) -> Sink:
-        """Where the items come out."""
-        return self._graph.sink
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether somebody has asked it to stop; not whether it has failed."""
-        return self._stop_asked
-
-    @property
     def has_begun(self) -> bool:
-        """Whether it has left its start behind, and not by a failure."""
+        """Whether its threads have been started."""
         return self._thread.ident is not None
 
-    # Called by threads of the caller's.
+    # Called by threads of the user's.
 
     def start(self) -> None:
         """Open pools, start threads, and begin the first epoch.
 
         Raises:
-            PipelineStopped: Somebody stopped the run meanwhile.
+            PipelineStopped: Another thread stopped the run meanwhile.
         """
-        self.state = State.STARTING
         options = self._options
         try:
-            self._graph = build_graph(
+            self.graph = Graph(
                 self._hub,
                 self._config,
                 num_threads=options.num_threads,
                 log=self.log,
-                desk=self._desk,
+                handler=self._handler,
                 hook_factory=options.task_hook_factory,
             )
             self._start_thread()
         except BaseException:
             self._loop.close()
-            self.state = State.STOPPED
             raise
-        if self._stop_asked:
+        if self.was_stopped:
             self.request_stop()
             raise PipelineStopped("the pipeline was stopped while it was being started")
 
     def _start_thread(self) -> None:
-        self._watchdog = Watchdog(self._graph)
-        self._graph.sink.look_out = self._watchdog.look
+        self._watchdog = Watchdog(self.graph)
+        self.graph.sink.look_out = self._watchdog.look
         self._stop = self._loop.create_future()
         self._started_at = perf_counter()
         try:
-            for hook in self._graph.hooks:
+            for hook in self.graph.hooks:
                 hook.stage_start()
                 self._started_hooks.append(hook)
             _LIVE.add(self)
-            self.state = State.RUNNING
+            self.is_live = True
             self._thread.start()
         except BaseException:
+            self.is_live = False
             _LIVE.discard(self)
-            self._graph.close_pools()
+            self.graph.close_pools()
             self._end_hooks()
             raise
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
-        self._graph.sink.begin_epoch()
+        self.graph.sink.begin_epoch()
         self._hub.post(self._begin_epoch, None)
 
     def request_stop(self) -> None:
         """Have the run end. Waits for nothing; from any thread, and as often as wanted."""
-        self._stop_asked = True
-        # Threads see it after the call in which they are, even if the loop is blocked.
+        self.was_stopped = True
+        # Threads see it after their current call, even if the loop is blocked.
         self._hub.closed = True
-        if self.state is not State.NEW:
-            self._hub.post(self._end, None)
+        # A loop that is not yet running takes it when it runs.
+        self._hub.post(self._end, None)
 
     def stop(self, timeout: float) -> None:
         """End the run, and wait until its threads have ended, but no longer than ``timeout`` seconds.
@@ -209,31 +163,33 @@ class Run:
         """
         deadline = perf_counter() + timeout
         self.request_stop()
-        if self.state in (State.NEW, State.STARTING) or threading.current_thread() is self._thread:
+        # Else start() sees that it was asked to stop, or waiting would be for this thread itself.
+        if not self.has_begun or threading.current_thread() is self._thread:
             return
-        self._graph.wake_threads()
+        self.graph.wake_threads()
         # The loop first: it may be just starting the others.
         _join([self._thread], deadline)
-        threads = [self._thread, *self._graph.all_threads(), *self._executor.threads()]
-        if left := _join(threads, deadline):
-            self._report_left(left)
-
-    @property
-    def has_reported(self) -> bool:
-        """Whether the log names threads that did not end in time."""
-        return self._has_reported
+        threads = [self._thread, *self.graph.all_threads(), *self._executor.threads]
+        if names := _join(threads, deadline):
+            self.has_reported = True
+            LOG.warning(
+                "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
+                "daemons and end when those return",
+                _listed(list(self.graph.running_calls()), "; ") or "of unknown kind",
+                _listed(names, ", "),
+            )
 
     def statistics(self) -> PipelineStatistics:
         """What the run has done so far."""
         elapsed = (self._ended_at or perf_counter()) - self._started_at
-        return Reporter(self._graph).statistics(elapsed)
+        return Reporter(self.graph).statistics(elapsed)
 
     def disown(self) -> None:
         """In a forked child, which has none of the threads: hand out nothing, and say why."""
-        self.state = State.STOPPED
+        self.is_live = False
         self._hub.abandon()
         parent = os.getppid()
-        self._graph.sink.close(
+        self.graph.sink.close(
             lambda: PipelineError(
                 f"this pipeline runs in process {parent}, from which this process was forked; threads "
                 "are not forked. Build a pipeline of its own in each process"
@@ -245,10 +201,10 @@ class Run:
 
     def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
         """End the run because of a failure. The first one counts."""
-        if self._failure is None and not self._stop_asked:
-            self._failure = _Failure(stage, message, error, traceback)
+        if self._failure is None and not self.was_stopped:
+            self._failure = functools.partial(pipeline_failure, message, error, stage, traceback)
             # Results that this turn has brought are still handed on, as far as there is room.
-            for node in self._graph.stages:
+            for node in self.graph.stages:
                 node.hand_on()
             self._end(None)
 
@@ -256,13 +212,13 @@ class Run:
         """End the run when what the source gave before it failed has been delivered."""
         if self._source_failure is None:
             message = f"The source failed: {describe(error)}"
-            self._source_failure = _Failure("source", message, error, "")
-        for source in self._graph.sources:
+            self._source_failure = functools.partial(pipeline_failure, message, error, "source")
+        for source in self.graph.sources:
             source.cut_short()
 
     def epoch_ended(self) -> None:
         """All items of an epoch have been delivered."""
-        self._desk.check_epoch()
+        self._handler.check_epoch()
         if self._source_failure is not None and self._failure is None:
             self._failure = self._source_failure
             self._end(None)
@@ -275,12 +231,11 @@ class Run:
             self._run_to_its_end(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-            self.state = State.STOPPED
 
     def _run_to_its_end(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run the loop until a coroutine has ended, even if code of the caller's stops the loop meanwhile.
+        """Run the loop until a coroutine has ended, even if code of the user's stops the loop meanwhile.
 
-        A ``SystemExit`` in a task of the caller's own passes through the loop. The run then ends as after
+        A ``SystemExit`` in a task of the user's own passes through the loop. The run then ends as after
         any failure, which takes the loop.
         """
         task = self._loop.create_task(coroutine)
@@ -296,11 +251,11 @@ class Run:
     async def _live(self) -> None:
         self._loop.set_default_executor(self._executor)
         try:
-            self._graph.start()
+            self.graph.start()
             self._begin_epoch(None)
             self._loop.call_later(self._watchdog.silence, self._look_out)
             if (interval := self._options.report_stats_interval) is not None:
-                Reporter(self._graph).report_every(interval, self._loop)
+                Reporter(self.graph).report_every(interval, self._loop)
             await self._stop
         except RuntimeError as error:
             self.fail("pipeline", f"The pipeline cannot start its threads: {error}", error)
@@ -308,12 +263,13 @@ class Run:
             await self._wind_down()
 
     async def _wind_down(self) -> None:
-        self.state = State.STOPPING
+        self.is_live = False
         self._hub.closed = True
         self._ended_at = perf_counter()
-        self._graph.stop()
+        self.graph.wake_threads()
+        self.graph.close_pools()
         # Consumers need not wait for what follows.
-        self._graph.sink.close(self._why_over, keep=self._failure is not None)
+        self.graph.sink.close(self._why_over, keep=self._failure is not None)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -325,7 +281,7 @@ class Run:
         await _wait_for(stubborn, None)
 
     def _close_generators(self) -> None:
-        for generator in self._graph.generators():
+        for generator in self.graph.generators():
             # The thread that is in one closes it.
             if not getattr(generator, "gi_running", False):
                 close_generator(generator)
@@ -339,7 +295,7 @@ class Run:
 
     def _begin_epoch(self, _: None) -> None:
         self._watchdog.rouse()
-        for source in self._graph.sources:
+        for source in self.graph.sources:
             source.request_epoch()
 
     def _end(self, _: None) -> None:
@@ -352,18 +308,8 @@ class Run:
 
     def _why_over(self) -> BaseException:
         if self._failure is not None:
-            return self._failure.exception()
+            return self._failure()
         return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
-
-    def _report_left(self, names: list[str]) -> None:
-        self._has_reported = True
-        calls = list(map(str, running_calls(self._graph)))
-        LOG.warning(
-            "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
-            "daemons and end when those return",
-            _listed(calls, "; ") or "of unknown kind",
-            _listed(names, ", "),
-        )
 
 
 def _stopped_from_inside(error: BaseException) -> str:
@@ -406,7 +352,7 @@ _LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
 
 def _live_runs() -> Iterator[Run]:
     for run in list(_LIVE):
-        if run.state is State.RUNNING:
+        if run.is_live:
             yield run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from spdl_media.pipeline.engine.hub import Hub, Slot
 from spdl_media.pipeline.failures import (
@@ -28,49 +29,29 @@ from spdl_media.pipeline.stats import StageCounters
 
 __all__ = (
     "BorrowedThreads",
-    "Crew",
-    "FailureDesk",
+    "FailureHandler",
     "LoopExecutor",
     "OnFailure",
     "Threads",
     "Worker",
+    "WorkerGroup",
     "WorkerThreads",
 )
 
-S = TypeVar("S", bound=Slot)
-
 LOG = logging.getLogger("spdl_media.pipeline")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class _Served(Protocol):
-    """What a thread with a ticket does."""
-
-    def serve(self, worker: Worker) -> None:
-        """Work until there is nothing to do or others wait for the thread."""
-
-
-class Threads(Protocol):
-    """A set of threads that several stages may share. It gives each of them tickets' worth of time."""
-
-    @property
-    def workers(self) -> list[Worker]:
-        """Those at work, and those given up."""
-
-    def issue(self, served: _Served) -> None:
-        """Have one thread serve, as soon as one is free."""
-
-    def others_wait(self) -> bool:
-        """Whether a ticket waits for a thread."""
-
-    def give_up(self, worker: Worker, /) -> None:
-        """Go on without a thread that does not come back from a call."""
+OnFailure = Callable[[FailureRecord, Any], object]
+Release: TypeAlias = Callable[[Any], None]
 
 
 class Worker:
     """One thread, as the event loop sees it.
 
-    States: *idle* (``slot`` is ``None``), *in a call* (``slot`` is what it works on) and *given up*: the
-    call has taken too long, somebody else has the thread's place, and it ends when the call returns.
+    States: *idle* (``slot`` is ``None``), *in a call* (for ``slot``) and *given up*: the call has
+    taken too long, another thread took its place, and it ends when the call returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -94,13 +75,41 @@ class Worker:
             return self.given_up
 
     def stack(self) -> str:
-        """Where the thread stands, as text."""
+        """The stack of the thread, as text."""
         frame = sys._current_frames().get(self.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
-class WorkerThreads:
-    """Daemon threads of a pipeline's own: interpreter exit does not wait for them.
+#: What a thread with a ticket calls: works until there is nothing to do or others wait for the thread.
+Serve: TypeAlias = Callable[[Worker], None]
+
+
+class Threads:
+    """A set of threads that several stages may share. They ask for time on them by tickets.
+
+    Attributes:
+        workers: The threads at work, and those given up.
+    """
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.name = name
+        self.workers: list[Worker] = []
+        self._hub = hub
+
+    def issue(self, serve: Serve) -> None:
+        """Have one thread call ``serve``, as soon as one is free."""
+        raise NotImplementedError
+
+    def others_wait(self) -> bool:
+        """Whether a ticket waits for a thread."""
+        return False
+
+    def replace(self, worker: Worker) -> None:
+        """Go on without a thread that does not come back from a call."""
+
+
+class WorkerThreads(Threads):
+    """Daemon threads of the pipeline: interpreter exit does not wait for them.
 
     Args:
         hub: Where outcomes go.
@@ -114,41 +123,39 @@ class WorkerThreads:
         self,
         hub: Hub,
         name: str,
-        size: int,
+        size: int = 0,
         initializer: Callable[[], object] | None = None,
         *,
         stage: str = "",
     ) -> None:
-        self.name = name
-        self._stage = stage
-        self.workers: list[Worker] = []
+        super().__init__(hub, name)
         self.threads: list[threading.Thread] = []
-        self._hub = hub
         self.size = size
+        self._stage = stage
         self._initializer = initializer
         self._numbers = itertools.count(1)
-        # Tickets; None ends a thread.
-        self._tickets: SimpleQueue[_Served | None] = SimpleQueue()
+        # None ends a thread.
+        self._tickets: SimpleQueue[Serve | None] = SimpleQueue()
 
     def start(self) -> None:
         """Start the threads."""
         for _ in range(self.size):
             self._add_thread()
 
-    def issue(self, served: _Served) -> None:
-        """Have one thread serve, as soon as one is free."""
-        self._tickets.put(served)
+    def issue(self, serve: Serve) -> None:
+        """Have one thread call ``serve``, as soon as one is free."""
+        self._tickets.put(serve)
 
     def others_wait(self) -> bool:
         """Whether a ticket waits for a thread."""
         return not self._tickets.empty()
 
-    def give_up(self, _: Worker) -> None:
-        """Go on without a thread that does not come back from a call: another takes its place."""
+    def replace(self, worker: Worker) -> None:  # noqa: ARG002  # it ends by itself
+        """Put another thread in the place of one that does not come back from a call."""
         self._add_thread()
 
     def stop(self) -> None:
-        """Have each thread end after the call in which it is."""
+        """Have each thread end after its current call."""
         for _ in self.threads:
             self._tickets.put(None)
 
@@ -161,43 +168,40 @@ class WorkerThreads:
 
     def _run(self, worker: Worker) -> None:
         worker.ident = threading.get_ident()
-        if not self._initialize():
-            return
-        while (served := self._tickets.get()) is not None:
-            served.serve(worker)
-            if worker.given_up:
-                return
-
-    def _initialize(self) -> bool:
-        if self._initializer is None:
-            return True
         try:
-            self._initializer()
+            if self._initializer is not None:
+                self._initializer()
         except BaseException as error:  # noqa: BLE001  # of whatever kind, the run cannot go on
             self._hub.post(self._report_initializer, error)
-            return False
-        return True
+            return
+        while (serve := self._tickets.get()) is not None:
+            serve(worker)
+            if worker.given_up:
+                return
+            # The thread may wait for its next ticket for long, and this one may hold an item.
+            del serve
 
     def _report_initializer(self, error: BaseException) -> None:
         message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
         self._hub.events.fail(self._stage, message, error)
 
 
-class BorrowedThreads:
-    """The threads of an executor that belongs to the caller."""
+class BorrowedThreads(Threads):
+    """The threads of an executor that belongs to the user. It cannot replace a thread.
 
-    def __init__(self, hub: Hub, executor: Executor, name: str) -> None:
-        self.workers: list[Worker] = []
-        self._hub = hub
+    Each ticket is a task of the executor, which shares its threads out.
+    """
+
+    def __init__(self, hub: Hub, name: str, executor: Executor) -> None:
+        super().__init__(hub, name)
         self._executor = executor
-        self._name = name
 
-    def issue(self, served: _Served) -> None:
-        """Have a thread of the executor serve, as soon as one is free. On the loop."""
+    def issue(self, serve: Serve) -> None:
+        """Have a thread of the executor call ``serve``, as soon as one is free. On the loop."""
         try:
-            ticket = self._executor.submit(self._serve, served)
+            ticket = self._executor.submit(self._serve, serve)
         except RuntimeError as error:
-            self._lost(error)
+            self._report_loss(error)
         else:
             ticket.add_done_callback(self._look_for_loss)
 
@@ -205,41 +209,34 @@ class BorrowedThreads:
         # Cancelled by who shuts the executor down, or never run because its initializer failed.
         error = CancelledError() if ticket.cancelled() else ticket.exception()
         if error is not None:
-            self._hub.post(self._lost, error)
+            self._hub.post(self._report_loss, error)
 
-    def _lost(self, error: BaseException) -> None:
+    def _report_loss(self, error: BaseException) -> None:
         broken = PoolBroken(
-            f"The {type(self._executor).__name__} of stage {self._name!r} takes no more items: "
+            f"The {type(self._executor).__name__} of stage {self.name!r} takes no more items: "
             f"{describe(error)}. It is not the pipeline's to replace; for one that is, use a description "
             "such as ThreadPoolExecutorConfig(...)."
         )
         broken.__cause__ = error
-        self._hub.events.fail(self._name, str(broken), broken)
+        self._hub.events.fail(self.name, str(broken), broken)
 
-    def others_wait(self) -> bool:
-        """Never: each ticket is a task of the executor, which shares its threads out."""
-        return False
-
-    def give_up(self, _: Worker) -> None:
-        """The executor cannot replace a thread, so it has one less until the call returns."""
-
-    def _serve(self, served: _Served) -> None:
+    def _serve(self, serve: Serve) -> None:
         worker = Worker(threading.current_thread().name)
         worker.ident = threading.get_ident()
         self.workers.append(worker)
         try:
-            served.serve(worker)
+            serve(worker)
         finally:
             self.workers.remove(worker)
 
 
-class Crew(Generic[S]):
+class WorkerGroup:
     """The threads that work for one stage, at most ``limit`` at once.
 
-    The loop puts slots into ``todo`` and issues a ticket for each thread that may come. A thread with a
-    ticket takes one slot after another, so that none is taken while its taker still works on another, and
-    hands its ticket back when there are no more. After each slot it looks whether other stages wait for
-    threads, and queues up behind them if so.
+    The loop puts slots into ``todo`` and issues a ticket for each thread that may come. A thread
+    with a ticket takes one slot after another, so that none is taken while its taker still works on
+    another, and hands its ticket back when there are no more. After each slot it looks whether
+    other stages wait for threads, and queues up behind them if so.
 
     Args:
         hub: Where outcomes go.
@@ -255,12 +252,11 @@ class Crew(Generic[S]):
         hub: Hub,
         threads: Threads,
         limit: int,
-        work: Callable[[S], Callable[[S], None]],
-        *,
-        timeout: float | None = None,
-        on_timeout: Callable[[S], None] | None = None,
+        work: Callable[[Any], Callable[[Any], None]],
+        timeout: float | None,
+        on_timeout: Callable[[Any], None],
     ) -> None:
-        self.todo: deque[S] = deque()
+        self.todo: deque[Any] = deque()
         self.threads = threads
         self._hub = hub
         self._limit = limit
@@ -274,10 +270,9 @@ class Crew(Generic[S]):
         """Issue as many tickets as there is work for. On the loop."""
         for _ in range(min(self._limit - self._tickets, len(self.todo))):
             self._tickets += 1
-            self.threads.issue(self)
-        if self._timeout is not None and self._tickets and not self._watching:
-            self._watching = True
-            self._hub.loop.call_later(self._timeout, self._look_for_overdue)
+            self.threads.issue(self.serve)
+        if self._timeout is not None:
+            self._look_again_in(self._timeout)
 
     def serve(self, worker: Worker) -> None:
         """Work until there is nothing to do or others wait for the thread. In a worker thread."""
@@ -297,7 +292,7 @@ class Crew(Generic[S]):
                 return
             post(handler, slot)
             if others_wait():
-                self.threads.issue(self)
+                self.threads.issue(self.serve)
                 return
         post(self._take_ticket_back, None)
 
@@ -307,26 +302,30 @@ class Crew(Generic[S]):
         if self.todo:
             self.dispatch()
 
+    def _look_again_in(self, seconds: float) -> None:
+        if self._tickets and not self._watching and not self._hub.closed:
+            self._watching = True
+            self._hub.loop.call_later(seconds, self._look_for_overdue)
+
     def _look_for_overdue(self) -> None:
         self._watching = False
-        assert self._timeout is not None
+        timeout = self._timeout
+        assert timeout is not None
         now = perf_counter()
-        waits = [self._timeout]
+        waits = [timeout]
         for worker in list(self.threads.workers):
             slot: Any = worker.slot
-            if slot is None or getattr(slot.stage, "crew", None) is not self:
+            # The thread may be in a call of another stage that shares it.
+            if slot is None or getattr(slot.stage, "group", None) is not self:
                 continue
-            left = slot.started_at + self._timeout - now
+            left = slot.started_at + timeout - now
             if left > 0:
                 waits.append(left)
             elif not worker.given_up and worker.give_up(slot):
                 self._go_on_without(worker, slot)
-        if self._tickets and not self._hub.closed and not self._watching:
-            self._watching = True
-            self._hub.loop.call_later(min(waits), self._look_for_overdue)
+        self._look_again_in(min(waits))
 
-    def _go_on_without(self, worker: Worker, slot: S) -> None:
-        assert self._on_timeout is not None
+    def _go_on_without(self, worker: Worker, slot: Slot) -> None:
         LOG.warning(
             "stage %r: a call took longer than timeout=%s s on %s; thread %s is replaced and ends when "
             "the call returns",
@@ -335,7 +334,7 @@ class Crew(Generic[S]):
             short_repr(slot.item),
             worker.name,
         )
-        self.threads.give_up(worker)
+        self.threads.replace(worker)
         self._tickets -= 1
         slot.fail(
             TimeoutError(f"the call took longer than timeout={self._timeout} s"),
@@ -345,135 +344,111 @@ class Crew(Generic[S]):
         self.dispatch()
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-Task = tuple["Future[Any]", Callable[[], Any]]
-
-
-class LoopExecutor(ThreadPoolExecutor):
-    """A pool of daemon threads, started as they are needed.
-
-    asyncio accepts no default executor but a ``ThreadPoolExecutor``, and the threads of that one are
-    waited for at interpreter exit. This is one by name only: neither threads nor queue are the base's.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_workers=1)
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
-        self._daemons: list[threading.Thread] = []
-        self._idle = 0
-        self._guard = threading.Lock()
-        self._is_shut = False
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a thread."""
-        future: Future[T] = Future()
-        with self._guard:
-            if self._is_shut:
-                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
-            self._tasks.put((future, lambda: fn(*args, **kwargs)))
-            if self._idle:
-                self._idle -= 1
-            elif len(self._daemons) < self._most:
-                self._add_thread()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Have threads end after the call in which they are. Does not wait."""
-        with self._guard:
-            self._is_shut = True
-            for _ in self._daemons:
-                self._tasks.put(None)
-
-    def threads(self) -> list[threading.Thread]:
-        """Those that were started."""
-        return list(self._daemons)
-
-    def _add_thread(self) -> None:
-        name = f"spdl_media to_thread-{len(self._daemons) + 1}"
-        thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._daemons.append(thread)
-        thread.start()
-
-    def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            future, call = task
-            if self._is_shut:
-                future.cancel()
-            if future.set_running_or_notify_cancel():
-                _carry_out(future, call)
-            # The thread may wait for its next task for long, and would keep this one alive.
-            del task, future, call
-            with self._guard:
-                self._idle += 1
-
-
-def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
-OnFailure = Callable[[FailureRecord, Any], object]
-
-# With the record that was counted: the call of a slot that was given up may fail by itself meanwhile.
-_Waiting: TypeAlias = tuple[FailureRecord, Slot, Callable[[Slot], None]]
-
-
-class FailureDesk:
+class FailureHandler:
     """Counts failures, keeps their records, calls ``on_failure``, and ends the run after too many.
 
-    ``on_failure`` is called in a thread of its own, one failure after the other. An item leaves its stage
-    only when that is done, so a slow callback slows the pipeline and nothing piles up.
+    ``on_failure`` is called in a thread of its own, one failure after the other. An item leaves its
+    stage only when that is done, so a slow callback slows the pipeline and nothing piles up.
+
+    Attributes:
+        threads: The thread for ``on_failure``; ``None`` without a callback.
     """
 
     def __init__(self, hub: Hub, log: FailureLog, on_failure: OnFailure | None) -> None:
         self.threads: WorkerThreads | None = None
+        if on_failure is not None:
+            self.threads = WorkerThreads(hub, "spdl_media on_failure", 1)
         self._hub = hub
         self._log = log
         self._on_failure = on_failure
-        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
-        if on_failure is not None:
-            self.threads = WorkerThreads(hub, "spdl_media on_failure", 1)
 
-    def report(self, slot: Slot, counters: StageCounters, release: Callable[[Slot], None]) -> None:
-        """Take note of a failure, then let its slot go. On the loop."""
+    def report(self, slot: Slot, counters: StageCounters, release: Release) -> None:
+        """Count a failure, then let its slot go. On the loop."""
+        # Read now: the call of a slot that was given up may fail by itself meanwhile.
         record = slot.record
         assert record is not None
         counters.failures += 1
-        if (excess := self._log.note(record)) is not None:
-            self._end_run(excess)
+        self._end_run_after(self._log.note(record))
         if self.threads is None:
             release(slot)
         else:
-            self._waiting.put((record, slot, release))
-            self.threads.issue(self)
+            self.threads.issue(functools.partial(self._call_back, record, slot, release))
 
     def check_epoch(self) -> None:
         """End the run if too much of an epoch that has just ended was lost."""
-        if (excess := self._log.end_epoch()) is not None:
-            self._end_run(excess)
+        self._end_run_after(self._log.end_epoch())
 
-    def _end_run(self, excess: FailureExcess) -> None:
-        record = excess.record
-        self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
+    def _end_run_after(self, excess: FailureExcess | None) -> None:
+        if excess is not None:
+            record = excess.record
+            self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
 
-    def serve(self, worker: Worker) -> None:
-        """Call ``on_failure`` for one failure. In its thread."""
-        record, slot, release = self._waiting.get()
+    def _call_back(
+        self, record: FailureRecord, slot: Slot, release: Release, worker: Worker
+    ) -> None:
         worker.slot = slot
         assert self._on_failure is not None
         try:
             self._on_failure(record, slot.item)
-        except BaseException as error:  # noqa: BLE001  # of whatever kind, the caller must hear of it
-            self._hub.post(self._blame_callback, error)
+        except BaseException as error:  # noqa: BLE001  # of whatever kind, the user must hear of it
+            self._hub.post(self._report_callback, error)
         worker.slot = None
         self._hub.post(release, slot)
 
-    def _blame_callback(self, error: BaseException) -> None:
+    def _report_callback(self, error: BaseException) -> None:
         self._hub.events.fail("on_failure", f"on_failure raised {describe(error)}", error)
+
+
+class LoopExecutor(ThreadPoolExecutor):
+    """The default executor of the pipeline's event loop, in which ``asyncio.to_thread`` runs.
+
+    asyncio accepts no default executor but a ``ThreadPoolExecutor``, whose threads interpreter exit
+    waits for. This is one by name only: daemon threads, started as they are needed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self.threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
+        self._idle = threading.Semaphore(0)
+        self._guard = threading.Lock()
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in a thread.
+
+        Raises:
+            RuntimeError: The run is ending.
+        """
+        future: Future[T] = Future()
+        with self._guard:
+            if self._is_shut:
+                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
+            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
+                name = f"spdl_media to_thread-{len(self.threads) + 1}"
+                self.threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self.threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Have each thread end after its current call. Does not wait."""
+        with self._guard:
+            self._is_shut = True
+            for _ in self.threads:
+                self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (task := self._calls.get()) is not None:
+            future, call = task
+            if self._is_shut:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
+                    future.set_exception(error)
+            # The thread may wait for its next task for long, and would keep this one alive.
+            del task, future, call
+            self._idle.release()
