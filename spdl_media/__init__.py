@@ -22,7 +22,7 @@ The modules with public names, of which each imports only those above it:
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``async_load``    the same as awaitables
-``collate``       :func:`collate`: items of several fields into buffers
+``_collate``      :func:`collate`: items of several fields into buffers
 ``crops``         :func:`random_resized_crop`
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 ``samplers``      indices for the processes of a distributed training
@@ -58,7 +58,7 @@ from spdl_media.async_load import (
     async_load_video,
 )
 from spdl_media.bitstream import apply_bsf
-from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import (
     CUDAConfig,
@@ -70,7 +70,6 @@ from spdl_media.config import (
 )
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import random_resized_crop
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
@@ -255,4 +254,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LAZY_MODULES})
+    return list(__all__)

@@ -10,7 +10,6 @@ from typing import (
     Any,
     Generic,
     Literal,
-    Protocol,
     SupportsIndex,
     TypeAlias,
     TypedDict,
@@ -18,11 +17,9 @@ from typing import (
     get_args,
 )
 
-import numpy.typing as npt
-
 from spdl_media._checks import check_choice, did_you_mean
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
-from spdl_media.crops import Box
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
+from spdl_media.crops import Box, Flips
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.operations import Quality, Rate, ScaleAlgo, ScaleMode
 from spdl_media.storage import Storage
@@ -32,16 +29,6 @@ OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
 VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
 DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
-
-
-class _SupportsArray(Protocol):
-    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
-
-    def __array__(self) -> npt.NDArray[Any]: ...
-
-
-Flips: TypeAlias = Sequence[bool] | _SupportsArray
-"""One bool for each image; an array or a tensor of them is 1-D."""
 
 # ``None`` for results in host memory, DeviceLike for results on a device: an overload each.
 Device = TypeVar("Device")
@@ -57,6 +44,26 @@ def check_array_layout(layout: str | None) -> None:
     """Refuse what is no order of axes."""
     remedy = "convert_frames(layout='planes') gives one array a plane"
     check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
+
+
+def chosen_device(arguments: Any, decoders: Any) -> CUDAConfig | None:
+    """The device that is asked for, or ``None``.
+
+    Raises:
+        ValueError: Both arguments are given, or an unknown decoder, or one that needs a device.
+        TypeError: It is no device.
+    """
+    config, decoder = (
+        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
+        arguments["decoder"],
+    )
+    check_choice("decoder", decoder, get_args(decoders))
+    if config is None and decoder not in ("auto", "cpu"):
+        raise ValueError(
+            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
+            "the CPU are chosen by decode_config(decoder=)"
+        )
+    return config
 
 
 class _Arguments(TypedDict, Generic[Device], total=False):

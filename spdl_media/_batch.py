@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from spdl_media._arguments import ArrayLayout, Flips, ImageDecoder, OnError
+from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError
 from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
 from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array
-from spdl_media.crops import Box, checked_box
+from spdl_media.crops import Box, CropPlan
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
@@ -29,7 +28,6 @@ from spdl_media.errors import (
     SourceError,
     with_message,
 )
-from spdl_media.filter_desc import FilterDesc, picture_ops
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.geometry import fits
@@ -62,77 +60,6 @@ class Collector(Protocol[_Taken_contra]):
 
 class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it knows
     """The load was cancelled."""
-
-
-class CropPlan:
-    """What is cut out of each image of a batch, and which images are mirrored.
-
-    Args:
-        crops: A box or ``None`` for each image; ``None`` for none.
-        flips: A bool for each image, as a sequence or a 1-D array or tensor; ``None`` for none.
-    """
-
-    __slots__ = ("_boxes", "_flips")
-
-    def __init__(
-        self, crops: Sequence[Box | None] | None = None, flips: Flips | None = None
-    ) -> None:
-        self._boxes = (
-            None if crops is None else [checked_box(box, i) for i, box in enumerate(crops)]
-        )
-        self._flips = None if flips is None else _flags(flips)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is cut or mirrored."""
-        return self._boxes is None and self._flips is None
-
-    def check(self, count: int) -> None:
-        """Refuse plans for another number of images."""
-        for name, values in (("crops", self._boxes), ("flips", self._flips)):
-            if values is not None and len(values) != count:
-                raise ValueError(
-                    f"{name} must have one entry for each of the {count} inputs, not {len(values)}"
-                )
-
-    def box(self, position: int) -> Box | None:
-        """The box of the image at this position."""
-        return None if self._boxes is None else self._boxes[position]
-
-    def desc(self, position: int, desc: str | None) -> str | None:
-        """The filters of the image at this position, its own before those of all."""
-        if self.is_empty:
-            return desc
-        mirror = self._flips is not None and self._flips[position]
-        # Boxes are those of upright images, and without any filter none would be turned. Images without a
-        # box or a flip are turned with the others, or all images of a batch would not stand alike.
-        ops = picture_ops(desc) or PictureOps(filter_desc=desc, pix_fmt=None)
-        return FilterDesc(replace(ops, box=self.box(position), mirror=mirror))
-
-
-def _flags(flips: Any) -> list[bool]:
-    """One bool each, of whatever NumPy makes a 1-D array of bools of."""
-    try:
-        # Tensors one by one would be as many arrays of no dimension.
-        values = np.asarray(flips if hasattr(flips, "__array__") else list(flips))
-    # RuntimeError: PyTorch's, for tensors on a GPU
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"flips must be one True or False for each picture, not {flips!r}: {error}"
-        ) from error
-    if values.shape == (0,):
-        return []
-    if values.dtype != np.bool_ or values.ndim != 1:
-        raise TypeError(_wrong_flips(flips, values))
-    return [bool(value) for value in values]
-
-
-def _wrong_flips(flips: Any, values: npt.NDArray[Any]) -> str:
-    if values.ndim == 1 and not hasattr(flips, "__array__"):
-        for position, value in enumerate(flips):
-            if np.asarray(value).dtype != np.bool_:
-                return f"flips[{position}] must be True or False, not {value!r}"
-    return f"flips must be one True or False for each picture, not {values.dtype} of shape {values.shape}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

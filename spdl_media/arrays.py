@@ -7,8 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from spdl_media._optional import require
-from spdl_media.buffer import CPUBuffer
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 
 __all__ = ("to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch")
 

@@ -23,8 +23,7 @@ from spdl_media._arguments import (
     ImageArguments,
     VideoArguments,
 )
-from spdl_media.buffer import CPUBuffer
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media._checks import as_int
+from spdl_media.filter_desc import FilterDesc, picture_ops
+from spdl_media.operations import PictureOps
 
 __all__ = ("random_resized_crop",)
 
@@ -17,6 +21,16 @@ Box: TypeAlias = tuple[int, int, int, int]
 """``(x, y, width, height)`` in pixels of the upright picture, from its upper left corner."""
 
 T = TypeVar("T")
+
+
+class _SupportsArray(Protocol):
+    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Flips: TypeAlias = Sequence[bool] | _SupportsArray
+"""One bool for each image; an array or a tensor of them is 1-D."""
 
 _ATTEMPTS = 10
 
@@ -131,3 +145,74 @@ def checked_box(box: object, position: int) -> Box | None:
             f"crops[{position}] is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"
         )
     return x, y, w, h
+
+
+class CropPlan:
+    """What is cut out of each image of a batch, and which images are mirrored.
+
+    Args:
+        crops: A box or ``None`` for each image; ``None`` for none.
+        flips: A bool for each image, as a sequence or a 1-D array or tensor; ``None`` for none.
+    """
+
+    __slots__ = ("_boxes", "_flips")
+
+    def __init__(
+        self, crops: Sequence[Box | None] | None = None, flips: Flips | None = None
+    ) -> None:
+        self._boxes = (
+            None if crops is None else [checked_box(box, i) for i, box in enumerate(crops)]
+        )
+        self._flips = None if flips is None else _flags(flips)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cut or mirrored."""
+        return self._boxes is None and self._flips is None
+
+    def check(self, count: int) -> None:
+        """Refuse plans for another number of images."""
+        for name, values in (("crops", self._boxes), ("flips", self._flips)):
+            if values is not None and len(values) != count:
+                raise ValueError(
+                    f"{name} must have one entry for each of the {count} inputs, not {len(values)}"
+                )
+
+    def box(self, position: int) -> Box | None:
+        """The box of the image at this position."""
+        return None if self._boxes is None else self._boxes[position]
+
+    def desc(self, position: int, desc: str | None) -> str | None:
+        """The filters of the image at this position, its own before those of all."""
+        if self.is_empty:
+            return desc
+        mirror = self._flips is not None and self._flips[position]
+        # Boxes are those of upright images, and without any filter none would be turned. Images without a
+        # box or a flip are turned with the others, or all images of a batch would not stand alike.
+        ops = picture_ops(desc) or PictureOps(filter_desc=desc, pix_fmt=None)
+        return FilterDesc(replace(ops, box=self.box(position), mirror=mirror))
+
+
+def _flags(flips: Any) -> list[bool]:
+    """One bool each, of whatever NumPy makes a 1-D array of bools of."""
+    try:
+        # Tensors one by one would be as many arrays of no dimension.
+        values = np.asarray(flips if hasattr(flips, "__array__") else list(flips))
+    # RuntimeError: PyTorch's, for tensors on a GPU
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"flips must be one True or False for each picture, not {flips!r}: {error}"
+        ) from error
+    if values.shape == (0,):
+        return []
+    if values.dtype != np.bool_ or values.ndim != 1:
+        raise TypeError(_wrong_flips(flips, values))
+    return [bool(value) for value in values]
+
+
+def _wrong_flips(flips: Any, values: npt.NDArray[Any]) -> str:
+    if values.ndim == 1 and not hasattr(flips, "__array__"):
+        for position, value in enumerate(flips):
+            if np.asarray(value).dtype != np.bool_:
+                return f"flips[{position}] must be True or False, not {value!r}"
+    return f"flips must be one True or False for each picture, not {values.dtype} of shape {values.shape}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias, TypeVar, Unpack, get_args, overload
+from typing import TypeAlias, TypeVar, Unpack, overload
 
 from spdl_media._arguments import (
     AudioArguments,
@@ -19,19 +19,20 @@ from spdl_media._arguments import (
     VideoDecoder,
     check_array_layout,
     check_on_error,
+    chosen_device,
     declared,
 )
 from spdl_media._audio_arrays import decode_samples
-from spdl_media._batch import PICTURE_COLORS, CropPlan, ImageRequest, as_list, load_rows
-from spdl_media._checks import check_choice, check_int
-from spdl_media.buffer import CPUBuffer
+from spdl_media._batch import PICTURE_COLORS, ImageRequest, as_list, load_rows
+from spdl_media._checks import check_int
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
-from spdl_media.config import CUDAConfig, one_cuda_config
+from spdl_media.config import one_cuda_config
 from spdl_media.convert import convert_frames
+from spdl_media.crops import CropPlan
 from spdl_media.cuda.image_routes import device_steps
 from spdl_media.cuda.on_device import into_array, staging
 from spdl_media.cuda.video_routes import VideoRequest, frame_steps
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.errors import ConvertError
@@ -200,7 +201,7 @@ def load_video(
         decode_config=arguments["decode_config"],
         storage=arguments["storage"],
         layout=arguments["layout"],
-        config=_device(arguments, VideoDecoder),
+        config=chosen_device(arguments, VideoDecoder),
         decoder=arguments["decoder"],
         purpose="load_video(cuda=)",
     )
@@ -324,7 +325,7 @@ def load_clip(
     ops = _picture_ops(arguments, arguments["frame_rate"])
     audio_desc = FilterDesc(_sound_ops(arguments))
     window = clip_window(start, duration)
-    config = _device(arguments, VideoDecoder)
+    config = chosen_device(arguments, VideoDecoder)
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
     request = VideoRequest(
         ops=ops,
@@ -391,7 +392,7 @@ def _image_request(
     cuts: CropPlan,
 ) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
-    ops, config = _picture_ops(arguments), _device(arguments, ImageDecoder)
+    ops, config = _picture_ops(arguments), chosen_device(arguments, ImageDecoder)
     colored = ops
     if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.
@@ -444,23 +445,3 @@ def _chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) ->
                 "filters of your own in them"
             )
     return filter_desc
-
-
-def _device(arguments: Any, decoders: Any) -> CUDAConfig | None:
-    """The device that is asked for, or ``None``.
-
-    Raises:
-        ValueError: Both arguments are given, or an unknown decoder, or one that needs a device.
-        TypeError: It is no device.
-    """
-    config, decoder = (
-        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
-        arguments["decoder"],
-    )
-    check_choice("decoder", decoder, get_args(decoders))
-    if config is None and decoder not in ("auto", "cpu"):
-        raise ValueError(
-            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
-            "the CPU are chosen by decode_config(decoder=)"
-        )
-    return config

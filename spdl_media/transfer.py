@@ -26,9 +26,8 @@ from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.handover import Handover
 from spdl_media._devices.keeper import KEEPER
 from spdl_media._devices.torch_device import TorchDevice
-from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media.buffer import CPUBuffer, CUDABuffer, Failure
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
-from spdl_media.cuda_buffer import CUDABuffer
 from spdl_media.errors import TransferError
 from spdl_media.storage import Storage, lease_memory
 

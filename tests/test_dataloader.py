@@ -70,7 +70,7 @@ def test_it_is_where_users_look_for_it() -> None:
     assert sm.dataloader.PipelineBuilder is PipelineBuilder is sm.pipeline.PipelineBuilder
     assert sm.dataloader.Pipeline is Pipeline
     assert sm.dataloader.MapIterator is MapIterator is sm.source.MapIterator
-    assert {"DataLoader", "dataloader", "pipeline", "source"} <= set(dir(sm))
+    assert dir(sm) == sorted(sm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Dataloader'"):
         sm.Dataloader  # noqa: B018
 

@@ -47,7 +47,7 @@ ORDER = [
         *("_devices.handover", "_devices.choose"),
     ],
     ["storage"],
-    ["buffer", "cuda_buffer"],
+    ["buffer"],
     ["_rows", "_audio_arrays", "convert"],
     ["transfer"],
     ["arrays"],

@@ -429,6 +429,82 @@ def test_a_storage_in_use_is_not_overwritten() -> None:
     np.testing.assert_array_equal(np.asarray(second), PICTURES[2:4])
 
 
+@pytest.mark.parametrize("num_threads", [2, 3, COUNT + 1])
+def test_threads_change_nothing(num_threads: int) -> None:
+    """Rows, failures and errors of one batch are the same for any number of threads."""
+    options: dict[str, Any] = {
+        "width": 24,
+        "height": 20,
+        "flips": [i % 2 == 0 for i in range(COUNT)],
+    }
+    for bad in ((), (0,), (3, 17), (0, 1, 2), (COUNT - 1,), tuple(range(1, COUNT))):
+        srcs = with_bad(*bad)
+        for on_error in ("skip", "fill"):
+            one, more = (
+                sm.load_image_batch(srcs, on_error=on_error, num_threads=n, **options)
+                for n in (1, num_threads)
+            )
+            np.testing.assert_array_equal(np.asarray(more), np.asarray(one))
+            assert more.indices == one.indices
+            assert [(f.index, f.source) for f in more.failures] == [
+                (f.index, f.source) for f in one.failures
+            ]
+    threads = threading.active_count()
+    with pytest.raises(sm.DemuxError, match=f"input 0 of the batch of {COUNT}: "):
+        sm.load_image_batch([BAD] * COUNT, num_threads=num_threads)
+    with pytest.raises(sm.ConvertError, match=r"pictures differ: 40x30 .* and 20x15"):
+        sm.load_image_batch(
+            [*SOURCES, make_image(np.zeros((15, 20, 3), np.uint8))], num_threads=num_threads
+        )
+    assert threading.active_count() == threads, "all threads have ended"
+
+
+class Meeting:
+    """Pictures that can be read only while another thread reads one."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+
+    def source(self, content: bytes) -> io.BytesIO:
+        barrier = self.barrier
+
+        class Source(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                if not self.tell():
+                    barrier.wait(30)
+                return super().read(size)
+
+        return Source(content)
+
+
+def test_two_threads_decode_at_the_same_time() -> None:
+    meeting = Meeting()
+    batch = sm.load_image_batch([meeting.source(x) for x in SOURCES[:4]], num_threads=2)
+    np.testing.assert_array_equal(np.asarray(batch), PICTURES[:4])
+
+
+def test_a_batch_that_fails_in_threads_leaves_nothing_behind() -> None:
+    pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
+    seen = array.array("B", SOURCES[1])
+    ref = weakref.ref(seen)
+    with pytest.raises(sm.DemuxError) as caught:
+        sm.load_image_batch([*SOURCES[2:], BAD], storage=pool, num_threads=2)
+    del caught
+    assert pool.num_free == 1
+    batch = sm.load_image_batch([seen, BAD], on_error="skip", num_threads=2)
+    del seen
+    gc.collect()
+    assert ref() is None
+    assert batch.indices == (0,)
+
+
+def test_wrong_numbers_of_threads() -> None:
+    with pytest.raises(ValueError, match="num_threads must be at least 1, not 0"):
+        sm.load_image_batch(SOURCES, num_threads=0)
+    with pytest.raises(TypeError, match=r"num_threads must be an int, not 1\.5"):
+        sm.load_image_batch(SOURCES, num_threads=1.5)  # type: ignore[call-overload]
+
+
 def test_batches_in_threads() -> None:
     results: dict[int, np.ndarray] = {}
 

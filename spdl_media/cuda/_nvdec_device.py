@@ -18,7 +18,7 @@ from spdl_media._devices.device import no_such_device, out_of_memory_said
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.memory import size_of
 from spdl_media._optional import require
-from spdl_media.buffer import CPUBuffer
+from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig
 from spdl_media.cuda._nvdec_hwaccel import device_error, open_on_device
@@ -26,7 +26,6 @@ from spdl_media.cuda._nvdec_planes import NO_COLORS, Colors, DeviceKind, Plane
 from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.slots import SlotDevice
-from spdl_media.cuda_buffer import Buffer
 
 _PURPOSE = "decoding video on the GPU"
 

@@ -13,8 +13,7 @@ from spdl_media._devices.driver import make_wait
 from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.handover import Handover
 from spdl_media._devices.memory import Block
-from spdl_media.buffer import CPUBuffer, Failure
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
 
 
 class DaliArray:

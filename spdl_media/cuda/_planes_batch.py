@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from spdl_media._arguments import ArrayLayout, OnError
 from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media.buffer import CUDABuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_formats import yuv_format
@@ -25,7 +26,6 @@ from spdl_media.cuda._nvjpeg_geometry import Placement, placement
 from spdl_media.cuda._nvjpeg_operators import one_size
 from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda.color import yuv_to_rgb
-from spdl_media.cuda_buffer import CUDABuffer
 from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import StorageTooSmallError

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from spdl_media._devices.cupy_device import CupyDevice
 from spdl_media._devices.memory import Block
-from spdl_media.buffer import CPUBuffer
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.cuda import _color_numpy
 from spdl_media.cuda._color_device import device_of, open_device
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
@@ -34,7 +34,6 @@ from spdl_media.cuda._color_plan import (
 )
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._owner import buffer_on_stream
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 

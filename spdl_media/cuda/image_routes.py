@@ -17,10 +17,9 @@ from typing import TypeAlias
 from spdl_media._batch import ImageRequest
 from spdl_media._devices.choose import open_device
 from spdl_media._optional import is_available
-from spdl_media.buffer import CPUBuffer
+from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import CUDAConfig, as_decode_config
 from spdl_media.cuda.on_device import copied, cupy_device, staging, why_no_kernels
-from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.inputs import Source
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, SupportsIndex, TypeAlias
 
 from spdl_media._checks import check_int
+from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
@@ -21,7 +22,6 @@ from spdl_media.cuda._nvdec_hwaccel import missing_library
 from spdl_media.cuda._nvdec_rule import VideoDecoderName, check_decoder
 from spdl_media.cuda._nvdec_stream import PACKETS_A_CHUNK, BatchStream
 from spdl_media.cuda._nvdec_writer import ArrayLayout, Output, OutputFormat
-from spdl_media.cuda_buffer import Buffer
 from spdl_media.demux import Demuxer
 from spdl_media.inputs import Source
 from spdl_media.operations import Rate, ScaleMode

@@ -35,6 +35,7 @@ from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, chec
 from spdl_media._batch import as_list
 from spdl_media._checks import check_positive
 from spdl_media._devices.device import is_out_of_memory
+from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._nvjpeg_batch import Batch, Rows
 from spdl_media.cuda._nvjpeg_inputs import Encoded, Reader
@@ -42,7 +43,6 @@ from spdl_media.cuda._nvjpeg_operators import COLORS, DALI_ERRORS, FILTERS, Oper
 from spdl_media.cuda._owner import ready_buffer
 from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.slots import SlotDevice, slot_pool
-from spdl_media.cuda_buffer import Buffer
 from spdl_media.errors import ConvertError, TransferError
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, ScaleAlgo, ScaleMode

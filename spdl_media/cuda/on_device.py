@@ -11,10 +11,9 @@ from spdl_media._devices.choose import open_device
 from spdl_media._devices.cupy_device import CupyDevice, check_headers
 from spdl_media._devices.device import Device
 from spdl_media._optional import require
-from spdl_media.buffer import CPUBuffer
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig
 from spdl_media.convert import convert_frames
-from spdl_media.cuda_buffer import Buffer, CUDABuffer
 from spdl_media.frames import Frames
 from spdl_media.storage import PinnedMemory, Storage
 from spdl_media.transfer import to_device

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from spdl_media._arguments import ArrayLayout, VideoDecoder
 from spdl_media._rows import decode_rows
+from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda.on_device import cupy_device, on_its_way, why_no_kernels
-from spdl_media.cuda_buffer import Buffer
 from spdl_media.decode import Default
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets

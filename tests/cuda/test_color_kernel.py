@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from color_kernel import KERNELS, FakeArray, FakeCupy
 
+from spdl_media.buffer import CUDABuffer
 from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda._color_launch import CONVERSION, FRAME, OPTIONS, kernel_source
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
-from spdl_media.cuda_buffer import CUDABuffer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
