@@ -125,7 +125,7 @@ def _whole(value: object, message: str) -> int:
     return number
 
 
-def checked_box(box: object, position: int) -> Box | None:
+def _checked_box(box: object, position: int) -> Box | None:
     """A box as the caller wrote it, as plain ints.
 
     Raises:
@@ -161,7 +161,7 @@ class CropPlan:
         self, crops: Sequence[Box | None] | None = None, flips: Flips | None = None
     ) -> None:
         self._boxes = (
-            None if crops is None else [checked_box(box, i) for i, box in enumerate(crops)]
+            None if crops is None else [_checked_box(box, i) for i, box in enumerate(crops)]
         )
         self._flips = None if flips is None else _flags(flips)
 
