@@ -68,25 +68,21 @@ def set_log_level(level: str) -> None:
             av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
         )
         _logger.removeHandler(_LogState.handler)
-        if _LogState.forwarded and not (logging.getLogger().handlers or _has_stream_handler()):
+        has_stream = any(isinstance(each, logging.StreamHandler) for each in _logger.handlers)
+        # A program without any logging would see nothing.
+        if _LogState.forwarded and not (logging.getLogger().handlers or has_stream):
             _LogState.handler = logging.StreamHandler()
             _logger.addHandler(_LogState.handler)
 
 
-def _has_stream_handler() -> bool:
-    return any(isinstance(handler, logging.StreamHandler) for handler in _logger.handlers)
-
-
 def _capture_log() -> None:
-    """Let PyAV keep FFmpeg's error lines, which it throws away by default, so that messages can quote them.
-
-    They reach Python's logger ``libav``, which would print them on stderr for lack of a handler.
-    A program that has chosen a log level of PyAV's own keeps it.
-    """
+    """Let PyAV keep FFmpeg's error lines for messages; it throws them away by default."""
     if _LogState.captured:
         return
     _LogState.captured = True
+    # A program that has chosen a log level of PyAV's own keeps it.
     if av.logging.get_level() is None:
+        # The lines reach Python's logger ``libav``, which prints them on stderr for lack of a handler.
         _logger.addHandler(logging.NullHandler())
         _logger.propagate = False
         av.logging.set_level(av.logging.ERROR)

@@ -24,7 +24,7 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.filter_desc import picture_ops
 from spdl_media.operations import PictureOps
 from spdl_media.orientation import Box, stored_box, stored_flips, swaps_sides
-from spdl_media.packets import ImagePackets, coded_picture, metadata_of, padded_picture
+from spdl_media.packets import ImagePackets, coded_image, metadata_of, padded_image
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
 # An open decoder keeps the memory of its last picture. For larger ones opening is nothing.
@@ -53,7 +53,7 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
         return None
-    frame = _decode(padded_picture(packets))
+    frame = _decode(padded_image(packets))
     if frame is not None:
         frame.time_base = _STILL_JPEG.time_base
     return frame
@@ -185,7 +185,7 @@ def _decode_small(
 ) -> npt.NDArray[np.uint8] | None:
     try:
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            coded_picture(packets), colorspace="RGB", min_width=width, min_height=height
+            coded_image(packets), colorspace="RGB", min_width=width, min_height=height
         )
     except ValueError:  # anything the matter, even if it could be helped: FFmpeg is to say what
         return None

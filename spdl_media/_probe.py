@@ -133,18 +133,14 @@ class MediaInfo:
     @property
     def video(self) -> VideoStreamInfo | None:
         """The best video stream."""
-        for stream in self.streams:
-            if isinstance(stream, VideoStreamInfo) and stream.index == self.best_video:
-                return stream
-        return None
+        videos = [stream for stream in self.streams if isinstance(stream, VideoStreamInfo)]
+        return next((video for video in videos if video.index == self.best_video), None)
 
     @property
     def audio(self) -> AudioStreamInfo | None:
         """The best audio stream."""
-        for stream in self.streams:
-            if isinstance(stream, AudioStreamInfo) and stream.index == self.best_audio:
-                return stream
-        return None
+        audios = [stream for stream in self.streams if isinstance(stream, AudioStreamInfo)]
+        return next((audio for audio in audios if audio.index == self.best_audio), None)
 
 
 def probe(

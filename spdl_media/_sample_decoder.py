@@ -13,7 +13,6 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._demuxing.sample_clock import frame_position
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
 from spdl_media._frame_filter import (
     FrameFilter,
@@ -23,6 +22,7 @@ from spdl_media._frame_filter import (
     sample_time_base,
     whole_frame,
 )
+from spdl_media._sample_clock import frame_position
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

@@ -10,8 +10,7 @@ from fractions import Fraction
 from spdl_media._checks import check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media._window import audio_packets, video_packets
-from spdl_media.codec import AudioCodec
+from spdl_media._window import our_packets
 from spdl_media.packets import AudioPackets, VideoPackets
 from spdl_media.timing import ticks_to_seconds
 
@@ -90,9 +89,10 @@ class Chunks:
     def _packets(self, index: int, packets: list[AvPacket]) -> AudioPackets | VideoPackets:
         codec, continues = self._codecs[index], index in self._begun
         self._begun.add(index)
-        if isinstance(codec, AudioCodec):
-            return audio_packets(self._container, codec, packets, continues=continues)
-        return video_packets(self._container, index, codec, packets, continues=continues)
+        result: AudioPackets | VideoPackets = our_packets(
+            self._container, index, codec, packets, continues=continues
+        )
+        return result
 
 
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
+from typing import Any
 
 from spdl_media._container import Container
-from spdl_media._demuxing.sample_clock import tells_sample
 from spdl_media._ffmpeg import AvPacket
+from spdl_media._sample_clock import tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import AudioPackets, PacketMetadata, VideoPackets
 from spdl_media.timing import Window
@@ -126,7 +127,8 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
         packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
         stop = _pts(window.end, codec, container.zero, up=True)
         kept = list(packets) if stop is None else _run(packets, _VideoRun(stop))
-    return video_packets(container, index, codec, kept, window)
+    result: VideoPackets = our_packets(container, index, codec, kept, window)
+    return result
 
 
 def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
@@ -144,7 +146,8 @@ def read_audio(container: Container, stream_index: int | None, window: Window) -
         packets, exact = _from_place(container, [index], codec, start, window, from_preroll)
         stop = _audio_stop(container, codec, window, exact=exact)
         kept = list(packets) if stop is None else _run(packets, _AudioRun(codec, stop))
-    return audio_packets(container, codec, kept, window)
+    result: AudioPackets = our_packets(container, index, codec, kept, window)
+    return result
 
 
 def read_clip(container: Container, window: Window) -> tuple[VideoPackets, AudioPackets]:
@@ -173,8 +176,8 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
             elif frames.complete and samples.complete:
                 break
     return (
-        video_packets(container, index, codec, frames.packets(), window),
-        audio_packets(container, audio_codec, samples.packets(), window),
+        our_packets(container, index, codec, frames.packets(), window),
+        our_packets(container, audio_index, audio_codec, samples.packets(), window),
     )
 
 
@@ -206,41 +209,26 @@ def _head_of_both(
     return None
 
 
-def video_packets(
+def our_packets(
     container: Container,
     index: int,
-    codec: VideoCodec,
+    codec: Codec,
     packets: list[AvPacket],
     window: Window = _WHOLE,
     *,
     continues: bool = False,
-) -> VideoPackets:
-    """Packets of ours from those that were read last of a video stream."""
+) -> Any:
+    """What was read last of a stream, as the kind of packets that its codec has."""
+    is_video = isinstance(codec, VideoCodec)
     metadata = PacketMetadata(
         container.name,
         container.zero,
         window,
-        container.orientation(index, packets),
+        container.orientation(index, packets) if is_video else 1,
         continues,
         container.missing_end(packets),
     )
-    return VideoPackets(packets, codec, metadata)
-
-
-def audio_packets(
-    container: Container,
-    codec: AudioCodec,
-    packets: list[AvPacket],
-    window: Window = _WHOLE,
-    *,
-    continues: bool = False,
-) -> AudioPackets:
-    """Packets of ours from those that were read last of an audio stream."""
-    incomplete = container.missing_end(packets)
-    metadata = PacketMetadata(
-        container.name, container.zero, window, continues=continues, incomplete=incomplete
-    )
-    return AudioPackets(packets, codec, metadata)
+    return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 
 
 def _run(packets: Iterator[AvPacket], run: _VideoRun | _AudioRun) -> list[AvPacket]:

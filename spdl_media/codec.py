@@ -209,7 +209,7 @@ _ERR_DETECT = {
     **ERR_DETECT,
     "flac": "crccheck+explode",
     "ac3": "crccheck+explode",
-    "hevc": "crccheck",  # compares the pictures with their hashes, in the few files that have them
+    "hevc": "crccheck",  # compares frames with their hashes, in the few files that have them
 }
 
 
@@ -262,7 +262,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
 
 
 def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
-    """How to decode the pictures and the sound of one source.
+    """How to decode the video and the audio of one source.
 
     A decoder that is named, and the options beside it, are for the stream of its own kind alone.
     """
@@ -270,13 +270,13 @@ def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeCo
     if given.decoder is None:
         return given, given
     other = replace(given, decoder=None, decoder_options={})
-    return (other, given) if _decodes_sound(given.decoder) else (given, other)
+    return (other, given) if _decodes_audio(given.decoder) else (given, other)
 
 
-def _decodes_sound(decoder: str) -> bool:
+def _decodes_audio(decoder: str) -> bool:
     try:
         return av.Codec(decoder, "r").type == "audio"
-    except ValueError:  # none of that name, as the decoder of the pictures will say
+    except ValueError:  # none of that name, as the video decoder will say
         return False
 
 

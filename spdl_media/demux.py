@@ -1,4 +1,4 @@
-"""From a source to packets: one picture, a window of a video or audio stream, or a stream in chunks."""
+"""From a source to packets: one image, a window of a video or audio stream, or a stream in chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from types import TracebackType
 from typing import Self, overload
 
 import av
@@ -44,10 +43,10 @@ __all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")
 def demux_image(
     src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
 ) -> ImagePackets:
-    """Read one picture.
+    """Read one image.
 
     JPEG, PNG, WebP, BMP, TIFF, PNM, JPEG 2000 and the like are one packet as they are, and no container
-    is opened; the bytes are not copied. For GIF, AVIF and videos it is the packet of the first picture.
+    is opened; the bytes are not copied. For GIF, AVIF and videos it is the packet of the first image.
 
     Args:
         src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
@@ -63,7 +62,7 @@ def demux_image(
     Raises:
         SourceError: It cannot be opened or read.
         MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is no picture.
+        DemuxError: It is no image.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -186,12 +185,7 @@ class Demuxer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -261,12 +261,12 @@ def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
     return packets._packets
 
 
-def coded_picture(packets: ImagePackets) -> memoryview:
-    """The data of the first packet of a picture, without a copy and without padding."""
+def coded_image(packets: ImagePackets) -> memoryview:
+    """The data of the first packet of an image, without a copy and without padding."""
     return memoryview(packets._packets[0])
 
 
-def padded_picture(packets: ImagePackets) -> AvPacket:
+def padded_image(packets: ImagePackets) -> AvPacket:
     """The same data in a packet that decoders may read, without what a still has no use for."""
     return make_packet(_padded(packets._packets[0]), packets.codec.time_base)
 

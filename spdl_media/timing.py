@@ -1,7 +1,7 @@
 """Time windows and time bases, in Fractions: the one place where units change.
 
-Second 0 is the start time of the container, one zero for all of its streams, so that sound and
-picture stay aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
+Second 0 is the start time of the container, one zero for all of its streams, so that audio and
+video stay aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
 """
 
 from __future__ import annotations

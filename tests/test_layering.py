@@ -20,7 +20,7 @@ ORDER = [
     ["readers", "_remote"],
     ["inputs"],
     ["codec", "packets"],
-    ["_demuxing.sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
+    ["_sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
     ["operations", "geometry", "filter_desc", "_graph_syntax"],
     ["frames"],
@@ -62,7 +62,6 @@ ORDER = [
     ["cli", "__main__"],
 ]
 HELPERS = {
-    "_demuxing",
     "_devices",
 }
 FLAT = [module for row in ORDER for module in row]
