@@ -1,0 +1,415 @@
+"""Whole videos to one array: this library beside others, in one run.
+
+Every route gets the same bytes in memory, decodes them in one thread, and gives all frames in one array: as
+RGB at their own size or stretched to a square, or as the planes that the decoder wrote. One round measures
+all routes one after the other; the next round goes backwards, so that a machine that grows slower or faster
+meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest.
+
+    python samples/benchmarks/video.py FILE... [--json FILE] [--chart FILE.png]
+
+Routes whose library is not installed, and works that a route cannot do, are left out and named.
+
+    spdl_media          load_video into a StoragePool that was used before
+    spdl_media, fresh   load_video into fresh memory, whose pages the system has to clear
+    PyAV                the leanest loop: one graph of the same filters, and each frame is copied to its row of
+                        an array that was used before. The limit of what Python over FFmpeg can do
+    SPDL                demux_video, decode_packets and convert_frames
+    torchcodec          VideoDecoder, with its own scaler where the size changes
+    OpenCV              VideoCapture of the path, cvtColor, and resize with a bicubic kernel
+    faults              page faults of the process for each frame
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+import av.filter
+import numpy as np
+from figures import (
+    draw_bars,
+    machine,
+    make_figure,
+    markdown_table,
+    over,
+    plain_table,
+    spread,
+    with_range,
+    write_json,
+)
+
+import spdl_media as sm
+
+Load = Callable[[], Any]
+
+BASE, LEAN = "SPDL", "PyAV"
+SIDE = 224
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is made of each frame."""
+
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def is_square(self) -> bool:
+        """Whether frames are scaled to a square."""
+        return "width" in self.options
+
+    @property
+    def filter_desc(self) -> str | None:
+        """The filters that this library runs for it."""
+        if "filter_desc" in self.options:
+            return None
+        if not self.is_square:
+            return sm.get_video_filter_desc(quality=self.options["quality"])
+        quality = self.options["quality"]
+        return sm.get_video_filter_desc(
+            scale_width=SIDE, scale_height=SIDE, scale_mode=None, quality=quality
+        )
+
+
+SQUARE = {"width": SIDE, "height": SIDE, "scale_mode": None}
+WORKS = {
+    "native": Work("native", {"quality": "auto"}),
+    "square": Work("square", {**SQUARE, "quality": "auto"}),
+    "square, fast": Work("square, fast", {**SQUARE, "quality": "fast"}),
+    "planes": Work("planes", {"filter_desc": None}),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One work on one file.
+
+    Attributes:
+        count: Number of frames.
+    """
+
+    path: Path
+    data: bytes
+    work: Work
+    count: int
+
+
+class UnsupportedError(Exception):
+    """A route cannot do this work."""
+
+
+@dataclass
+class Cell:
+    """One work on one file by one route, and what was measured of it."""
+
+    load: Load
+    rates: list[float] = field(default_factory=list)
+    faults: list[float] = field(default_factory=list)
+
+
+# The routes. Each maker imports what it needs.
+
+
+def ours(task: Task) -> Load:
+    """This library into memory that was used before."""
+    nbytes = sm.load_video(task.data, **task.work.options).nbytes
+    pool = sm.StoragePool(nbytes, 1, pin_memory=False)
+    return lambda: sm.load_video(task.data, storage=pool, **task.work.options)
+
+
+def ours_fresh(task: Task) -> Load:
+    """This library into fresh memory."""
+    return lambda: sm.load_video(task.data, **task.work.options)
+
+
+def pyav(task: Task) -> Load:
+    """PyAV's own loop with the same filters."""
+    rows: list[np.ndarray[Any, Any]] = []
+    desc = task.work.filter_desc
+
+    def load() -> Any:
+        graph = None
+        row = 0
+        with av.open(io.BytesIO(task.data)) as container:
+            stream = container.streams.best("video")
+            stream.codec_context.thread_count = 1
+            for packet in container.demux(stream):
+                for frame in packet.decode():
+                    result = frame
+                    if desc is not None:
+                        graph = graph or lean_graph(frame, desc)
+                        graph[1].push(frame)
+                        result = graph[2].pull()
+                    planes = [plane_view(plane, result.format.name) for plane in result.planes]
+                    if not rows:
+                        size = sum(plane.nbytes for plane in planes)
+                        rows.append(np.zeros((task.count, size), np.uint8))
+                    start = 0
+                    for plane in planes:
+                        target = rows[0][row, start : start + plane.nbytes]
+                        target.reshape(plane.shape)[...] = plane
+                        start += plane.nbytes
+                    row += 1
+        return rows[0][:row]
+
+    return load
+
+
+def lean_graph(frame: Any, desc: str) -> tuple[Any, Any, Any]:
+    """A graph of plain filters behind each other, its source and its sink."""
+    graph = av.filter.Graph()
+    graph.threads = 1
+    source = graph.add(
+        "buffer",
+        f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1000:"
+        f"colorspace={int(frame.colorspace)}:range={int(frame.color_range)}",
+    )
+    last = source
+    for text in desc.split(","):
+        name, _, args = text.partition("=")
+        following = graph.add(name, args)
+        last.link_to(following)
+        last = following
+    sink = graph.add("buffersink")
+    last.link_to(sink)
+    graph.configure()
+    return graph, source, sink
+
+
+def plane_view(plane: Any, pix_fmt: str) -> np.ndarray[Any, Any]:
+    """The bytes of a plane without the padding of its rows."""
+    wide = 2 if pix_fmt.endswith("le") else 1
+    width = plane.width * (3 if pix_fmt == "rgb24" else wide)
+    return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, :width]
+
+
+def spdl(task: Task) -> Load:
+    """SPDL, function by function, as its documentation shows."""
+    import spdl.io
+
+    if task.work.name == "square, fast":
+        desc = spdl.io.get_video_filter_desc(
+            scale_width=SIDE, scale_height=SIDE, scale_mode=None, scale_algo="fast_bilinear"
+        )
+    elif task.work.is_square:
+        desc = spdl.io.get_video_filter_desc(
+            scale_width=SIDE, scale_height=SIDE, scale_mode=None, scale_algo="bicubic"
+        )
+    else:
+        desc = task.work.filter_desc and spdl.io.get_video_filter_desc(pix_fmt="rgb24")
+
+    def load() -> Any:
+        frames = spdl.io.decode_packets(spdl.io.demux_video(task.data), filter_desc=desc)
+        return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+    return load
+
+
+def torchcodec(task: Task) -> Load:
+    """torchcodec, in RGB alone."""
+    from torchcodec.decoders import VideoDecoder
+
+    options: dict[str, Any] = {}
+    if task.work.filter_desc is None or task.work.name == "square, fast":
+        raise UnsupportedError("it has no such work")
+    if task.work.is_square:
+        from torchcodec.transforms import Resize
+
+        options["transforms"] = [Resize((SIDE, SIDE))]
+
+    def load() -> Any:
+        decoder = VideoDecoder(
+            task.data,
+            dimension_order="NHWC",
+            num_ffmpeg_threads=1,
+            seek_mode="approximate",
+            **options,
+        )
+        return decoder.get_frames_in_range(0, len(decoder)).data
+
+    return load
+
+
+def opencv(task: Task) -> Load:
+    """OpenCV, which takes paths, in RGB alone."""
+    import cv2
+
+    if task.work.filter_desc is None or task.work.name == "square, fast":
+        raise UnsupportedError("it has no such work")
+    cv2.setNumThreads(1)
+    rows: list[np.ndarray[Any, Any]] = []
+
+    def load() -> Any:
+        capture = cv2.VideoCapture(str(task.path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
+        row = 0
+        while row < task.count:
+            found, frame = capture.read()
+            if not found:
+                break
+            if task.work.is_square:
+                frame = cv2.resize(frame, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+            if not rows:
+                rows.append(np.zeros((task.count, *frame.shape), np.uint8))
+            cv2.cvtColor(frame, cv2.COLOR_BGR2RGB, dst=rows[0][row])
+            row += 1
+        return rows[0][:row]
+
+    return load
+
+
+OURS = {"spdl_media": ours, "spdl_media, fresh": ours_fresh, LEAN: pyav}
+PEERS = {BASE: spdl, "torchcodec": torchcodec, "OpenCV": opencv}
+
+
+def make_cells(path: Path, work: Work, peers: Sequence[str]) -> tuple[int, dict[str, Cell]]:
+    """The number of frames, and the routes that can do this work; the others are named on stderr."""
+    data = path.read_bytes()
+    wanted = np.asarray(sm.load_video(data, **work.options))
+    task = Task(path, data, work, len(wanted))
+    cells = {}
+    for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
+        try:
+            load = make(task)
+            if (found := len(load())) != task.count:
+                raise UnsupportedError(f"it gives {found} frames of {task.count}")
+        # Whatever another library raises is the reason.
+        except Exception as error:  # noqa: BLE001
+            reason = str(error).strip().partition("\n")[0]
+            print(f"{path.name}, {work.name}: {name} is left out: {reason}", file=sys.stderr)
+        else:
+            cells[name] = Cell(load)
+    if LEAN in cells:
+        lean = np.asarray(cells[LEAN].load()).reshape(-1)
+        if not np.array_equal(lean, wanted.reshape(-1).view(np.uint8)):
+            print(f"{path.name}, {work.name}: {LEAN} gives other pixels", file=sys.stderr)
+    return len(wanted), cells
+
+
+def measure(cells: dict[str, Cell], count: int, rounds: int, seconds: float) -> None:
+    """Run the rounds, forwards and backwards in turn."""
+    order = list(cells.values())
+    for number in range(rounds):
+        for cell in order if number % 2 == 0 else order[::-1]:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            begin = now = time.perf_counter()
+            frames = 0
+            while frames == 0 or now - begin < seconds:
+                cell.load()
+                frames, now = frames + count, time.perf_counter()
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            cell.rates.append(frames / (now - begin))
+            cell.faults.append(faults / frames)
+
+
+def summary(cells: dict[str, Cell]) -> dict[str, Any]:
+    """What was measured, by route."""
+    results: dict[str, Any] = {}
+    for name, cell in cells.items():
+        row: dict[str, Any] = {
+            "frames_per_second": spread(cell.rates),
+            "faults_per_frame": spread(cell.faults),
+        }
+        for key, other in (("ratio_to_spdl", BASE), ("ratio_to_pyav", LEAN)):
+            if other in cells:
+                row[key] = over(cell.rates, cells[other].rates)
+        results[name] = row
+    return results
+
+
+HEAD = ("file", "work", "route", "frames/s", "x SPDL", "x PyAV", "faults")
+
+
+def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]:
+    """The results as cells of a table."""
+    rows = []
+    for file, works in results.items():
+        for work, routes in works.items():
+            for name, row in routes.items():
+                ratios = [
+                    with_range(row[key], 2) if key in row else "-"
+                    for key in ("ratio_to_spdl", "ratio_to_pyav")
+                ]
+                rate = with_range(row["frames_per_second"])
+                faults = f"{row['faults_per_frame']['median']:.1f}"
+                rows.append([file, work, name, rate, *ratios, faults])
+    return rows
+
+
+def draw(results: dict[str, dict[str, dict[str, Any]]], path: str) -> None:
+    """Bars of this library's rate over SPDL's."""
+    figure = make_figure(9, 1 + 0.7 * len(results))
+    if figure is None:
+        return
+    works = list(next(iter(results.values())))
+    missing = spread([0.0])
+    series = {
+        work: [
+            found[work].get("spdl_media", {}).get("ratio_to_spdl", missing)
+            for found in results.values()
+        ]
+        for work in works
+    }
+    axes = figure.subplots()
+    draw_bars(axes, list(results), series)
+    axes.axvline(1, color="black", linewidth=0.5)
+    axes.set_xlabel("frames a second over SPDL's (median; lines: lowest to highest)")
+    figure.legend(loc="outside upper center", ncols=len(works))
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print the table, and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+", help="videos")
+    parser.add_argument("--works", default="all", help="all, or names with ';' between them")
+    parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.0, help="at least, of one route a round")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
+    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    options = parser.parse_args()
+    peers = chosen(parser, "--peers", options.peers, PEERS)
+    works = chosen(parser, "--works", options.works, WORKS)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in options.files:
+        results[path.name] = {}
+        for name in works:
+            count, cells = make_cells(path, WORKS[name], peers)
+            measure(cells, count, options.rounds, options.seconds)
+            results[path.name][name] = summary(cells)
+    table = markdown_table if options.markdown else plain_table
+    print(table(HEAD, table_rows(results)))
+    if options.chart:
+        draw(results, options.chart)
+    packages = "av numpy spdl-io opencv-python-headless torch torchcodec".split()
+    document = {
+        "machine": machine(*packages),
+        "settings": {"rounds": options.rounds, "seconds": options.seconds, "side": SIDE},
+        "results": results,
+    }
+    write_json(document, options.json)
+
+
+def chosen(
+    parser: argparse.ArgumentParser, option: str, text: str, names: dict[str, Any]
+) -> list[str]:
+    """The names that were asked for."""
+    if text in ("all", "none"):
+        return list(names) if text == "all" else []
+    found = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in found if name not in names]:
+        parser.error(f"{option}: {unknown[0]!r} is none of {'; '.join(names)}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
