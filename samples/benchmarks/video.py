@@ -11,7 +11,7 @@ Routes whose library is not installed, and works that a route cannot do, are lef
 
     spdl_media          load_video into a StoragePool that was used before
     spdl_media, fresh   load_video into fresh memory, whose pages the system has to clear
-    PyAV                the leanest loop: one graph of the same filters, and each frame is copied to its row of
+    PyAV                the leanest loop: one graph of the same filters, and each frame goes to its row of
                         an array that was used before. The limit of what Python over FFmpeg can do
     SPDL                demux_video, decode_packets and convert_frames
     torchcodec          VideoDecoder, with its own scaler where the size changes
