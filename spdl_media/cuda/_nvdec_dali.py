@@ -14,12 +14,13 @@ import numpy as np
 from spdl_media._devices.device import is_out_of_memory
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda._nvdec_geometry import Placement, coded_size, upright
+from spdl_media.cuda._nvdec_geometry import coded_size, upright
 from spdl_media.cuda._nvdec_timeline import Timeline
 from spdl_media.cuda._nvdec_writer import Output
 from spdl_media.cuda._nvjpeg_operators import DALI_ERRORS
 from spdl_media.cuda.slots import dali_types, slot_pool
 from spdl_media.errors import DecodeError, TransferError
+from spdl_media.geometry import Placement
 from spdl_media.packets import VideoPackets, av_packets, copy_packet
 
 # Times that Matroska keeps exactly, in its milliseconds. The real ones may be negative, which DALI skips, or

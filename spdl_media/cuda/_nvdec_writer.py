@@ -9,15 +9,7 @@ from spdl_media._rows import colors_differ, matrix_and_range
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda._nvdec_color import scale_plane, to_rgb
 from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda._nvdec_geometry import (
-    INVERSE,
-    Crop,
-    Placement,
-    Size,
-    coded_size,
-    place,
-    upright,
-)
+from spdl_media.cuda._nvdec_geometry import INVERSE, Crop, coded_size, upright
 from spdl_media.cuda._nvdec_planes import (
     NO_COLORS,
     SEMI_PLANAR,
@@ -27,6 +19,7 @@ from spdl_media.cuda._nvdec_planes import (
     frame_planes,
 )
 from spdl_media.errors import ConvertError
+from spdl_media.geometry import Placement, Size, place
 from spdl_media.operations import ScaleMode
 
 OutputFormat: TypeAlias = Literal["rgb24", "bgr24", "nv12"]
@@ -41,7 +34,7 @@ class Output:
         pix_fmt: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
         layout: Order of the axes of RGB.
         crop: What is cut off the upright picture first.
-        width: Width to scale to; see :func:`~spdl_media.cuda._nvdec_geometry.place`.
+        width: Width to scale to; see :func:`~spdl_media.geometry.place`.
         height: Height to scale to.
         scale_mode: How the picture fills both.
         scale_algo: ``"bicubic"`` or ``"bilinear"``.

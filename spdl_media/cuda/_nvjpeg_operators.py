@@ -9,10 +9,10 @@ import numpy as np
 
 from spdl_media._arguments import ArrayLayout
 from spdl_media.cuda._nvjpeg_batch import Rows
-from spdl_media.cuda._nvjpeg_geometry import Placement, placement
 from spdl_media.cuda._nvjpeg_inputs import Encoded, black
 from spdl_media.cuda.slots import DaliBatch, Settings, Slot, dali_types
 from spdl_media.errors import ConvertError
+from spdl_media.geometry import Placement, place
 from spdl_media.operations import PictureOps
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
@@ -95,13 +95,14 @@ class Operators:
         return True
 
     def _places(self, rows: Rows[Encoded], sizes: Sequence[tuple[int, int]]) -> list[Placement]:
+        options = self._options
         places = [
-            None if one is None else placement(*size, self._options)
+            None if one is None else place(size, options.width, options.height, options.scale_mode)
             for one, size in zip(rows.values(), sizes, strict=True)
         ]
         out = one_size(rows, places) or self._known_size()
-        zeros = Placement(*out, 0, 0, *out)
-        return [place or zeros for place in places]
+        zeros = Placement(out, out)
+        return [one or zeros for one in places]
 
     def _known_size(self) -> tuple[int, int]:
         return self._options.width or 1, self._options.height or 1
@@ -113,16 +114,15 @@ class Operators:
         sizes: Sequence[tuple[int, int]],
         places: Sequence[Placement],
     ) -> Any:
-        scaled = [(place.width, place.height) for place in places]
+        scaled = [one.scaled for one in places]
         if scaled != list(sizes):
             size = [np.array([height, width], np.float32) for width, height in scaled]
             pictures = slot.run("Resize", pictures, self._scaler, {"size": size})
-        if not all(place.is_whole for place in places):
+        if any(one.scaled != one.canvas for one in places):
+            # The window in the scaled image; where it begins outside, there is a border.
             window = {
-                "start": [np.array([place.top, place.left], np.int32) for place in places],
-                "shape": [
-                    np.array([place.out_height, place.out_width], np.int32) for place in places
-                ],
+                "start": [np.array([-one.top, -one.left], np.int32) for one in places],
+                "shape": [np.array(one.canvas[::-1], np.int32) for one in places],
             }
             pictures = slot.run("Slice", pictures, self._window, window)
         if self._layout == "NCHW":
@@ -137,9 +137,9 @@ def one_size(rows: Mapping[int, Any], places: Sequence[Placement | None]) -> tup
         ConvertError: They differ.
     """
     first: dict[tuple[int, int], str] = {}
-    for (position, one), place in zip(rows.items(), places, strict=True):
-        if one is not None and place is not None:
-            size = (place.out_width, place.out_height)
+    for (position, one), placed in zip(rows.items(), places, strict=True):
+        if one is not None and placed is not None:
+            size = placed.canvas
             first.setdefault(size, f"{size[0]}x{size[1]} (input {position}, {one.source})")
     if len(first) > 1:
         more = f" and {len(first) - _MAX_LISTED} more" if len(first) > _MAX_LISTED else ""

@@ -22,7 +22,6 @@ from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda._nvjpeg_batch import Batch
-from spdl_media.cuda._nvjpeg_geometry import Placement, placement
 from spdl_media.cuda._nvjpeg_operators import one_size
 from spdl_media.cuda._owner import buffer_on_stream
 from spdl_media.cuda.color import yuv_to_rgb
@@ -30,6 +29,7 @@ from spdl_media.decode import decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import StorageTooSmallError
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.geometry import Placement, place
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
@@ -179,23 +179,23 @@ def load_planes(
     shape = (3, height, width) if layout == "NCHW" else (height, width, 3)
     result = device.empty((len(rows), *shape), np.dtype(np.uint8), config.allocator)
     with device.active():
-        if any(place is None or not place.is_covered for place in places):
+        if any(placed is None or placed.has_border for placed in places):
             result.array.fill(0)
         planes = iter(parts)
-        for row, (one, place) in enumerate(zip(rows.values(), places, strict=True)):
-            if one is None or place is None:
+        for row, (one, placed) in enumerate(zip(rows.values(), places, strict=True)):
+            if one is None or placed is None:
                 continue
             target = result.array[row]
             target = target.transpose(1, 2, 0) if layout == "NCHW" else target
-            _finish(one, next(planes), place, target, options)
+            _finish(one, next(planes), placed, target, options)
     del block
     return buffer_on_stream(result, device, failures=tuple(batch.failures), indices=batch.indices)
 
 
 def _placed(one: Decoded, options: PictureOps) -> Placement:
     if one.pix_fmt is None:
-        return Placement(*one.size, 0, 0, *one.size)
-    return placement(*one.size, options)
+        return Placement(one.size, one.size)
+    return place(one.size, options.width, options.height, options.scale_mode)
 
 
 def _uploaded(
@@ -234,7 +234,7 @@ def _uploaded(
 def _finish(
     one: Decoded,
     planes: Sequence[Any],
-    place: Placement,
+    placement: Placement,
     target: Any,
     options: PictureOps,
 ) -> None:
@@ -243,24 +243,19 @@ def _finish(
         target[...] = planes[0]
         return
     target = target[:, :, ::-1] if options.pix_fmt == "bgr24" else target
-    inside = place.width <= place.out_width and place.height <= place.out_height
-    left, top = max(0, -place.left), max(0, -place.top)
-    same = (place.width, place.height) == one.size
+    width, height = placement.scaled
     converted = yuv_to_rgb(
         list(planes),
         one.pix_fmt,
         matrix=one.matrix,
         color_range=one.color_range,
-        width=place.width,
-        height=place.height,
-        scale_algo=None if same else options.scale_algo,  # type: ignore[arg-type]  # one of the kernel's
-        out=target[top : top + place.height, left : left + place.width] if inside else None,
+        width=width,
+        height=height,
+        scale_algo=None if placement.scaled == one.size else options.scale_algo,  # type: ignore[arg-type]  # one of the kernel's
+        out=placement.part_of(target) if placement.is_inside else None,
     )
-    if not inside:
-        picture = converted.array
-        target[...] = picture[
-            place.top : place.top + place.out_height, place.left : place.left + place.out_width
-        ]
+    if not placement.is_inside:
+        target[...] = placement.visible(converted.array)
 
 
 def _aligned(nbytes: int) -> int:

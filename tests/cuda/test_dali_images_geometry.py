@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
-from spdl_media.cuda._nvjpeg_geometry import Placement, placement
-from spdl_media.operations import PictureOps
+from spdl_media.geometry import Placement, place
 
 SIDES = st.integers(1, 90)
 
@@ -27,24 +25,15 @@ def white(width: int, height: int) -> bytes:
     return pnm(np.full((height, width, 3), 255, np.uint8))
 
 
-def place(
-    size: tuple[int, int],
-    width: int | None,
-    height: int | None,
-    mode: Literal["pad", "crop"] | None,
-) -> Placement:
-    return placement(*size, PictureOps(width, height, "rgb24", mode))
-
-
 @settings(max_examples=examples(60))
 @given(iw=SIDES, ih=SIDES, width=SIDES, height=SIDES)
 def test_border_is_where_ffmpeg_puts_it(iw: int, ih: int, width: int, height: int) -> None:
     found = place((iw, ih), width, height, "pad")
     oracle = np.asarray(sm.load_image(white(iw, ih), width=width, height=height))
     own = np.zeros((height, width, 3), np.uint8)
-    own[-found.top : -found.top + found.height, -found.left : -found.left + found.width] = 255
+    found.part_of(own)[:] = 255
     np.testing.assert_array_equal(own, oracle)
-    assert found.is_whole is bool(oracle.all())
+    assert (not found.has_border) is bool(oracle.all())
 
 
 @settings(max_examples=examples(60))
@@ -55,8 +44,8 @@ def test_covering_size_is_the_one_of_ffmpeg(iw: int, ih: int, width: int, height
     assert graph is not None
     uncut = re.sub(r",crop=[^,]*", "", graph)
     frames = sm.decode_packets(sm.demux_image(white(iw, ih)), uncut)
-    assert (found.width, found.height) == (frames.width, frames.height)
-    assert (found.out_width, found.out_height) == (width, height)
+    assert found.scaled == (frames.width, frames.height)
+    assert found.canvas == (width, height)
 
 
 @pytest.mark.parametrize("inner", range(10, 26))
@@ -70,8 +59,8 @@ def test_window_lies_where_ffmpeg_cuts(inner: int, outer: int) -> None:
         )
         size = (picture.shape[1], picture.shape[0])
         found = place(size, *sides, "crop")
-        assert (found.width, found.height) == size
-        assert int(cut[0, 0, 0]) == max(found.left, found.top)
+        assert found.scaled == size
+        assert int(cut[0, 0, 0]) == -min(found.left, found.top)
 
 
 @settings(max_examples=examples(40))
@@ -82,12 +71,12 @@ def test_one_side_keeps_the_aspect_ratio_as_ffmpeg_does(
     width, height = (side, None) if is_width else (None, side)
     found = place((iw, ih), width, height, "pad")
     shape = sm.load_image(white(iw, ih), width=width, height=height).shape
-    assert (found.height, found.width) == shape[:2] == (found.out_height, found.out_width)
+    assert found.scaled == shape[1::-1] == found.canvas
 
 
 def test_without_sizes_nothing_is_done() -> None:
-    assert place((7, 5), None, None, "pad") == Placement(7, 5, 0, 0, 7, 5)
+    assert place((7, 5), None, None, "pad") == Placement((7, 5), (7, 5))
 
 
 def test_stretching_takes_the_sizes_as_they_are() -> None:
-    assert place((7, 500), 20, 30, None) == Placement(20, 30, 0, 0, 20, 30)
+    assert place((7, 500), 20, 30, None) == Placement((20, 30), (20, 30))
