@@ -6,7 +6,7 @@ Which of the two takes a video, :mod:`spdl_media.cuda._nvdec_rule` says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from spdl_media._arguments import ArrayLayout, VideoDecoder
@@ -15,6 +15,7 @@ from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda.on_device import cupy_device, on_its_way, why_no_kernels
 from spdl_media.decode import Default
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage
@@ -49,13 +50,18 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], Timed]:
     """
     config = request.config
     finish, memory = on_its_way(config, request.storage, request.purpose)
+    desc = request.desc
+    has_default = isinstance(request.filter_desc, Default)
+    if config is not None and has_default and request.ops.quality == "auto":
+        # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
+        desc = FilterDesc(replace(request.ops, quality="accurate"))
     if config is not None and _takes_nvdec(request):
         return lambda packets: _by_nvdec(packets, config, request)
 
     def by_cpu(packets: VideoPackets) -> Timed:
         buffer, timestamps = decode_rows(
             packets,
-            request.desc,
+            desc,
             request.decode_config,
             num_frames=request.num_frames,
             storage=memory,

@@ -58,7 +58,7 @@ def test_frames_and_their_times_are_those_of_the_cpu(
     place: Any, codec: str, size: Any, window: Any
 ) -> None:
     found, times = load(CLIPS[codec], place, window, decoder="pyav", **size)
-    want = sm.load_video(CLIPS[codec], window, **size).array
+    want = sm.load_video(CLIPS[codec], window, **size, quality="accurate").array
     assert np.abs(host(found).astype(int) - want).max() <= 2
     packets = sm.demux_video(CLIPS[codec], timestamp=window)
     assert times == sm.decode_packets(packets, filter_desc=None).timestamps
@@ -69,7 +69,7 @@ def test_frames_and_their_times_are_those_of_the_cpu(
 @pytest.mark.parametrize("window", [None, (0.45, 1.75)])
 def test_dali_gives_the_frames_of_the_cpu_in_windows(codec: str, window: Any) -> None:
     found, times = load(CLIPS[codec], 0, window, decoder="dali")
-    want = sm.load_video(CLIPS[codec], window).array
+    want = sm.load_video(CLIPS[codec], window, quality="accurate").array
     assert np.abs(host(found).astype(int) - want).max() <= 2
     assert len(times) == len(want)
 
@@ -78,7 +78,7 @@ def test_dali_gives_the_frames_of_the_cpu_in_windows(codec: str, window: Any) ->
 def test_dali_gives_the_frames_of_the_cpu() -> None:
     for options in ({"num_frames": 5}, {"frame_rate": 4}, {"layout": "NCHW"}):
         found, _ = load(CLIPS["libx264"], 0, decoder="dali", **options)
-        want = sm.load_video(CLIPS["libx264"], **options).array  # type: ignore[arg-type]
+        want = sm.load_video(CLIPS["libx264"], **options, quality="accurate").array  # type: ignore[arg-type]
         assert np.abs(host(found).astype(int) - want).max() <= 2
 
 
@@ -88,9 +88,11 @@ def test_ten_bits_and_their_matrix(place: Any, matrix: str) -> None:
     options = {"colorspace": matrix}
     data = make_video(planes, codec="libx265", pix_fmt="yuv420p10le", options=options)
     found, _ = load(data, place, decoder="pyav")
-    assert np.abs(host(found).astype(int) - sm.load_video(data).array).max() <= 2
+    assert (
+        np.abs(host(found).astype(int) - sm.load_video(data, quality="accurate").array).max() <= 2
+    )
     (p010,) = streaming_load_video_nvdec(data, place, num_frames=6, decoder="pyav")
-    want = sm.load_video(data, pix_fmt="p010le").array[:, 0]
+    want = sm.load_video(data, pix_fmt="p010le", quality="accurate").array[:, 0]
     np.testing.assert_array_equal(host(p010), want)
 
 
@@ -99,14 +101,14 @@ def test_what_nvdec_cannot_decode_is_decoded_by_the_cpu(place: Any) -> None:
     data = make_video(frames, codec="libx264", pix_fmt="yuv444p")
     with pytest.warns(CPUFallbackWarning, match="yuv444p"):
         found, _ = load(data, place)
-    np.testing.assert_array_equal(host(found), sm.load_video(data).array)
+    np.testing.assert_array_equal(host(found), sm.load_video(data, quality="accurate").array)
     with pytest.raises(sm.DecodeError, match="yuv444p"):
         load(data, place, decoder="pyav")
 
 
 @on_gpu
 def test_results_are_not_written_over_while_they_are_read() -> None:
-    want = sm.load_video(CLIPS["libx264"]).array
+    want = sm.load_video(CLIPS["libx264"], quality="accurate").array
     kept = [sm.load_video(CLIPS["libx264"], cuda=0, decoder="pyav") for _ in range(8)]
     for buffer in kept:
         assert np.abs(host(buffer).astype(int) - want).max() <= 2

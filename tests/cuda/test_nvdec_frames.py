@@ -26,6 +26,8 @@ from spdl_media.testing import index_frames, index_planes, make_video
 
 SIDES = (64, 48)
 
+EXACT = sm.get_video_filter_desc(quality="accurate")
+
 
 def clip(codec: str = "libx264", format: str = "mp4", **options: Any) -> bytes:
     planes = index_planes(20, *SIDES, options.get("pix_fmt", "yuv420p"))
@@ -111,14 +113,14 @@ def test_deep_planes_have_their_values_in_the_high_bits(pix_fmt: str, shift: int
 def test_rgb_is_within_one_level_of_the_cpu(options: dict[str, Any], pix_fmt: str) -> None:
     data = clip("libx265", max_b_frames=2, pix_fmt=pix_fmt)
     got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **options)
-    check_close(got, sm.load_video(data, **options))
+    check_close(got, sm.load_video(data, **options, quality="accurate"))
 
 
 @pytest.mark.parametrize("rate", [3, 10, "24000/1001", 60])
 @pytest.mark.parametrize("window", [None, (0.35, 1.2)])
 def test_times_at_another_rate(rate: Any, window: tuple[float, float] | None) -> None:
     packets = sm.demux_video(clip(), timestamp=window)
-    want = sm.decode_packets(packets, sm.get_video_filter_desc(frame_rate=rate))
+    want = sm.decode_packets(packets, sm.get_video_filter_desc(frame_rate=rate, quality="accurate"))
     got = decode(packets, frame_rate=rate)
     assert got.pts == want.pts
     assert got.timestamps == want.timestamps
@@ -129,7 +131,7 @@ def test_matrix_and_range_are_those_that_the_stream_states(colour: tuple[int, in
     metadata = f"h264_metadata=video_full_range_flag={int(colour[0] == 2)}"
     metadata += f":matrix_coefficients={colour[1]}"
     packets = sm.apply_bsf(sm.demux_video(clip()), metadata)
-    want = sm.convert_frames(sm.decode_packets(packets))
+    want = sm.convert_frames(sm.decode_packets(packets, EXACT))
     check_close(decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC"), want)
 
 
@@ -137,7 +139,7 @@ def test_matrix_and_range_are_those_that_the_stream_states(colour: tuple[int, in
 def test_odd_sides_lose_nothing(width: int, height: int) -> None:
     planes = index_planes(3, width, height)
     data = make_video(planes, codec="libvpx-vp9", format="webm", options={"lossless": "1"})
-    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data))
+    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data, quality="accurate"))
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
     assert got.shape == (3, height + -(-height // 2), width + width % 2)
     stored = [frame.planes for frame in sm.decode_packets(sm.demux_video(data), None)]
@@ -154,10 +156,10 @@ def test_all_eight_orientations(orientation: int) -> None:
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
     turned = [tiled(*(upright(plane, orientation) for plane in frame)) for frame in FRAMES]
     assert np.array_equal(got, turned)
-    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data))
+    check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data, quality="accurate"))
     size = {"width": 30, "height": 50}
     for mode in ("pad", "crop", None):
-        want = sm.load_video(data, scale_mode=mode, **size)
+        want = sm.load_video(data, scale_mode=mode, **size, quality="accurate")
         # FFmpeg turns before it scales, and its scaler looks at some more rows than columns at the edges.
         check_close(load_video_nvdec(data, cuda=StandIn(), scale_mode=mode, **size), want, 4)
 
@@ -173,7 +175,7 @@ def test_crop_is_of_the_upright_picture(orientation: int) -> None:
     packets = sm.demux_video(oriented_clip(orientation))
     sides = {"crop_left": 2, "crop_top": 4, "crop_right": 6, "crop_bottom": 8}
     got = decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC", **sides)
-    whole = sm.convert_frames(sm.decode_packets(packets)).array
+    whole = sm.convert_frames(sm.decode_packets(packets, EXACT)).array
     want = whole[:, 4:-8, 2:-6]
     assert got.shape == want.shape
     # Chroma at the cut edges has one neighbour less.
@@ -246,11 +248,11 @@ def test_files_that_are_cut_short() -> None:
     data = clip(faststart=True)
     short = data[: len(data) * 2 // 3]
     with pytest.raises(sm.DecodeError, match=r"cut short|damaged") as found:
-        sm.load_video(short)
+        sm.load_video(short, quality="accurate")
     with pytest.raises(sm.DecodeError, match=re.escape(str(found.value.args[0]))):
         load_video_nvdec(short, cuda=StandIn())
     got = load_video_nvdec(short, cuda=StandIn(), num_frames=3)
-    check_close(got, sm.load_video(short, num_frames=3))
+    check_close(got, sm.load_video(short, num_frames=3, quality="accurate"))
 
 
 def two_sizes() -> bytes:
@@ -266,7 +268,7 @@ def test_frames_of_two_sizes_make_one_array_when_scaled_alone() -> None:
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
     size = {"width": 24, "height": 24}
     got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **size)
-    check_close(got, sm.load_video(data, **size))
+    check_close(got, sm.load_video(data, **size, quality="accurate"))
 
 
 def test_damage_is_raised_kept_or_dropped(media_dir: Any) -> None:
@@ -291,7 +293,7 @@ def test_real_videos(media_dir: Any) -> None:
     for name in ("nasa_13013.mp4", "rotated90_320x240.mp4", "vfr_320x240.mp4", "h264_10bits.mp4"):
         path = media_dir / "video" / name
         got = load_video_nvdec(path, cuda=StandIn(), decoder="pyav", num_frames=3)
-        check_close(got, sm.load_video(path, num_frames=3))
+        check_close(got, sm.load_video(path, num_frames=3, quality="accurate"))
 
 
 @pytest.mark.parametrize("codec", ["libx264", "ffv1"])
@@ -301,7 +303,7 @@ def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> 
     options = {"width": 40, "height": 40, "layout": "NCHW", "timestamp": (0.5, 1.5)}
     with pytest.warns(CPUFallbackWarning, match=r"does not decode this .*yuv444p.*The CPU"):
         got = load_video_nvdec(data, cuda=StandIn(), **options)
-    assert np.array_equal(got, sm.load_video(data, **options))
+    assert np.array_equal(got, sm.load_video(data, **options, quality="accurate"))
     with pytest.raises(sm.DecodeError, match=r"does not decode this .*decoder='auto' decodes it"):
         load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
 
@@ -325,7 +327,7 @@ def test_streams_cut_on_the_left_or_at_the_top_are_decoded_on_the_cpu() -> None:
     # On the CPU FFmpeg cuts 64 columns or none, for the sake of its filters.
     for sides in ({"left": 64}, {"top": 16}, {"left": 64, "top": 16}):
         packets = cut(data, **sides)
-        want = sm.convert_frames(sm.decode_packets(packets)).array
+        want = sm.convert_frames(sm.decode_packets(packets, EXACT)).array
         assert len(want) == 6
         assert want.shape[1:3] == (48 - sides.get("top", 0), 128 - sides.get("left", 0))
         with pytest.warns(CPUFallbackWarning, match=r"NVDEC gives 128x48 for .* cuts on the left"):
@@ -347,7 +349,7 @@ def test_a_device_that_does_not_open_leaves_the_cpu() -> None:
     refused = r"NVDEC cannot be opened on device 0: not supported"
     with pytest.warns(CPUFallbackWarning, match=rf": {refused}\. The CPU decodes this video"):
         got = load_video_nvdec(data, cuda=Refused())
-    assert np.array_equal(got, sm.load_video(data))
+    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
     with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}\. .*'auto'") as caught:
         load_video_nvdec(data, cuda=Refused(), decoder="pyav")
     assert isinstance(caught.value.__cause__, sm.DecodeError)
@@ -370,7 +372,7 @@ def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
     data, config = clip("libsvtav1"), sm.decode_config(on_corrupt=on_corrupt)
     with pytest.warns(CPUFallbackWarning, match=r"FFmpeg gave no frames"):
         got = load_video_nvdec(data, cuda=Older(), decode_config=config)
-    assert np.array_equal(got, sm.load_video(data))
+    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
 
 
 def test_the_cpu_gives_what_the_device_would() -> None:
@@ -391,7 +393,7 @@ def test_streams_that_cannot_be_on_the_device_are_not_tried_there() -> None:
     data = clip("ffv1", "matroska")
     with pytest.warns(CPUFallbackWarning, match=r"NVDEC has no decoder for ffv1, but for av1"):
         got = load_video_nvdec(data, cuda=device)
-    assert np.array_equal(got, sm.load_video(data))
+    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
     assert device.opened == []
 
 
@@ -429,7 +431,7 @@ def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
     cupy = FakeCupy()
     data = clip()
     got = load_video_nvdec(data, cuda=StandIn(cupy), decoder="pyav", num_frames=3)
-    check_close(got, sm.load_video(data, num_frames=3))
+    check_close(got, sm.load_video(data, num_frames=3, quality="accurate"))
     assert cupy.log == 3 * [
         "event on default",
         "current waits for event on default",
