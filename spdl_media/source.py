@@ -212,12 +212,13 @@ class MergeIterator(Generic[T]):
         return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
 
     def _merge(self, iterators: list[Iterator[T]], epoch: int) -> Iterator[T]:
+        is_weighted = self._weights is not None
         weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
         cumulative = np.cumsum(weights)
         numbers = _uniform_numbers(random_bits(Purpose.MERGE, self._seed, epoch))
         index = 0
         while iterators:
-            if cumulative.size:
+            if is_weighted:
                 index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
             elif index == len(iterators):
                 index = 0
@@ -228,8 +229,9 @@ class MergeIterator(Generic[T]):
                     return
                 # The next one in turn has this index now.
                 del iterators[index]
-                weights = np.delete(weights, index) if cumulative.size else weights
-                cumulative = np.cumsum(weights)
+                if is_weighted:
+                    weights = np.delete(weights, index)
+                    cumulative = np.cumsum(weights)
             else:
                 yield item
                 index += 1
