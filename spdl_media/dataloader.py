@@ -87,21 +87,20 @@ class DataLoader:
         src -> preprocessor -> batches -> aggregator -> transfer_fn -> buffer -> iteration
                (num_threads)              (num_threads) (one thread)   (buffer_size)
 
-    Each iteration is an *epoch*, which begins to load when ``iter()`` is called and ends its
-    threads when it is over, broken off, or forgotten. ``None`` from a preprocessor, aggregator or
-    transfer drops the item. What fails is dropped and recorded in :attr:`failures`; see
-    ``max_failures``.
+    Each iteration is an *epoch*. It begins to load when ``iter()`` is called, and its threads end
+    when it is complete, stopped early, or garbage collected. ``None`` from a preprocessor,
+    aggregator or transfer drops the item. What fails is dropped and recorded in :attr:`failures`;
+    see ``max_failures``.
 
     Args:
         src: The items: an iterable, which is iterated in a thread of its own, or an async iterable.
-            What can be iterated both ways is iterated asynchronously, as by
-            :class:`~spdl_media.pipeline.PipelineBuilder`. One with ``set_epoch`` (the samplers of
-            :mod:`spdl_media.source`) is told the epoch.
+            What can be iterated both ways is iterated asynchronously. One with ``set_epoch`` (the
+            samplers of :mod:`spdl_media.source`) is told the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             from an item to a sample, or several. If it has a parameter named ``rng``, it gets
             :func:`sample_rng` of the item there. Without one, items are samples.
         batch_size: Samples of a batch. ``None``: samples come one by one.
-        drop_last: Leave a last batch out that is smaller.
+        drop_last: Drop a last batch that is smaller.
         aggregator: A function or coroutine function from the list of samples of a batch to what the
             loader gives; without ``batch_size``, from each sample. Several calls run at a time.
             Without one, batches are lists.
@@ -110,17 +109,17 @@ class DataLoader:
         buffer_size: Finished batches that may wait.
         num_threads: Threads, and the calls of the preprocessor and of the aggregator that may run
             at a time.
-        timeout: Seconds to wait for a batch before a ``TimeoutError``, after which iteration may go
-            on. ``None``: no limit.
-        output_order: ``"completion"``: what is ready first comes first. ``"input"``: in the order
-            of the source.
+        timeout: Seconds to wait for a batch before a ``TimeoutError``. Iteration may continue after
+            it. ``None``: no limit.
+        output_order: ``"completion"``: whatever is ready first. ``"input"``: in the order of the
+            source.
         max_failures: How many items (``int``), or which part of them (``float`` up to 1), may fail
             before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
-            half of them, so that an epoch of which everything fails is an error. With ``1.0``,
-            ``float("inf")`` or a number that all of them do not exceed, it gives nothing.
+            half of them, so that an epoch in which everything fails is an error.
+            ``float("inf")``: any number.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
-            its own. What it raises ends the epoch.
-        seed: For :func:`sample_rng`.
+            its own. An exception from it ends the epoch.
+        seed: Seed of :func:`sample_rng`.
 
     Raises:
         TypeError: An argument of the wrong type, such as a ``transfer_fn`` that is a coroutine
@@ -229,7 +228,7 @@ class DataLoader:
         return self._upcoming().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of an epoch, from its start.
+        """Choose the epoch of the next iteration, which begins at its start.
 
         Raises:
             ValueError: The epoch is negative.

@@ -130,9 +130,14 @@ class DistributedDeterministicSampler(_DistributedSampler):
         ddp_drop_last_distributed_round: SPDL's way to say ``uneven``: True is ``"drop"``, False is
             ``"keep"``.
 
+    Attributes:
+        rank: The process that the indices are for.
+        world_size: How many processes there are.
+        epoch: The epoch of the next iteration.
+
     Raises:
-        ValueError: ``n`` is not positive, or smaller than the number of ranks with ``"drop"``; rank
-            and world size do not fit.
+        ValueError: ``n`` is not positive, or smaller than the number of ranks with ``"drop"``; the
+            rank is not below the world size.
 
     Thread safety: iterators are independent; begin each in one thread at a time.
 

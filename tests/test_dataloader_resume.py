@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -525,7 +526,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("order", ["completion", "input"])
+@pytest.mark.parametrize("order", [pytest.param("completion", marks=pytest.mark.long), "input"])
 def test_another_process_goes_on(order: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
@@ -545,7 +546,8 @@ def test_another_process_goes_on(order: str, tmp_path: Path) -> None:
         assert done.stderr == ""
         return json.loads(done.stdout)
 
-    whole, after = run(0, None)
+    loader = runpy.run_path(str(script))["make_loader"](order)
+    whole, after = list(loader), loader.state_dict()
     first, state = run(3, None)
     rest, after_rest = run(0, state)
     assert after == after_rest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -102,17 +103,21 @@ def _modules() -> list[str]:
     return sorted({_module_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__", *HELPERS})
 
 
-def _imports(path: Path) -> Iterator[str]:
+# Each file is asked about by several tests, and parsing all of them takes seconds.
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
     """Full names of what a file imports, wherever in the file."""
     package = ["spdl_media", *path.relative_to(PACKAGE).parent.parts]
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *filter(None, [node.module])])
             # `from package import name` may import a module; the longer name says which.
-            yield from (f"{source}.{alias.name}" for alias in node.names)
+            names += [f"{source}.{alias.name}" for alias in node.names]
+    return tuple(names)
 
 
 def _files(module: str) -> list[Path]:

@@ -241,6 +241,7 @@ class TestWhereTheRankComesFrom:
         monkeypatch.setitem(sys.modules, "torch.distributed", stand_in)
         assert place(DistributedRandomSampler(10)) == ((3, 4) if initialized else (2, 5))
 
+    @pytest.mark.long
     def test_pytorch_itself(self, tmp_path: Any) -> None:
         distributed = pytest.importorskip("torch.distributed")
         distributed.init_process_group(
