@@ -276,14 +276,15 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
             return None
     if len(frame) < 6:
         return None
-    is_ycc = ordinary and _is_ycc(frame)
-    return JpegHead(
-        orientation or 1,
-        frame[3] << 8 | frame[4],
-        frame[1] << 8 | frame[2],
-        is_ycc,
-        is_ycc and frame_marker == _SOF0 and _brings(tables, frame, bytes(data[start:end])),
+    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
+    depth_and_parts = frame[:1] + frame[5:]
+    is_ycc = ordinary and width > 0 and height > 0 and _is_ycc(depth_and_parts)
+    stands_alone = (
+        is_ycc
+        and frame_marker == _SOF0
+        and _brings(tables, depth_and_parts, bytes(data[start:end]))
     )
+    return JpegHead(orientation or 1, width, height, is_ycc, stands_alone)
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:
@@ -295,17 +296,18 @@ def _is_ordinary(marker: int, begin: bytes) -> bool:
     return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
 
 
-@lru_cache(maxsize=256)
+# Most cameras and programs write the same parts of a header again and again.
+_remembered = lru_cache(maxsize=256)
+
+
+@_remembered
 def _is_ycc(frame: bytes) -> bool:
-    """Whether the body of a frame header is that of an 8-bit YCbCr image in one of the usual samplings."""
+    """Whether a frame header without its size is that of an 8-bit YCbCr image in a usual sampling."""
     return (
-        len(frame) == 15
-        and frame[0] == 8
-        and frame[5] == 3
-        and any(frame[1:3])
-        and any(frame[3:5])
-        and frame[6::3] in _YCC_IDS
-        and frame[7::3] in _SAMPLINGS
+        len(frame) == 11
+        and frame[:2] == b"\x08\x03"
+        and frame[2::3] in _YCC_IDS
+        and frame[3::3] in _SAMPLINGS
     )
 
 
@@ -314,7 +316,7 @@ def _is_ycc(frame: bytes) -> bool:
 _QUANTISATION = 32
 
 
-@lru_cache(maxsize=256)  # most cameras and programs write the same ones again and again
+@_remembered
 def _defined(marker: int, body: bytes) -> int:
     """The tables that a segment defines; none if they do not fill it."""
     position = tables = 0
@@ -329,13 +331,14 @@ def _defined(marker: int, body: bytes) -> int:
     return tables if position == len(body) else 0
 
 
+@_remembered
 def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
     """Whether the scan has all three components, in one go, and their tables were defined."""
     if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
         return False
     named = 0
-    for index in (8, 11, 14):
-        named |= 1 << _QUANTISATION + (frame[index] & 15)
-    for index in (2, 4, 6):
-        named |= 1 << (scan[index] >> 4) | 1 << (16 | scan[index] & 15)
-    return named & ~tables == 0 and scan[1:6:2] == frame[6:15:3]
+    for number in frame[4::3]:
+        named |= 1 << _QUANTISATION + (number & 15)
+    for number in scan[2:7:2]:
+        named |= 1 << (number >> 4) | 1 << (16 | number & 15)
+    return named & ~tables == 0 and scan[1:6:2] == frame[2::3]

@@ -57,14 +57,10 @@ _UNKNOWN_SIZE = 0x7FFFF000
 
 
 def missing_end(read: Read, size: int) -> str | None:
-    """Say what is missing from the end of a container file.
+    """Say what is missing from the end of a container file of ``size`` bytes.
 
     WAV, AVI, AIFF, AU, CAF, MP4, MOV, Matroska and WebM tell wherever the cut is; Ogg, MPEG-TS and MP3 where
     it goes through a page, packet or frame.
-
-    Args:
-        read: Gives bytes of the file; fewer than asked for only at its end.
-        size: Bytes in the file.
 
     Returns:
         A clause such as ``"the data ends after 512 bytes, but the chunk data should end at byte 1024"``, or
@@ -468,23 +464,15 @@ def _sgi(view: memoryview, size: int) -> str | None:
 
 def _sunrast(view: memoryview, size: int) -> str | None:
     width, height, depth, length, kind, _, colors = struct.unpack_from(">7I", view, 4)
-    has_runs = kind == 2
-    rows = length if has_runs else (width * depth + 15) // 16 * 2 * height
+    # Kind 2 has runs, of which the header states the length.
+    rows = length if kind == 2 else (width * depth + 15) // 16 * 2 * height
     return _short(size, 32 + colors + rows, "the last row")
 
 
-_IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = {
-    **dict.fromkeys(("mjpeg", "jpegls"), _jpeg),
-    **dict.fromkeys(("png", "apng"), _png),
-    **dict.fromkeys(("webp", "webp_anim"), _webp),
-    "avif": _heif,
-    "bmp": _bmp,
-    "dpx": _dpx,
-    "exr": _exr,
-    "gif": _gif,
-    "qoi": _qoi,
-    "sgi": _sgi,
-    "sunrast": _sunrast,
-    "targa": _targa,
-    "tiff": _tiff,
-}
+_IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
+    dict.fromkeys(("jpegls", "mjpeg"), _jpeg)
+    | dict.fromkeys(("apng", "png"), _png)
+    | dict.fromkeys(("webp", "webp_anim"), _webp)
+    | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
+    | {"sgi": _sgi, "sunrast": _sunrast, "targa": _targa, "tiff": _tiff}
+)

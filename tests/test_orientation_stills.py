@@ -58,7 +58,7 @@ MAKERS: dict[str, Callable[[int], bytes]] = {
 
 def in_chunks(src: Any) -> sm.VideoFrames:
     with sm.Demuxer(src) as demuxer:
-        decoder = sm.VideoDecoder(demuxer.video_codec, EXACT)
+        decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=EXACT)
         parts = [*map(decoder.decode, demuxer.streaming_demux(num_packets=4))]
         frames = [frames for part in (*parts, decoder.flush()) for frames in part]
     assert len(frames) == 1
