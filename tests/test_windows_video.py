@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import spdl_media as sm
 from spdl_media.testing import (
+    AudioTrack,
     VideoTrack,
     frame_index,
     index_frames,
@@ -26,7 +27,6 @@ from spdl_media.testing import (
     make_media,
     make_video,
 )
-from spdl_media.testing.tracks import AudioTrack
 
 NUM_FRAMES = 30
 # Seconds of frames that do not come evenly: a pause, a burst, thirds of a millisecond.

@@ -13,7 +13,7 @@ format="mp4")``.
 
 from __future__ import annotations
 
-from spdl_media.testing.index import (
+from spdl_media.testing.images import (
     frame_index,
     index_frames,
     index_planes,
@@ -21,12 +21,13 @@ from spdl_media.testing.index import (
     make_tone,
 )
 from spdl_media.testing.media import (
+    AudioTrack,
+    VideoTrack,
     make_audio,
     make_image,
     make_media,
     make_video,
 )
-from spdl_media.testing.tracks import AudioTrack, VideoTrack
 
 __all__ = (
     "AudioTrack",

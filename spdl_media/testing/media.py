@@ -1,4 +1,4 @@
-"""Files made in memory, of one or several streams."""
+"""Files made in memory, of one or several streams, and what encoders need to be exact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import av
@@ -17,83 +19,221 @@ from av.codec.context import CodecContext
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
-from spdl_media.testing.pictures import Picture, best_pix_fmt, video_frame
-from spdl_media.testing.tracks import (
-    TRACK_MATRIX,
-    AudioTrack,
-    VideoTrack,
-    audio_options,
-    channel_layout,
-    encoder_sample_format,
-    sample_format,
-    time_base,
-    video_options,
-)
+from spdl_media.testing.images import Picture, best_pix_fmt, find_encoder, video_frame
 
-__all__ = ("make_audio", "make_image", "make_media", "make_video")
+__all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
+
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "libx264": {"qp": "0", "preset": "ultrafast"},
+    "libx264rgb": {"qp": "0", "preset": "ultrafast"},
+    "libx265": {"preset": "ultrafast", "x265-params": "lossless=1:log-level=none:pools=none"},
+    "libvpx-vp9": {"lossless": "1", "cpu-used": "8", "deadline": "realtime"},
+    "libwebp": {"lossless": "1"},
+    "libwebp_anim": {"lossless": "1"},
+    "jpeg2000": {"pred": "dwt53"},
+    "mjpeg": {"qmin": "1", "qmax": "1"},
+    "mpeg4": {"qmin": "1", "qmax": "1"},
+    "mpeg2video": {"qmin": "1", "qmax": "1"},
+    "vorbis": {"strict": "experimental"},
+}
+"""Options that make an encoder exact, or as good as it gets, or work at all; the caller's win."""
+
+_OPEN_GOP_CODECS = {"libx264": "x264-params", "libx265": "x265-params"}
+"""Encoders that can leave a group of pictures open, and the option that holds their parameters."""
+
+# EXIF orientation -> (a, b, c, d) of the matrix in an MP4 track header: x' = ax + cy, y' = bx + dy.
+_TRACK_MATRIX: Mapping[int, tuple[int, int, int, int]] = {
+    1: (1, 0, 0, 1),
+    2: (-1, 0, 0, 1),
+    3: (-1, 0, 0, -1),
+    4: (1, 0, 0, -1),
+    5: (0, 1, 1, 0),
+    6: (0, 1, -1, 0),
+    7: (0, -1, -1, 0),
+    8: (0, -1, 1, 0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoTrack:
+    """One video stream of a file to be made.
+
+    Attributes:
+        frames: Pictures: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or luma ``(H, W)`` arrays, or tuples
+            of planes. Planes and luma go into the encoder as they are (luma gets neutral chroma);
+            RGB is exact for RGB formats, and converted by swscale for all others.
+        codec: FFmpeg encoder. ``ffv1``, ``libx264`` and ``libx264rgb`` without B frames,
+            ``libx265`` also with them, ``libvpx-vp9``, ``huffyuv``, ``utvideo``, ``png`` and
+            ``rawvideo`` are lossless here. ``libx264`` with B frames is within a few levels of
+            exact (x264 has no lossless B frames); the rest, such as ``mpeg4`` and ``mpeg2video``,
+            keeps only the index readable.
+        pix_fmt: Pixel format of the stream.
+        frame_rate: Frames a second; also what ``time_base`` is made from.
+        gop_size: Frames from one key frame to the next, at most.
+        max_b_frames: B frames between two other frames, for encoders that have them.
+        open_gop: Let the B frames before a key frame (not the first) refer across it, for
+            ``libx264`` and ``libx265``. ``gop_size`` should not be one more than a multiple of
+            ``max_b_frames + 1``, which leaves no B frame before the key frame.
+        pts: Time of each frame in ticks of ``time_base``, rising; default 0, 1, 2, ...
+        time_base: Seconds a tick; default ``1 / frame_rate``.
+        orientation: EXIF's 1 to 8: how the file says the pictures are to be turned. MP4 and MOV
+            only.
+        options: More options of the encoder.
+    """
+
+    frames: Sequence[Picture]
+    codec: str = "ffv1"
+    pix_fmt: str = "yuv420p"
+    frame_rate: int | Fraction = 10
+    gop_size: int = 10
+    max_b_frames: int = 0
+    open_gop: bool = False
+    pts: Sequence[int] | None = None
+    time_base: Fraction | None = None
+    orientation: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.frames) == 0:
+            raise ValueError("frames is empty: a video stream needs at least one frame")
+        find_encoder(self.codec, "video")
+        if self.frame_rate <= 0:
+            raise ValueError(f"frame_rate must be above 0, not {self.frame_rate!r}")
+        if self.open_gop and self.codec not in _OPEN_GOP_CODECS:
+            raise ValueError(f"open_gop needs codec {list(_OPEN_GOP_CODECS)}, not {self.codec!r}")
+        if self.orientation not in _TRACK_MATRIX:
+            raise ValueError(f"orientation must be 1 to 8, as in EXIF, not {self.orientation!r}")
+        if self.pts is not None and len(self.pts) != len(self.frames):
+            raise ValueError(f"{len(self.frames)} frames need as many pts, got {len(self.pts)}")
+        if self.pts is not None and any(a >= b for a, b in pairwise(self.pts)):
+            raise ValueError(f"pts must rise from frame to frame, not {list(self.pts)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioTrack:
+    """One audio stream of a file to be made.
+
+    Attributes:
+        samples: ``(num_samples, num_channels)`` of uint8, int16, int32 or float32. One to eight
+            channels.
+        sample_rate: Samples a second.
+        codec: FFmpeg encoder. ``pcm_*``, ``flac``, ``alac`` and ``wavpack`` are lossless here;
+            ``aac``, ``ac3``, ``mp2``, ``libmp3lame``, ``libopus`` and ``vorbis`` (stereo only) are
+            not.
+        start: Time of the first sample, in samples.
+        bit_rate: Bits a second, for lossy encoders; the default is the encoder's.
+        options: More options of the encoder.
+    """
+
+    samples: NDArray[Any]
+    sample_rate: int = 48000
+    codec: str = "pcm_s16le"
+    start: int = 0
+    bit_rate: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        find_encoder(self.codec, "audio")
+        if self.sample_rate <= 0:
+            raise ValueError(f"sample_rate must be above 0, not {self.sample_rate!r}")
+        if self.samples.ndim != 2 or self.samples.shape[1] not in _LAYOUTS:
+            raise ValueError(
+                f"samples must be (num_samples, num_channels) with 1 to 8 channels, "
+                f"not of shape {self.samples.shape}"
+            )
+        if self.samples.dtype.name not in _SAMPLE_FORMATS:
+            raise ValueError(
+                f"samples must be one of {sorted(_SAMPLE_FORMATS)}, not {self.samples.dtype}"
+            )
+
+
+_SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt"}
+_LAYOUTS = dict(enumerate(("mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1"), start=1))
+
+
+def _video_options(track: VideoTrack) -> dict[str, str]:
+    """Options for the encoder of a video stream."""
+    options = dict(_OPTIONS.get(track.codec, {}))
+    if track.codec == "libx264" and track.max_b_frames:
+        # x264 makes no B frames when it is lossless; at 1 it is off by a level or two.
+        options["qp"] = "1"
+    if track.codec in _OPEN_GOP_CODECS:
+        # Where key frames and B frames stand must follow from the arguments, not from the pictures.
+        name = _OPEN_GOP_CODECS[track.codec]
+        fixed = f"scenecut=0:b-adapt=0:open-gop={int(track.open_gop)}"
+        structure = f"{fixed}:keyint={track.gop_size}:min-keyint={track.gop_size}"
+        options[name] = ":".join(filter(None, [options.get(name), structure]))
+    return options | _checked_options(track)
+
+
+def _time_base(track: VideoTrack) -> Fraction:
+    """Seconds a tick of the pts of a video stream."""
+    return track.time_base or 1 / Fraction(track.frame_rate)
+
+
+def _checked_options(track: VideoTrack | AudioTrack) -> dict[str, str]:
+    """The caller's options; FFmpeg would ignore those that the encoder does not have."""
+    supported = CodecContext.create(track.codec, "w").supported_options
+    names = {option.name for option in (*supported.generic, *supported.private)}
+    if unknown := sorted(set(track.options) - names):
+        raise ValueError(f"encoder {track.codec!r} has no option {', '.join(map(repr, unknown))}")
+    return dict(track.options)
 
 
 def make_video(
     frames: Sequence[Picture],
     *,
-    codec: str = "ffv1",
     format: str = "matroska",
-    pix_fmt: str = "yuv420p",
-    frame_rate: int | Fraction = 10,
-    gop_size: int = 10,
-    max_b_frames: int = 0,
-    open_gop: bool = False,
     faststart: bool = False,
     options: Mapping[str, str] | None = None,
+    **track: Any,
 ) -> bytes:
-    """Make a file with one video stream; :class:`VideoTrack` explains the arguments, and has more.
+    """Make a file with one video stream.
+
+    Args:
+        frames: As for :class:`VideoTrack`.
+        format: FFmpeg container format.
+        faststart: As for :func:`make_media`.
+        options: More options of the encoder.
+        **track: The other arguments of :class:`VideoTrack`: ``codec``, ``pix_fmt``, ``frame_rate``, ...
 
     Returns:
-        The file's content, in the FFmpeg container format ``format``.
+        The file's content.
 
     Raises:
         ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
             why.
     """
-    track = VideoTrack(
-        frames=frames,
-        codec=codec,
-        pix_fmt=pix_fmt,
-        frame_rate=frame_rate,
-        gop_size=gop_size,
-        max_b_frames=max_b_frames,
-        open_gop=open_gop,
-        options=options or {},
-    )
-    return make_media([track], format=format, faststart=faststart)
+    one = VideoTrack(frames=frames, options=options or {}, **track)
+    return make_media([one], format=format, faststart=faststart)
 
 
 def make_audio(
     samples: NDArray[Any],
     sample_rate: int = 48000,
     *,
-    codec: str = "pcm_s16le",
     format: str = "wav",
-    bit_rate: int | None = None,
     options: Mapping[str, str] | None = None,
+    **track: Any,
 ) -> bytes:
-    """Make a file with one audio stream; see :class:`AudioTrack` for the arguments.
+    """Make a file with one audio stream.
+
+    Args:
+        samples: As for :class:`AudioTrack`.
+        sample_rate: Samples a second.
+        format: FFmpeg container format.
+        options: More options of the encoder.
+        **track: The other arguments of :class:`AudioTrack`: ``codec``, ``bit_rate``, ``start``.
 
     Returns:
-        The file's content, in the FFmpeg container format ``format``.
+        The file's content.
 
     Raises:
         ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
             why.
     """
-    track = AudioTrack(
-        samples=samples,
-        sample_rate=sample_rate,
-        codec=codec,
-        bit_rate=bit_rate,
-        options=options or {},
-    )
-    return make_media([track], format=format)
+    one = AudioTrack(samples=samples, sample_rate=sample_rate, options=options or {}, **track)
+    return make_media([one], format=format)
 
 
 def make_media(
@@ -172,7 +312,10 @@ def make_image(
         if codec in _STILL_FORMATS:
             return make_media([track], format=_STILL_FORMATS[codec])
         frame = video_frame(picture, track.pix_fmt)
-        context = _open_encoder(track, frame)
+        frame.pts, frame.time_base = 0, _time_base(track)
+        context: Any = CodecContext.create(codec, "w")
+        _set_up_video(context, track, frame)
+        context.options = _video_options(track)
         return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
     except (av.error.FFmpegError, ValueError) as error:
         raise ValueError(f"cannot make a picture with {codec}: {error}") from error
@@ -185,19 +328,11 @@ _STILL_FORMATS = {"apng": "apng", "gif": "gif", "libsvtav1": "avif"}
 def _set_up_video(context: Any, track: VideoTrack, frame: av.VideoFrame) -> None:
     context.width, context.height = frame.width, frame.height
     context.pix_fmt = track.pix_fmt
-    context.time_base = time_base(track)
+    context.time_base = _time_base(track)
     context.gop_size = track.gop_size
     context.max_b_frames = track.max_b_frames
     # The same bytes on every machine, whatever its number of cores.
     context.thread_count = 1
-
-
-def _open_encoder(track: VideoTrack, frame: av.VideoFrame) -> Any:
-    context = CodecContext.create(track.codec, "w")
-    _set_up_video(context, track, frame)
-    context.options = video_options(track)
-    frame.pts, frame.time_base = 0, time_base(track)
-    return context
 
 
 def _mux(
@@ -241,10 +376,10 @@ def _write(container: OutputContainer, tracks: Sequence[VideoTrack | AudioTrack]
 def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any]:
     first = video_frame(track.frames[0], track.pix_fmt)
     stream: Any = container.add_stream(
-        track.codec, rate=Fraction(track.frame_rate), options=video_options(track)
+        track.codec, rate=Fraction(track.frame_rate), options=_video_options(track)
     )
     _set_up_video(stream.codec_context, track, first)
-    stream.time_base = time_base(track)
+    stream.time_base = _time_base(track)
     yield None
     for number, picture in enumerate(track.frames):
         frame = video_frame(picture, track.pix_fmt)
@@ -254,25 +389,29 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
                 f"the first one {first.width} x {first.height}"
             )
         frame.pts = number if track.pts is None else track.pts[number]
-        frame.time_base = time_base(track)
+        frame.time_base = _time_base(track)
         yield from stream.encode(frame)
     yield from stream.encode(None)
 
 
 def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any]:
-    layout = channel_layout(track)
+    given = _SAMPLE_FORMATS[track.samples.dtype.name]
+    layout = _LAYOUTS[track.samples.shape[1]]
+    options = {**_OPTIONS.get(track.codec, {}), **_checked_options(track)}
     stream: Any = container.add_stream(
-        track.codec, rate=track.sample_rate, layout=layout, options=audio_options(track)
+        track.codec, rate=track.sample_rate, layout=layout, options=options
     )
-    stream.codec_context.format = encoder_sample_format(track)
+    # The encoder's own format that is closest to the samples as they are.
+    formats = [format.name for format in find_encoder(track.codec, "audio").audio_formats or ()]
+    likes = [name for name in (given, f"{given}p") if name in formats]
+    stream.codec_context.format = (likes or formats or [given])[0]
     if track.bit_rate is not None:
         stream.codec_context.bit_rate = track.bit_rate
     yield None
-    # One frame a second of sound; the encoder cuts them to its own size.
+    # One frame a second; the encoder cuts them to its own size.
     for first in range(0, len(track.samples), track.sample_rate):
         block = np.ascontiguousarray(track.samples[first : first + track.sample_rate])
-        format = sample_format(track)
-        frame = av.AudioFrame.from_ndarray(block.reshape(1, -1), format=format, layout=layout)
+        frame = av.AudioFrame.from_ndarray(block.reshape(1, -1), format=given, layout=layout)
         frame.sample_rate = track.sample_rate
         frame.pts, frame.time_base = track.start + first, Fraction(1, track.sample_rate)
         yield from stream.encode(frame)
@@ -290,7 +429,7 @@ def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
         header = content.index(b"tkhd", position, end)
         position = header + 4
         if isinstance(track, VideoTrack):
-            a, b, c, d = (value << 16 for value in TRACK_MATRIX[track.orientation])
+            a, b, c, d = (value << 16 for value in _TRACK_MATRIX[track.orientation])
             # Version 1 has three fields of 8 bytes where version 0 has 4.
             matrix = position + (52 if content[position] else 40)
             struct.pack_into(">9i", content, matrix, a, b, 0, c, d, 0, 0, 0, 1 << 30)

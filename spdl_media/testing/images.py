@@ -1,14 +1,13 @@
-"""Pictures and samples that tell their own index."""
+"""Images and samples that tell their own index, and arrays as frames for an encoder, bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import av
 import numpy as np
 from numpy.typing import NDArray
-
-from spdl_media.testing.pictures import plane_shapes
 
 __all__ = ("frame_index", "index_frames", "index_planes", "index_samples", "make_tone")
 
@@ -167,3 +166,104 @@ def _cells(index: int, width: int, height: int) -> NDArray[np.int64]:
 
 def _luma(rgb: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(rgb[..., :3] @ np.array([0.299, 0.587, 0.114]))
+
+
+Picture: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
+"""One picture: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes."""
+
+
+def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
+    """The shape of each plane, and the bits that each value has beyond 8."""
+    format = av.VideoFormat(pix_fmt, width, height)
+    components = sorted(format.components, key=lambda component: component.plane)
+    if [component.plane for component in components] != list(range(len(components))):
+        raise ValueError(f"pix_fmt must be planar, such as 'yuv420p' or 'gbrp', not {pix_fmt!r}")
+    if not 8 <= components[0].bits <= 16:
+        raise ValueError(f"pix_fmt must have integers of 8 to 16 bits, not {pix_fmt!r}")
+    shapes = [(component.height, component.width) for component in components]
+    return shapes, components[0].bits - 8
+
+
+def find_encoder(name: str, kind: str) -> av.Codec:
+    """An encoder of this FFmpeg, for "video" or "audio"."""
+    try:
+        encoder = av.Codec(name, "w")
+    except ValueError as error:
+        raise ValueError(f"this FFmpeg has no encoder {name!r}") from error
+    if encoder.type != kind:
+        raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
+    return encoder
+
+
+def best_pix_fmt(codec: str, picture: Picture) -> str:
+    """The pixel format of an encoder that loses least of a picture."""
+    formats = [format.name for format in find_encoder(codec, "video").video_formats or ()]
+    given = _given_format(picture)
+    if given is None:
+        raise ValueError("planes need a pix_fmt that says what they are")
+    if codec == "mjpeg":
+        return "yuvj444p"
+    return next((like for like in _LIKES[given] if like in formats), formats[0])
+
+
+# The channels and type of an array, the pixel format that it has as it stands, and the formats of encoders
+# that keep all of it, the best first.
+_ARRAYS = {
+    ((), "uint8"): "gray",
+    ((3,), "uint8"): "rgb24",
+    ((4,), "uint8"): "rgba",
+    ((), "uint16"): "gray16le",
+    ((3,), "uint16"): "rgb48le",
+    ((4,), "uint16"): "rgba64le",
+}
+_LIKES = {
+    "gray": ("gray",),
+    "rgb24": ("rgb24", "bgr24", "bgra", "gbrp", "rgb8"),
+    "rgba": ("rgba", "bgra"),
+    "gray16le": ("gray16be", "gray16le"),
+    "rgb48le": ("rgb48be", "rgb48le"),
+    "rgba64le": ("rgba64be", "rgba64le"),
+}
+
+
+def _given_format(picture: Picture) -> str | None:
+    """The pixel format that an array has as it stands; None for planes."""
+    if not isinstance(picture, np.ndarray):
+        return None
+    name = _ARRAYS.get((picture.shape[2:], picture.dtype.name))
+    if picture.ndim not in (2, 3) or name is None:
+        raise ValueError(
+            "a picture must be (H, W), (H, W, 3) or (H, W, 4) of uint8 or uint16, or planes, "
+            f"not {picture.shape} of {picture.dtype}"
+        )
+    return name
+
+
+def video_frame(picture: Picture, pix_fmt: str) -> av.VideoFrame:
+    """A picture as a frame of ``pix_fmt``; luma and planes go in as they are."""
+    given = _given_format(picture)
+    if given is None or not isinstance(picture, np.ndarray):
+        return _frame_of_planes(list(picture), pix_fmt)
+    if given == "gray" and pix_fmt.startswith("yuv"):
+        shapes, shift = plane_shapes(pix_fmt, picture.shape[1], picture.shape[0])
+        dtype = np.uint16 if shift else np.uint8
+        neutral = [np.full(shape, 128 << shift, dtype) for shape in shapes[1:]]
+        return _frame_of_planes([np.left_shift(picture, shift, dtype=dtype), *neutral], pix_fmt)
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format=given)
+    return frame if pix_fmt == given else frame.reformat(format=pix_fmt)
+
+
+def _frame_of_planes(planes: Sequence[NDArray[Any]], pix_fmt: str) -> av.VideoFrame:
+    height, width = planes[0].shape
+    shapes, shift = plane_shapes(pix_fmt, width, height)
+    dtype = np.uint16 if shift else np.uint8
+    if [plane.shape for plane in planes] != shapes or any(p.dtype != dtype for p in planes):
+        given = ", ".join(f"{plane.shape} {plane.dtype}" for plane in planes)
+        raise ValueError(f"{pix_fmt} planes must be {shapes} of {np.dtype(dtype)}, not {given}")
+    frame = av.VideoFrame(width, height, pix_fmt)
+    for plane, values in zip(frame.planes, planes, strict=True):
+        padded = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
+        rows = np.ascontiguousarray(values).view(np.uint8)
+        padded[: rows.shape[0], : rows.shape[1]] = rows
+        plane.update(padded.tobytes())
+    return frame
