@@ -1,9 +1,8 @@
 """What is missing from the end of a file that was cut short, by the sizes that it states itself.
 
 FFmpeg decodes many such images without a word, with gray or stale pixels where the data ended, and reads
-containers up to their end and says nothing. The checks here are the ones that it lacks. Formats that are
-not in the tables report a single missing byte by themselves (PNM in binary form, JPEG 2000, DDS), or cannot
-tell.
+containers up to their end and says nothing. Formats that are not in the tables report a single missing byte
+by themselves (PNM in binary form, JPEG 2000, DDS), or cannot tell.
 """
 
 from __future__ import annotations
@@ -55,6 +54,8 @@ _MAX_STEPS = 1 << 14
 # 0x7ffff000 up, others 0.
 _UNKNOWN_SIZE = 0x7FFFF000
 
+_TS_PACKET = 188
+
 
 def missing_end(read: Read, size: int) -> str | None:
     """Say what is missing from the end of a container file of ``size`` bytes.
@@ -71,9 +72,12 @@ def missing_end(read: Read, size: int) -> str | None:
         for position, signature, check in _CONTAINER_CHECKS:
             if head[position : position + len(signature)] == signature:
                 return check(read, size)
-        return _transport_stream(head, size)
     except struct.error:
         return _missing(size, "inside a header")
+    rest = size % _TS_PACKET
+    if rest and head[::_TS_PACKET] == b"GGG":  # an MPEG transport stream
+        return _short(size, size - rest + _TS_PACKET, "the last packet")
+    return None
 
 
 def _chunk(
@@ -111,16 +115,13 @@ def _avi(read: Read, size: int) -> str | None:
     return None
 
 
-_MP4_BOXES = (b"moov", b"mdat", b"moof")
-
-
 def _mp4(read: Read, size: int) -> str | None:
     found, end = False, 0
     for kind, _, end in islice(read_boxes(read, 0, size), _MAX_STEPS):
         if not kind.isascii():
             return None  # What follows is no box.
         found |= kind == b"mdat"
-        if kind in _MP4_BOXES and end > size:
+        if kind in (b"moov", b"mdat", b"moof") and end > size:
             return _short(size, end, f"the box {kind.decode()}")
     is_cut = end + 8 > size  # else no box follows
     return _missing(size, "before the box mdat") if is_cut and not found else None
@@ -131,15 +132,12 @@ def _au(read: Read, size: int) -> str | None:
     return _short(size, start + length, "the sound") if 0 < length < _UNKNOWN_SIZE else None
 
 
-_EBML_SEGMENT = b"\x18\x53\x80\x67"
-
-
 def _matroska(read: Read, size: int) -> str | None:
     head = read(0, 4096)
     position, length = _ebml_size(head, 4)
     position += length or 0
-    if head[position : position + 4] != _EBML_SEGMENT:
-        return None
+    if head[position : position + 4] != b"\x18\x53\x80\x67":
+        return None  # The segment, which holds everything else, does not follow the header.
     start, length = _ebml_size(head, position + 4)
     return None if length is None else _short(size, start + length, "the segment")
 
@@ -166,16 +164,6 @@ def _ogg(read: Read, size: int) -> str | None:
     (segments,) = struct.unpack_from("B", tail, position + 26)
     lengths = struct.unpack_from(f"{segments}B", tail, position + 27)
     return _short(size, start + position + 27 + segments + sum(lengths), "the last page")
-
-
-_TS_PACKET = 188
-
-
-def _transport_stream(head: Bytes, size: int) -> str | None:
-    rest = size % _TS_PACKET
-    if head[::_TS_PACKET] != b"GGG" or not rest:
-        return None
-    return _short(size, size - rest + _TS_PACKET, "the last packet")
 
 
 _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
@@ -289,7 +277,6 @@ def _bmp(view: memoryview, size: int) -> str | None:
 # Bits per sample, colour map, extra samples, sample format, JPEG tables, reference black and white:
 # without their values FFmpeg assumes others, and the image changes.
 _TIFF_PIXEL_TAGS = (258, 320, 338, 339, 347, 532)
-_TIFF_OFFSETS_AND_SIZES = (("strip", 273, 279), ("tile", 324, 325))
 
 
 def _tiff(view: memoryview, size: int) -> str | None:
@@ -297,7 +284,7 @@ def _tiff(view: memoryview, size: int) -> str | None:
     for tag in _TIFF_PIXEL_TAGS:
         if tag in tags and tags[tag].end > size:
             return _short(size, tags[tag].end, f"the value of tag {tag}")
-    for name, *pair in _TIFF_OFFSETS_AND_SIZES:
+    for name, *pair in (("strip", 273, 279), ("tile", 324, 325)):
         starts, lengths = (tags[tag].values(view) if tag in tags else () for tag in pair)
         end = max(map(add, starts, lengths), default=0)
         if end > size:
@@ -305,12 +292,10 @@ def _tiff(view: memoryview, size: int) -> str | None:
     return None
 
 
-# Seven zero bytes in a row cannot occur between the chunks of a QOI file.
-_QOI_END = re.compile(rb"\0{7}\x01")
-
-
 def _qoi(view: memoryview, size: int) -> str | None:
-    if bytes(view[-8:]) == b"\0\0\0\0\0\0\0\1" or _QOI_END.search(view, 14):
+    # Seven zero bytes in a row cannot occur between the chunks of a QOI file.
+    end = b"\0\0\0\0\0\0\0\1"
+    if bytes(view[-8:]) == end or re.search(end, view[14:]):
         return None
     return _missing(size, "before the end marker")
 
@@ -333,9 +318,6 @@ def _targa(view: memoryview, size: int) -> str | None:
     return _short(size, position, "the last run")
 
 
-_GIF_TRAILER, _GIF_EXTENSION, _GIF_IMAGE = 0x3B, 0x21, 0x2C
-
-
 def _gif(view: memoryview, size: int) -> str | None:
     position = 13 + _gif_colors(view, 10)
     # FFmpeg, as browsers do, skips stray bytes between blocks; hence no error for other kinds.
@@ -344,10 +326,10 @@ def _gif(view: memoryview, size: int) -> str | None:
             return _missing(size, "before the trailer of a GIF")
         kind = view[position]
         position += 1
-        if kind == _GIF_TRAILER:
+        if kind == 0x3B:  # the trailer
             return None
-        if kind in (_GIF_EXTENSION, _GIF_IMAGE):
-            position += 1 if kind == _GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
+        if kind in (0x21, 0x2C):  # an extension or an image
+            position += 1 if kind == 0x21 else 10 + _gif_colors(view, position + 8)
             while position < size and view[position]:  # blocks of data, the last one empty
                 position += view[position] + 1
             position = min(position + 1, size)
@@ -360,14 +342,11 @@ def _gif_colors(view: memoryview, flags: int) -> int:
     return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
 
 
-# Boxes that pixels depend on; behind the last one some cameras append data that are no boxes.
-_HEIF_BOXES = (b"ftyp", b"meta", b"moov", b"mdat")
-
-
 def _heif(view: memoryview, size: int) -> str | None:
     described = found = False
     for kind, start, end in boxes(view):
-        if kind not in _HEIF_BOXES:
+        # Behind the last box that pixels depend on, some cameras append data that are no boxes.
+        if kind not in (b"ftyp", b"meta", b"moov", b"mdat"):
             continue
         if end > size:
             return _short(size, end, f"the box {kind.decode()}")
@@ -382,15 +361,13 @@ def _heif(view: memoryview, size: int) -> str | None:
     return None if described and found else _missing(size, "before the boxes that hold the picture")
 
 
-_WIDTHS = {0: "0s", 4: "I", 8: "Q"}
-
-
 def _iloc_end(view: memoryview, start: int, stop: int) -> int:
     """The last byte, exclusive, of the items that an item location box places in the file."""
     version, sizes, bases = struct.unpack_from(">B3xBB", view, start)
     id_layout = ">I" if version == 2 else ">H"
-    offset, length, base = (_WIDTHS.get(n, "0s") for n in (sizes >> 4, sizes & 15, bases >> 4))
-    index = _WIDTHS.get(bases & 15, "0s") if version else "0s"
+    widths = {4: "I", 8: "Q"}  # of fields, in bytes
+    offset, length, base = (widths.get(n, "0s") for n in (sizes >> 4, sizes & 15, bases >> 4))
+    index = widths.get(bases & 15, "0s") if version else "0s"
     (count,) = struct.unpack_from(id_layout, view, start + 6)
     position = start + 6 + struct.calcsize(id_layout)
     item = struct.Struct(f"{id_layout}{'H' if version else '0s'}H{base}H")
@@ -413,8 +390,7 @@ def _iloc_end(view: memoryview, start: int, stop: int) -> int:
 
 def _dpx(view: memoryview, size: int) -> str | None:
     order = ">" if bytes(view[:4]) == b"SDPX" else "<"
-    (length,) = struct.unpack_from(f"{order}I", view, 16)
-    (height,) = struct.unpack_from(f"{order}I", view, 776)
+    length, height = struct.unpack_from(f"{order}I756xI", view, 16)
     # When no more than the padding of all rows is missing, FFmpeg takes the rows for unpadded. It
     # notices larger gaps; so a field that was left undefined (all ones) does no harm.
     return None if length - size > 4 * height else _short(size, length, "the last row")
@@ -422,13 +398,12 @@ def _dpx(view: memoryview, size: int) -> str | None:
 
 _EXR_ATTRIBUTE = re.compile(rb"([^\0]{1,255})\0([^\0]{1,255})\0")
 _EXR_ROWS = {3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256}
-_EXR_TILED, _EXR_DEEP, _EXR_PARTS = 0x200, 0x800, 0x1000
 
 
 def _exr(view: memoryview, size: int) -> str | None:
     (flags,) = struct.unpack_from("<I", view, 4)
-    if flags & (_EXR_TILED | _EXR_DEEP | _EXR_PARTS):
-        return None  # Their tables of blocks have other forms.
+    if flags & (0x200 | 0x800 | 0x1000):
+        return None  # Tiled, deep, several parts: their tables of blocks have other forms.
     attributes: dict[bytes, memoryview] = {}
     position = 8
     for _ in range(MAX_PARTS):

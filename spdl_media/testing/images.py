@@ -67,7 +67,7 @@ def index_planes(
         ValueError: The format is not planar, or the frames are too small or too many.
     """
     _check_index_size(num_frames, width, height)
-    shapes, shift = plane_shapes(pix_fmt, width, height)
+    shapes, shift = _plane_shapes(pix_fmt, width, height)
     dtype = np.uint16 if shift else np.uint8
     frames = []
     for index in range(num_frames):
@@ -172,7 +172,7 @@ Picture: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
 """One picture: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes."""
 
 
-def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
+def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
     """The shape of each plane, and the bits that each value has beyond 8."""
     format = av.VideoFormat(pix_fmt, width, height)
     components = sorted(format.components, key=lambda component: component.plane)
@@ -245,7 +245,7 @@ def video_frame(picture: Picture, pix_fmt: str) -> av.VideoFrame:
     if given is None or not isinstance(picture, np.ndarray):
         return _frame_of_planes(list(picture), pix_fmt)
     if given == "gray" and pix_fmt.startswith("yuv"):
-        shapes, shift = plane_shapes(pix_fmt, picture.shape[1], picture.shape[0])
+        shapes, shift = _plane_shapes(pix_fmt, picture.shape[1], picture.shape[0])
         dtype = np.uint16 if shift else np.uint8
         neutral = [np.full(shape, 128 << shift, dtype) for shape in shapes[1:]]
         return _frame_of_planes([np.left_shift(picture, shift, dtype=dtype), *neutral], pix_fmt)
@@ -255,7 +255,7 @@ def video_frame(picture: Picture, pix_fmt: str) -> av.VideoFrame:
 
 def _frame_of_planes(planes: Sequence[NDArray[Any]], pix_fmt: str) -> av.VideoFrame:
     height, width = planes[0].shape
-    shapes, shift = plane_shapes(pix_fmt, width, height)
+    shapes, shift = _plane_shapes(pix_fmt, width, height)
     dtype = np.uint16 if shift else np.uint8
     if [plane.shape for plane in planes] != shapes or any(p.dtype != dtype for p in planes):
         given = ", ".join(f"{plane.shape} {plane.dtype}" for plane in planes)
