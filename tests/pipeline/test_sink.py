@@ -94,18 +94,20 @@ def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
     """The first to wait is woken for an item, and gives up at the same moment."""
     sink = make_sink()
     woken: list[str] = []
-    with sink._waiter(lambda: woken.append("first")):
-        sink._waiters.append(lambda: woken.append("second"))
-        sink.accept(0)
-        assert woken == ["first"]
+    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink.accept(0)
+    assert woken == ["first"]
+    sink._leave(first)
     assert woken == ["first", "second"]
 
 
 def test_a_consumer_that_was_not_woken_just_leaves() -> None:
     sink = make_sink()
     woken: list[str] = []
-    with sink._waiter(lambda: woken.append("first")):
-        sink._waiters.append(lambda: woken.append("second"))
+    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink._leave(first)
     sink.accept(0)
     assert woken == ["second"]
 

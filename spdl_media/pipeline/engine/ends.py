@@ -8,7 +8,7 @@ import functools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -372,8 +372,11 @@ class Sink:
         try:
             item = self._ready.popleft()
         except IndexError:
-            with self._timed() as start:
+            start = perf_counter()
+            try:
                 item = self._wait(start, timeout)
+            finally:
+                self._waited += perf_counter() - start
         return self._taken(item)
 
     async def take_async(self) -> Any:
@@ -381,17 +384,12 @@ class Sink:
         try:
             item = self._ready.popleft()
         except IndexError:
-            with self._timed():
+            start = perf_counter()
+            try:
                 item = await self._wait_async()
+            finally:
+                self._waited += perf_counter() - start
         return self._taken(item)
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[float]:
-        start = perf_counter()
-        try:
-            yield start
-        finally:
-            self._waited += perf_counter() - start
 
     def _taken(self, item: Any) -> Any:
         if item is END_OF_EPOCH:
@@ -417,8 +415,10 @@ class Sink:
 
     def _wait(self, start: float, timeout: float | None) -> Any:
         tokens: SimpleQueue[None] = SimpleQueue()
+        call = functools.partial(tokens.put, None)
         while True:
-            with self._waiter(functools.partial(tokens.put, None)):
+            self._waiters.append(call)
+            try:
                 if (item := self._look()) is not NOTHING:
                     return item
                 left = math.inf if timeout is None else start + timeout - perf_counter()
@@ -426,30 +426,29 @@ class Sink:
                     raise TimeoutError(f"the pipeline gave no item within {timeout} s")
                 with contextlib.suppress(Empty):
                     tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
+            finally:
+                self._leave(call)
 
     async def _wait_async(self) -> Any:
         loop = asyncio.get_running_loop()
         while True:
             woken: asyncio.Future[None] = loop.create_future()
             call = functools.partial(loop.call_soon_threadsafe, wake, woken)
-            with self._waiter(call):
+            self._waiters.append(call)
+            try:
                 if (item := self._look()) is not NOTHING:
                     return item
                 await woken
+            finally:
+                self._leave(call)
 
-    @contextlib.contextmanager
-    def _waiter(self, call: Callable[[], object]) -> Iterator[None]:
-        """Have ``call`` woken for an item within the block."""
-        self._waiters.append(call)
+    def _leave(self, call: Callable[[], object]) -> None:
         try:
-            yield
-        finally:
-            try:
-                self._waiters.remove(call)
-            except ValueError:
-                # Woken, perhaps for an item that another consumer was meant to have as well.
-                if self._ready or self._closed is not None:
-                    self._wake_one()
+            self._waiters.remove(call)
+        except ValueError:
+            # Woken, perhaps for an item that another consumer was meant to have as well.
+            if self._ready or self._closed is not None:
+                self._wake_one()
 
     def _wake_one(self) -> None:
         while True:

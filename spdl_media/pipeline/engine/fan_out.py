@@ -57,10 +57,8 @@ class FanOut(Stage):
     input is kept, those of the first item leave, and the others wait for their turn.
     """
 
-    slot_type = FanOutSlot
-
     def __init__(self, hub: Hub, spec: CallSpec) -> None:
-        super().__init__(hub, spec)
+        super().__init__(hub, spec, FanOutSlot)
         self.ahead = max(1, spec.slack // spec.concurrency)
         self._open: dict[FanOutSlot, None] = {}
 
