@@ -385,11 +385,9 @@ def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
 
 
 def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
-    """Display matrix of a video stream, by way of a QuickTime header.
-
-    PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
-    track header (``tkhd``), which takes some 0.1 ms where decoding a frame takes up to ten.
-    """
+    """Display matrix of a video stream, by way of a QuickTime header."""
+    # PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
+    # track header (tkhd), which takes some 0.1 ms where decoding a frame takes up to ten.
     # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
     options = {"movflags": "empty_moov", "strict": "-2"}
     written = muxed_header(stream, "mov", options) or muxed_header(stream, "mp4", options)

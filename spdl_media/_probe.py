@@ -180,6 +180,7 @@ def _probe_container(container: Container) -> MediaInfo:
     best = {kind: file.streams.best(kind) for kind in ("video", "audio")}
     return MediaInfo(
         format=file.format.name,
+        # FFmpeg counts a container's duration in microseconds.
         duration=None if file.duration is None else file.duration / 1_000_000,
         streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
         best_video=best["video"].index if best["video"] else None,
@@ -192,11 +193,11 @@ def _probe_container(container: Container) -> MediaInfo:
 def _stream_info(
     container: Container, stream: av.stream.Stream, first: dict[int, AvPacket]
 ) -> StreamInfo:
-    if stream.codec_context is None:
-        return OtherStreamInfo(stream.index, stream.type)
-    if isinstance(stream, av.VideoStream):
+    # A stream without a context is one that this FFmpeg has no decoder for.
+    has_decoder = stream.codec_context is not None
+    if has_decoder and isinstance(stream, av.VideoStream):
         return _video_info(container, stream, first)
-    if isinstance(stream, av.AudioStream):
+    if has_decoder and isinstance(stream, av.AudioStream):
         codec = read_audio_codec(stream)
         return AudioStreamInfo(
             index=stream.index,
@@ -260,10 +261,8 @@ _MAX_SEARCH = 1000
 def _first_packet(
     container: Container, index: int, first: dict[int, AvPacket]
 ) -> Iterable[AvPacket]:
-    """The first key frame of a stream, read only if the orientation cannot be found without decoding it.
-
-    Those of all streams are read in one pass, because not every source can be read again.
-    """
+    """The first key frame of a stream, read only if the orientation cannot be found without decoding it."""
+    # Those of all streams are read in one pass, because not every source can be read again.
     if not first:
         container.rewind()
         indices = [stream.index for stream in container.av.streams.video]
@@ -278,6 +277,7 @@ def _first_packet(
 
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:
+    # Many decoders make an image of half a file without a word.
     if missing := metadata_of(packets).incomplete:
         raise DecodeError(
             f"the {packets.codec.name} data is cut short: {missing}", source=packets.source

@@ -113,11 +113,7 @@ def _by_time(packets: Iterator[AvPacket], cutter: _TimeCutter) -> Iterator[_Chun
 
 
 class _TimeCutter:
-    """Sorts packets into the chunk that is open and those after it.
-
-    Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are cut in
-    decoding order, or the frames that refer to it could not be decoded.
-    """
+    """Sorts packets into the chunk that is open and those after it."""
 
     def __init__(self, container: Container, indices: Sequence[int], duration: Fraction) -> None:
         streams = [container.av.streams[index] for index in indices]
@@ -179,12 +175,15 @@ class _TimeCutter:
         return complete
 
     def _put(self, index: int, ticks: int, packet: AvPacket) -> None:
+        # Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are
+        # cut in decoding order, or the frames that refer to it could not be decoded.
         if index in self._held or ticks >= self._limits[index][1]:
             self._held.setdefault(index, []).append((ticks, packet))
         else:
             self._chunk.setdefault(index, []).append(packet)
 
     def _closed(self, index: int, ticks: int) -> bool:
+        # A stream that has not come by now has paused or ended.
         if ticks >= self._limits[index][2]:
             return True
         return all(each in self._held or each in self._over for each in self._next)

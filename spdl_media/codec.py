@@ -262,10 +262,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
 
 
 def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
-    """How to decode the video and the audio of one source.
-
-    A decoder that is named, and the options beside it, are for the stream of its own kind alone.
-    """
+    """How to decode the video and the audio of one source."""
+    # A decoder that is named, and the options beside it, are for the stream of its own kind alone.
     given = as_decode_config(config)
     if given.decoder is None:
         return given, given
@@ -281,11 +279,9 @@ def _decodes_audio(decoder: str) -> bool:
 
 
 def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
-    """Let a decoder's own threads come to rest before it is freed.
-
-    PyAV frees it with the GIL held, and waits for the threads; one of them that has something to log
-    wants the GIL, and neither gives way. A decoder without threads needs nothing.
-    """
+    """Let a decoder's own threads come to rest before it is freed."""
+    # PyAV frees it with the GIL held, and waits for the threads; one of them that has something to log
+    # wants the GIL, and neither gives way. A decoder without threads needs nothing.
     if "threads" in config.decoder_options:
         # Waits for them without the GIL. Draining would not do: it ends at the first damaged frame, while
         # the threads that have later ones go on.

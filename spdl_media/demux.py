@@ -19,13 +19,7 @@ from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import (
-    AudioPackets,
-    ImagePackets,
-    PacketMetadata,
-    VideoPackets,
-    make_packet,
-)
+from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
@@ -171,6 +165,7 @@ class Demuxer:
         try:
             self._container = Container(self._input, as_demux_config(demux_config))
         finally:
+            # What cannot be opened as media must not keep the file open.
             if self._container is None:
                 self._input.close()
 
@@ -342,6 +337,7 @@ class Demuxer:
             RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
         """
         check_limits(duration, num_packets)
+        # Several streams give dictionaries, also where "several" is one.
         single = indices is None or hasattr(indices, "__index__")
         chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
@@ -356,6 +352,7 @@ class Demuxer:
             numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
             if not numbers:
                 raise ValueError("streaming_demux needs at least one stream index")
+            # Wrong indices are errors of this call, not of the first step of the iteration.
             for number in numbers:
                 container.codec(number)
             return numbers
@@ -392,6 +389,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         with open_input(input.read_all(), name=input.name) as whole:
             return read_image(whole, config)
     with closing(Container(input, config)) as container:
+        # Known by its name alone (TGA, PCX ...), the file is one packet after all.
         decoder = container.named_still()
         if decoder is None:
             packets = _first_image(container)
@@ -406,6 +404,7 @@ def is_still(input: Input, config: DemuxConfig) -> bool:
     if _still_decoder(input, config) is not None:
         return True
     head = input.head(HEAD_SIZE)
+    # The brand "avis" is an image sequence: a video, for all that matters here.
     return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
 
 
@@ -428,6 +427,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         incomplete=check_complete(decoder, data),
         jpeg=head,
     )
+    # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
     return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
 
 

@@ -251,11 +251,9 @@ Packets: TypeAlias = AudioPackets | VideoPackets | ImagePackets
 
 
 def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
-    """FFmpeg's packets behind ours. They are shared between threads: decoders read them only.
-
-    A still is the caller's own memory, without the padding that decoders need; it is copied, which takes
-    one part in a hundred of the time that decoding does.
-    """
+    """FFmpeg's packets behind ours. They are shared between threads: decoders read them only."""
+    # A still is the caller's own memory, without the padding that decoders need; it is copied, which takes
+    # one part in a hundred of the time that decoding does.
     if isinstance(packets, ImagePackets):
         return tuple(_with_data(packet, _padded(packet)) for packet in packets._packets)
     return packets._packets

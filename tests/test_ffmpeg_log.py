@@ -15,7 +15,7 @@ import pytest
 from damage import container, flipped, overwritten
 
 import spdl_media as sm
-from spdl_media._ffmpeg import LOG_LEVELS
+from spdl_media._ffmpeg import LOG_LEVELS, describe, ffmpeg_log
 
 READ_ALL = (
     "import pathlib, sys, spdl_media as sm\n"
@@ -184,3 +184,19 @@ def test_errors_quote_the_last_line_of_their_own_call() -> None:
     names = list(FAILURES) * 60
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(failure, names)) == [alone[name] for name in names]
+
+
+def test_lines_since_a_mark_are_those_of_one_step_and_thread() -> None:
+    def say(text: str) -> None:
+        av.logging.log(av.logging.ERROR, "test", text)
+
+    with ffmpeg_log() as lines:
+        say("of the first packet")
+        mark = len(lines)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(say, "of another thread").result()
+        assert lines[mark:] == []
+        assert describe(ValueError("refused"), lines[mark:]) == "refused"
+        say("of the second packet")
+        assert describe(ValueError("refused"), lines[mark:]) == "refused (of the second packet)"
+    assert [text for _, _, text in lines] == ["of the first packet", "of the second packet"]
