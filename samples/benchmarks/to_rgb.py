@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=24)
     arguments = parser.parse_args()
-    exact = sm.get_video_filter_desc() or ""
+    exact = sm.get_video_filter_desc(quality="accurate") or ""
     print(f"{'video':24} {'size':>10} {'exact us':>9} {'plain us':>9} {'mean':>6} {'max':>4}")
     for path in arguments.videos:
         frames = sm.decode_packets(sm.demux_video(path), None, num_frames=arguments.frames)
