@@ -1,4 +1,4 @@
-"""Pictures as rows of an array: what they must have in common, where their planes go, and the copy."""
+"""Frames as rows of an array: what they must have in common, where their planes go, and the one copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,59 +33,57 @@ from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
 
-Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
 
 
-def check_counts(items: Pictures) -> None:
-    """Refuse videos of unequal length, and those without frames."""
-    first = items[0]
-    if not isinstance(first, VideoFrames):
-        return
-    for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
-        if not len(item):
-            raise _no_frames(item)
-        if len(item) != len(first):
+class SameFormat:
+    """Refuses frames that differ from the first in size, format or meaning of their colours."""
+
+    __slots__ = ("_colors", "_first", "_format", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, ...] | None = None
+
+    @property
+    def colors(self) -> tuple[str | None, str | None]:
+        """Matrix and range of the first frame."""
+        return self._colors
+
+    def takes(self, frame: Any, name: str | Callable[[], str], source: str) -> bool:
+        """Whether a frame of FFmpeg's is the first; others must be like it.
+
+        Args:
+            frame: A frame.
+            name: What errors call it.
+            source: What it was decoded from.
+
+        Raises:
+            ConvertError: It differs, or has no pixels.
+        """
+        seen = frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+        if seen == self._seen:  # nearly always, so that little is done for a frame
+            return False
+        is_first = self._seen is None
+        name, format, colors = name if isinstance(name, str) else name(), seen[:3], colors_of(frame)
+        if is_first:
+            if not (frame.width and frame.height):
+                raise ConvertError(f"a frame of {_in_words(format)} has no pixels", source=source)
+            self._first, self._format, self._colors = name, format, colors
+        if format != self._format:
             raise ConvertError(
-                f"item 0 ({first.source}) has {len(first)} frames, but item {position} ({item.source}) has "
-                f"{len(item)}. decode_packets(num_frames=) and tpad in the filter make them equal"
+                f"{self._first} is {_in_words(self._format)}, but {name} is {_in_words(format)}. One array "
+                "holds one size and format: give decode_packets a filter that scales and converts",
+                source=source,
             )
+        if colors != self._colors:
+            raise colors_differ((self._first, self._colors), (name, colors), format[2], source)
+        self._seen = seen
+        return is_first
 
 
-def check_formats(items: Pictures) -> None:
-    """Refuse pictures that differ in size, format or meaning of their colours, and those without pixels."""
-    expected = None
-    for position, item in enumerate(items):
-        for index, frame in enumerate(av_frames(item)):
-            found = frame.width, frame.height, frame.format.name
-            expected = expected or found
-            if found != expected:
-                raise _formats_differ(
-                    (_where(items, 0, 0), expected),
-                    (_where(items, position, index), found),
-                    items[position].source,
-                )
-    width, height, pix_fmt = expected or (0, 0, "")
-    if not (width and height):
-        raise _no_pixels(width, height, pix_fmt, items[0].source)
-    if is_yuv(pix_fmt):
-        _check_colors(items)
-
-
-def _formats_differ(
-    one: tuple[str, tuple[int, int, str]], other: tuple[str, tuple[int, int, str]], source: str
-) -> ConvertError:
-    return ConvertError(
-        f"{one[0]} is {_in_words(one[1])}, but {other[0]} is {_in_words(other[1])}. One array holds one size "
-        "and format: give decode_packets a filter that scales and converts",
-        source=source,
-    )
-
-
-def _no_pixels(width: int, height: int, pix_fmt: str, source: str) -> ConvertError:
-    return ConvertError(f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source)
-
-
-def _no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
+def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     """The error for a window that holds no frame."""
     window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
@@ -94,22 +92,6 @@ def _no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
 def colors_of(frame: Any) -> tuple[str | None, str | None]:
     """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
     return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
-
-
-def _check_colors(items: Pictures) -> None:
-    """Refuse YUV numbers that mean different colours: nobody could tell them apart in one array."""
-    expected = None
-    for position, item in enumerate(items):
-        for index, frame in enumerate(av_frames(item)):
-            found = matrix_and_range(frame)
-            expected = expected or found
-            if found != expected:
-                raise colors_differ(
-                    (_where(items, 0, 0), expected),
-                    (_where(items, position, index), found),
-                    frame.format.name,
-                    items[position].source,
-                )
 
 
 def colors_differ(
@@ -140,18 +122,8 @@ def _colors_in_words(colors: tuple[str | None, str | None]) -> str:
     return f"{colors[0]} {'full' if colors[1] == 'pc' else 'limited'} range"
 
 
-def _where(items: Pictures, position: int, index: int) -> str:
-    frame = f"frame {index} of " if isinstance(items[position], VideoFrames) else ""
-    return f"{frame}item {position} ({items[position].source})"
-
-
 def _in_words(format: tuple[int, int, str]) -> str:
     return f"{format[0]}x{format[1]} {format[2]}"
-
-
-Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = tuple[int, ...]
-Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +145,12 @@ class Plan:
         """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
         if self.layout.kind == "tiled":
             return self._tiles(frames.reshape(len(frames), -1))
-        last = np.moveaxis(frames, 1, -1) if self._channels_first else frames
+        channels_first = (self.layout.kind == "planar") != self.transposed
+        last = np.moveaxis(frames, 1, -1) if channels_first else frames
         if self.layout.kind == "packed":
             # A plane of one component has no axis for it.
             return [last[..., 0] if self.layout.channels == 1 else last]
         return [last[..., self.layout.order.index(plane)] for plane in range(self.layout.channels)]
-
-    @property
-    def _channels_first(self) -> bool:
-        return (self.layout.kind == "planar") != self.transposed
 
     def _tiles(self, frames: Array) -> list[Array]:
         start, tiles = 0, []
@@ -238,12 +207,6 @@ def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
     """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
     for target, plane in zip(targets, picture_planes(frame), strict=True):
         target[row] = plane
-
-
-def copy_frames(items: Pictures, targets: Sequence[Array]) -> None:
-    """Copy the planes of all frames, row by row."""
-    for row, frame in enumerate(frame for item in items for frame in av_frames(item)):
-        copy_frame(frame, targets, row)
 
 
 class PictureRows:
@@ -339,8 +302,7 @@ class VideoRows:
         self._layout = layout
         self._limit = limit
         self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
-        self._key: tuple[Any, ...] | None = None
-        self._first: Any = None
+        self._same = SameFormat()
         self._pts: list[int | None] = []
         # Arrays that are full or filled now, and how many frames they hold together.
         self._arrays: list[Array] = []
@@ -353,31 +315,16 @@ class VideoRows:
         Raises:
             ConvertError: It has another size, format, matrix or range than the first, or makes no array.
         """
-        key = frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
-        if key != self._key:
-            self._check(frame, key)
-        row = len(self._pts)
+        row, source = len(self._pts), self._packets.source
+        if self._same.takes(frame, lambda: f"frame {row} of item 0 ({source})", source):
+            self._plan = plan_of(frame, self._layout, source)
+            self._time_base = as_fraction(frame.time_base) or Fraction(1)
         if row == self._capacity:
             self._make_room()
         if self._targets:
             copy_frame(frame, self._targets, row - self._start)
         self._pts.append(frame.pts)
         return row + 1 == self._limit
-
-    def _check(self, frame: Any, key: tuple[Any, ...]) -> None:
-        format, colors, source = key[:3], colors_of(frame), self._packets.source
-        if self._key is None:
-            if not (frame.width and frame.height):
-                raise _no_pixels(frame.width, frame.height, format[2], source)
-            self._plan = plan_of(frame, self._layout, source)
-            self._format, self._colors = format, colors
-            self._time_base = as_fraction(frame.time_base) or Fraction(1)
-        first, this = (f"frame {index} of item 0 ({source})" for index in (0, len(self._pts)))
-        if format != self._format:
-            raise _formats_differ((first, self._format), (this, format), source)
-        if colors != self._colors:
-            raise colors_differ((first, self._colors), (this, colors), format[2], source)
-        self._key = key
 
     def _make_room(self) -> None:
         nbytes = self._plan.nbytes
@@ -418,7 +365,7 @@ class VideoRows:
         """
         count = len(self._pts)
         if not count:
-            raise _no_frames(self._packets)
+            raise no_frames(self._packets)
         if not self._arrays:
             lease_memory(count * self._plan.nbytes, self._storage)  # which says what it lacks
         array = self._arrays[0][:count]
@@ -430,7 +377,8 @@ class VideoRows:
                 array[start : start + len(part)] = part
                 start += len(part)
         self.release()
-        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
+        colorspace, color_range = self._same.colors
+        return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""

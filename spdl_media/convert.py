@@ -14,13 +14,12 @@ from spdl_media._audio_arrays import convert_audio
 from spdl_media._checks import check_choice
 from spdl_media._rows import (
     Array,
-    Pictures,
+    SameFormat,
     Shape,
-    check_counts,
-    check_formats,
     colors_of,
-    copy_frames,
+    copy_frame,
     new_array,
+    no_frames,
     plan_of,
 )
 from spdl_media.buffer import CPUBuffer
@@ -31,6 +30,7 @@ from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
 __all__ = ("convert_array", "convert_frames")
 
+Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
 
 NUMBER_KINDS: Final = "biufc"
@@ -134,11 +134,41 @@ def _not_frames(found: str) -> str:
     )
 
 
+def _check_counts(items: Pictures) -> None:
+    """Refuse videos of unequal length, and those without frames."""
+    first = items[0]
+    if not isinstance(first, VideoFrames):
+        return
+    for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
+        if not len(item):
+            raise no_frames(item)
+        if len(item) != len(first):
+            raise ConvertError(
+                f"item 0 ({first.source}) has {len(first)} frames, but item {position} ({item.source}) has "
+                f"{len(item)}. decode_packets(num_frames=) and tpad in the filter make them equal"
+            )
+
+
+def _check_formats(items: Pictures) -> None:
+    """Refuse images that no array holds together, or without pixels."""
+    same = SameFormat()
+    for position, item in enumerate(items):
+        for index, frame in enumerate(av_frames(item)):
+            row = f"frame {index} of " if isinstance(item, VideoFrames) else ""
+            same.takes(frame, f"{row}item {position} ({item.source})", item.source)
+
+
+def _copy_frames(items: Pictures, targets: Sequence[Array]) -> None:
+    """Copy the planes of all frames, row by row."""
+    for row, frame in enumerate(frame for item in items for frame in av_frames(item)):
+        copy_frame(frame, targets, row)
+
+
 def _convert_pictures(
     items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
 ) -> CPUBuffer | tuple[CPUBuffer, ...]:
-    check_counts(items)
-    check_formats(items)
+    _check_counts(items)
+    _check_formats(items)
     first = items[0]
     front: Shape = () if single else (len(items),)
     if isinstance(first, VideoFrames):
@@ -147,7 +177,7 @@ def _convert_pictures(
         return _convert_planes(items, storage, front)
     plan = plan_of(av_frames(first)[0], layout, first.source)
     array = new_array((*front, *plan.shape), plan.dtype, storage)
-    copy_frames(items, plan.targets(array.reshape(-1, *plan.shape)))
+    _copy_frames(items, plan.targets(array.reshape(-1, *plan.shape)))
     colorspace, color_range = colors_of(av_frames(first)[0])
     return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
@@ -165,7 +195,7 @@ def _convert_planes(
         part = memory[start : start + size].view(view.dtype.newbyteorder("="))
         arrays.append(part.reshape(*front, *view.shape))
         start += step
-    copy_frames(
+    _copy_frames(
         items, [array.reshape(-1, *view.shape) for array, view in zip(arrays, views, strict=True)]
     )
     colorspace, color_range = colors_of(av_frames(items[0])[0])
