@@ -10,10 +10,10 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import math
-import multiprocessing.reduction
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
@@ -80,7 +80,14 @@ class SourceConfig:
                 "be taken apart into characters. For one item, pass a list of it."
             )
         if not isinstance(self.items, Iterable | AsyncIterable) or isinstance(self.items, type):
-            raise TypeError(_not_a_source(self.items))
+            if callable(self.items):
+                name = getattr(self.items, "__name__", type(self.items).__name__)
+                raise TypeError(
+                    f"A source must be iterable, and {name} is a function. Write add_source({name}())."
+                )
+            raise TypeError(
+                f"A source must be an iterable or async iterable, not {_kind(self.items)}"
+            )
 
     @property
     def name(self) -> str:
@@ -95,8 +102,7 @@ class SourceConfig:
         return f"SourceConfig(<{self.name}>, continuous={self.continuous})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _check_pickles("The source of the pipeline", self.items)
-        return SourceConfig, _values(self)
+        return _reduced(self, source=self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +152,7 @@ class PipeConfig:
                 f"{type(self.executor).__name__}. Give executor= a description of one, such as "
                 "ProcessPoolExecutorConfig(...)."
             )
-        _check_pickles(f"The function of stage {self.name!r}", self.fn)
-        _check_pickles(f"The executor of stage {self.name!r}", self.executor)
-        return PipeConfig, _values(self)
+        return _reduced(self, function=self.fn, executor=self.executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,7 @@ class AggregateConfig:
         object.__setattr__(self, "name", _checked_name(self.name, default))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _check_pickles(f"The aggregator of stage {self.name!r}", self.aggregator)
-        return AggregateConfig, _values(self)
+        return _reduced(self, aggregator=self.aggregator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,7 @@ class PathVariantsConfig:
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.router)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _check_pickles(f"The router of stage {self.name!r}", self.router)
-        return PathVariantsConfig, _values(self)
+        return _reduced(self, router=self.router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +290,13 @@ class PipelineConfig:
         if isinstance(self.source, MergeConfig):
             for pipeline in self.source.pipelines:
                 yield from pipeline.pipes()
-        yield from _pipes(self.stages)
+        waiting = list(self.stages)
+        while waiting:
+            stage = waiting.pop(0)
+            if isinstance(stage, PipeConfig):
+                yield stage
+            elif isinstance(stage, PathVariantsConfig):
+                waiting[:0] = [one for path in stage.paths for one in path]
 
     def to_mermaid(self) -> str:
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
@@ -358,7 +366,7 @@ def _check_executor(stage: PipeConfig) -> None:
             "values come back from there. Make it a function that returns a list, followed by "
             ".disaggregate(), or leave out executor=."
         )
-    # Sub-interpreters take lambdas as well, and a caller's executor may pickle by other means.
+    # Sub-interpreters take lambdas as well, and a user's executor may pickle by other means.
     if isinstance(executor, ProcessPoolExecutorConfig):
         _check_pickles(f"The function of stage {stage.name!r}", stage.fn, where)
 
@@ -371,32 +379,25 @@ def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
     return isinstance(executor, ThreadPoolExecutorConfig)
 
 
-def _pickling_error(value: object) -> Exception | None:
-    """What goes wrong when a value is pickled for another process, or ``None``."""
+def _check_pickles(what: str, value: object, where: str = "") -> None:
     try:
         # Knows what multiprocessing can send beyond plain pickle, such as connections.
-        multiprocessing.reduction.ForkingPickler(_Nowhere()).dump(value)
-    except Exception as error:  # noqa: BLE001  # __reduce__ of a user's object may raise anything
-        return error
-    return None
-
-
-class _Nowhere:
-    """Takes bytes and forgets them: whether pickling works is asked, not what comes of it."""
-
-    def write(self, data: Any, /) -> int:
-        return len(memoryview(data))
-
-
-def _check_pickles(what: str, value: object, where: str = "") -> None:
-    error = _pickling_error(value)
-    if error is not None:
+        ForkingPickler.dumps(value)
+    except Exception as error:  # whatever __reduce__ of a user's object raises
         needed = f", which a {where} needs" if where else ""
         raise PipelineError(
             f"{what} cannot be pickled{needed}: {error}. Functions at the top of a module and "
             "objects of plain values can; lambdas, functions within functions, locks and open "
             "files cannot."
         ) from error
+
+
+def _reduced(config: Any, **parts: object) -> tuple[Any, ...]:
+    """Pickle a definition, and name the part that cannot be: a field of it, as users call it."""
+    for what, value in parts.items():
+        owner = f"stage {config.name!r}" if what != "source" else "the pipeline"
+        _check_pickles(f"The {what} of {owner}", value)
+    return type(config), tuple(getattr(config, field.name) for field in fields(config))
 
 
 def _check_stages(what: str, stages: object) -> None:
@@ -414,59 +415,34 @@ def _checked_name(name: object, default: str) -> str:
     return name or default
 
 
-def _not_a_source(items: object) -> str:
-    if callable(items):
-        name = getattr(items, "__name__", type(items).__name__)
-        return f"A source must be iterable, and {name} is a function. Write add_source({name}())."
-    return f"A source must be an iterable or async iterable, not {_kind(items)}"
-
-
-def _pipes(stages: tuple[StageConfig, ...]) -> Iterator[PipeConfig]:
-    for stage in stages:
-        if isinstance(stage, PipeConfig):
-            yield stage
-        elif isinstance(stage, PathVariantsConfig):
-            for path in stage.paths:
-                yield from _pipes(path)
-
-
 def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _values(config: Any) -> tuple[Any, ...]:
-    return tuple(getattr(config, field.name) for field in fields(config))
-
-
-def with_unique_names(config: PipelineConfig) -> PipelineConfig:
-    """The same pipeline, in which a name that came before has a number behind it.
+def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
+    """Make the names of stages unique by a numeric suffix.
 
     Merged pipelines come first, then the stages in order, a router before the stages of its paths.
+
+    Args:
+        config: The definition.
+        taken: Names that are in use; those given here are added.
     """
-    return _pipeline(config, set())
-
-
-def _pipeline(config: PipelineConfig, taken: set[str]) -> PipelineConfig:
+    taken = set() if taken is None else taken
     source = config.source
     if isinstance(source, MergeConfig):
-        source = MergeConfig(tuple(_pipeline(one, taken) for one in source.pipelines))
-    return replace(config, source=source, stages=_stages(config.stages, taken))
+        source = MergeConfig(tuple(with_unique_names(one, taken) for one in source.pipelines))
+    return replace(config, source=source, stages=_named_apart(config.stages, taken))
 
 
-def _stages(stages: tuple[StageConfig, ...], taken: set[str]) -> tuple[StageConfig, ...]:
-    return tuple(_stage(stage, taken) for stage in stages)
-
-
-def _stage(stage: StageConfig, taken: set[str]) -> StageConfig:
-    name = _free_name(stage.name, taken)
-    taken.add(name)
-    if name != stage.name:
-        stage = replace(stage, name=name)
-    if isinstance(stage, PathVariantsConfig):
-        return replace(stage, paths=tuple(_stages(path, taken) for path in stage.paths))
-    return stage
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    candidates = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+def _named_apart(stages: tuple[StageConfig, ...], taken: set[str]) -> tuple[StageConfig, ...]:
+    named: list[StageConfig] = []
+    for stage in stages:
+        suffixes = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
+        name = next(name for suffix in suffixes if (name := stage.name + suffix) not in taken)
+        taken.add(name)
+        changes: dict[str, Any] = {"name": name}
+        if isinstance(stage, PathVariantsConfig):
+            changes["paths"] = tuple(_named_apart(path, taken) for path in stage.paths)
+        named.append(replace(stage, **changes))
+    return tuple(named)

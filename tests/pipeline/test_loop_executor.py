@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from spdl_media.pipeline.engine.workers import LoopExecutor
+from spdl_media.pipeline.engine.run import LoopExecutor
 
 WAIT = 20
 
@@ -32,7 +32,7 @@ def test_threads_are_used_again_before_others_are_started(executor: LoopExecutor
     for _ in range(50):
         names.add(executor.submit(lambda: threading.current_thread().name).result(WAIT))
         # Until the thread is known to be idle.
-        while not executor._idle:
+        while not executor._idle._value:
             pass
     executor.shutdown()
 

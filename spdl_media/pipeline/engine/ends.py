@@ -121,11 +121,7 @@ class Source(Node):
                 return
 
     async def _iterate(self) -> None:
-        """Put the items of one epoch, and close the iterator if it was made here.
-
-        It is closed here, so that its "finally" runs now and in its thread; an iterator of the
-        user's may be wanted further.
-        """
+        """Put the items of one epoch, and close the iterator if it was made here."""
         raise NotImplementedError
 
     def _put(self, item: Any) -> None:
@@ -134,8 +130,8 @@ class Source(Node):
         self._announce()
 
     def _announce(self) -> None:
-        """Let the loop know that there is an item."""
-        raise NotImplementedError
+        """Have the loop hand the items on."""
+        self.hub.touch(self)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> bool:
         """Wait for something that the loop brings about; ``False`` when the run is over."""
@@ -194,6 +190,7 @@ class ThreadSource(Source):
                     return
                 self._put(item)
         finally:
+            # Here, so that its "finally" runs now and in its thread. One of the user's may be wanted further.
             if iterator is not self._items and (close := getattr(iterator, "close", None)):
                 close()
 
@@ -232,9 +229,6 @@ class AsyncSource(Source):
         if self._woken is not None:
             wake(self._woken)
 
-    def _announce(self) -> None:
-        self.hub.touch(self)
-
     async def _wait_until(self, condition: Callable[[], bool]) -> bool:
         while not condition():
             self._woken = self.hub.loop.create_future()
@@ -263,8 +257,8 @@ class Sink:
     A consumer that finds something takes it without waking the loop, unless the pipeline has
     stalled for want of room here. One that finds nothing leaves a call by which the loop can wake it.
 
-    Each item goes to one consumer. The end of an epoch goes to one consumer, too, and if the source
-    is not continuous, to all others that ask before the next epoch.
+    Each item goes to one consumer, and so does the end of an epoch; without a continuous source, all
+    others get the end, too, that ask before the next epoch.
 
     Args:
         hub: The loop's side.
@@ -296,12 +290,9 @@ class Sink:
         self._continuous = continuous
         self._closed: Callable[[], BaseException] | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits for the consumer."""
-        return not self._ready
-
-    # The loop's side.
+    def is_awaited(self) -> bool:
+        """Whether items are expected, and none waits for the consumer."""
+        return not self._ready and not self.has_ended
 
     def room(self) -> int:
         """How many more items may wait, none of the epoch after the next."""
@@ -354,12 +345,6 @@ class Sink:
     def _make_room(self, num_ends: int) -> None:
         self._ends_waiting -= num_ends
         self.upstream.retry()
-
-    # The consumers' side.
-
-    def begin_epoch(self) -> None:
-        """Forget that the last epoch has ended."""
-        self.has_ended = False
 
     def take(self, timeout: float | None = None) -> Any:
         """Take an item, or ``END_OF_EPOCH``. Blocks until there is one.

@@ -404,7 +404,7 @@ class Watchdog:
         sink = self._graph.sink
         last = max(sink.delivered_at, self._awake_since)
         quiet = perf_counter() - last
-        if not sink.is_empty or sink.has_ended:
+        if not sink.is_awaited():
             return self.silence
         if quiet < self.silence:
             return self.silence - quiet

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from spdl_media.pipeline.engine.hub import Hub, Slot
 from spdl_media.pipeline.failures import (
@@ -30,7 +29,6 @@ from spdl_media.pipeline.stats import StageCounters
 __all__ = (
     "BorrowedThreads",
     "FailureHandler",
-    "LoopExecutor",
     "OnFailure",
     "Threads",
     "Worker",
@@ -39,9 +37,6 @@ __all__ = (
 )
 
 LOG = logging.getLogger("spdl_media.pipeline")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 OnFailure = Callable[[FailureRecord, Any], object]
 Release: TypeAlias = Callable[[Any], None]
@@ -397,58 +392,3 @@ class FailureHandler:
 
     def _report_callback(self, error: BaseException) -> None:
         self._hub.events.fail("on_failure", f"on_failure raised {describe(error)}", error)
-
-
-class LoopExecutor(ThreadPoolExecutor):
-    """The default executor of the pipeline's event loop, in which ``asyncio.to_thread`` runs.
-
-    asyncio accepts no default executor but a ``ThreadPoolExecutor``, whose threads interpreter exit
-    waits for. This is one by name only: daemon threads, started as they are needed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_workers=1)
-        self.threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
-        self._idle = threading.Semaphore(0)
-        self._guard = threading.Lock()
-        self._is_shut = False
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a thread.
-
-        Raises:
-            RuntimeError: The run is ending.
-        """
-        future: Future[T] = Future()
-        with self._guard:
-            if self._is_shut:
-                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
-            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
-                name = f"spdl_media to_thread-{len(self.threads) + 1}"
-                self.threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                self.threads[-1].start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Have each thread end after its current call. Does not wait."""
-        with self._guard:
-            self._is_shut = True
-            for _ in self.threads:
-                self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (task := self._calls.get()) is not None:
-            future, call = task
-            if self._is_shut:
-                future.cancel()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
-                    future.set_exception(error)
-            # The thread may wait for its next task for long, and would keep this one alive.
-            del task, future, call
-            self._idle.release()
