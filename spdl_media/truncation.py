@@ -212,15 +212,11 @@ def check_complete(codec: str, data: Bytes) -> str | None:
         data: The whole file. Not copied.
 
     Returns:
-        A clause such as ``"the data ends after 512 bytes, before the end-of-image marker"``, or
-        ``None`` for a file that is whole, and for codecs that need no check.
+        A clause as of :func:`missing_end`, or ``None`` for a file that is whole or needs no check.
     """
-    check = _IMAGE_CHECKS.get(codec)
-    if check is None:
-        return None
     view = byte_view(data)
     try:
-        return check(view, len(view))
+        return _IMAGE_CHECKS[codec](view, len(view)) if codec in _IMAGE_CHECKS else None
     except struct.error:
         return _missing(len(view), "before its headers do")
 
