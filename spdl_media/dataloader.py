@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import (
-    AsyncIterable,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +135,7 @@ class DataLoader:
         preprocessor: Callable[..., Any] | None = None,
         batch_size: int | None = None,
         drop_last: bool = False,
-        aggregator: Callable[[Any], Any] | Callable[[Any], Awaitable[Any]] | None = None,
+        aggregator: Callable[[Any], Any] | None = None,
         transfer_fn: Callable[[Any], Any] | None = None,
         buffer_size: int = 3,
         num_threads: int = 8,

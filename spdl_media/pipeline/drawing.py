@@ -1,4 +1,4 @@
-"""A definition as text: an outline to print, and a Mermaid flowchart."""
+"""A pipeline as text: an outline to print, and a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("mermaid", "outline")
 
 _INDENT = "  "
 
-# The first one first, for it is part of the others. A label in backticks would be Markdown.
+# "#" first, because it is a part of the other entities. A label in backticks would be Markdown.
 _ENTITIES = (
     ("#", "#35;"),
     ("&", "#amp;"),
@@ -43,7 +43,7 @@ def mermaid(config: PipelineConfig) -> str:
 
 
 def _details_of(stage: StageConfig) -> str:
-    """What a reader wants to know of a stage beyond its name: what differs from the defaults."""
+    """Return what differs from the defaults of a stage."""
     if isinstance(stage, PipeConfig):
         return ", ".join(_pipe_details(stage))
     if isinstance(stage, AggregateConfig):
@@ -102,7 +102,7 @@ def _stage_text(stage: StageConfig) -> str:
 
 
 class _Chart:
-    """Lines of a flowchart. Each part draws itself and tells which nodes lead on from it."""
+    """Lines of a flowchart. Each part adds its nodes and returns those that lead to the next part."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -142,7 +142,7 @@ class _Chart:
     def _paths(self, stage: PathVariantsConfig, router: str, lines: list[str]) -> list[str]:
         ends = []
         for number, path in enumerate(stage.paths):
-            # A point of its own for each path: what stands at the arrow, and where an empty one ends.
+            # A point for each path: it carries the number at the arrow, and an empty path ends in it.
             point = self._node("(( ))", lines)
             lines.append(f"{router} -->|{number}| {point}")
             ends += self._stages(path, [point], lines)

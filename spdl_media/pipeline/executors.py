@@ -167,8 +167,11 @@ class CallersPool(StagePool):
         if isinstance(executor, ProcessPoolExecutor):
             # Its workers start with the first items it gets: better now than as forks of a process
             # with threads, or while the event loop waits.
-            for _ in range(stage.concurrency):
-                self._start_a_worker(executor)
+            try:
+                for _ in range(stage.concurrency):
+                    executor.submit(int)
+            except (BrokenExecutor, RuntimeError) as error:
+                raise self._broken(error) from error
 
     def submit(self, item: Any) -> Future[Any]:  # see StagePool
         outer: Future[Any] = Future()
@@ -183,12 +186,6 @@ class CallersPool(StagePool):
 
     def shutdown(self) -> None:
         """Nothing: the caller shuts it down."""
-
-    def _start_a_worker(self, executor: Executor) -> None:
-        try:
-            executor.submit(int)
-        except (BrokenExecutor, RuntimeError) as error:
-            raise self._broken(error) from error
 
     def _hand_on(self, inner: Future[Any], outer: Future[Any]) -> None:
         if not outer.set_running_or_notify_cancel():

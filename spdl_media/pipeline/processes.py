@@ -349,8 +349,8 @@ def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, 
     try:
         if initializer is not None:
             initializer(*initargs)
-    except BaseException as error:  # noqa: BLE001  # even SystemExit must be told
-        return "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001  # even SystemExit must be told
+        return traceback.format_exc()
     return ""
 
 
