@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
-from spdl_media._checks import check_positive
+from spdl_media._checks import check_int
+from spdl_media._jpeg import keep_freed_memory
 from spdl_media._rows import Array, new_array
-from spdl_media._sample_decoder import SampleDecoder, SampleRows, filter_samples, usual_layout
+from spdl_media._sample_decoder import (
+    SampleDecoder,
+    SampleRows,
+    filter_samples,
+    layout_name,
+    num_channels,
+)
+from spdl_media.array_formats.wav import read_wav
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.decode import cut_short_error, decode_packets
+from spdl_media.demux import Demuxer
 from spdl_media.errors import ConvertError, FilterError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import AudioFrames, FrameMetadata, frame_metadata
+from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps
-from spdl_media.packets import AudioPackets, av_packets, discarded_pts, metadata_of
+from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, discarded_pts, metadata_of
 from spdl_media.storage import Storage, lease_memory
 from spdl_media.timing import Window
 
@@ -167,18 +178,81 @@ def decode_samples(
         decode_config: How to decode.
         num_frames: At most so many samples of each channel.
     """
+    ops = _plain_ops(desc, num_frames)
+    if ops is not None:
+        rows = _decode_rows(packets, as_decode_config(decode_config), num_frames)
+        if rows is not None:
+            return _as_wanted(rows, metadata_of(packets), desc, ops)
+    return decode_packets(packets, desc, decode_config, num_frames=num_frames)
+
+
+def load_samples(
+    src: Source,
+    window: Window,
+    desc: str | None,
+    *,
+    stream_index: int | None,
+    num_frames: int | None,
+    demux_config: DemuxConfig | None,
+    decode_config: DecodeConfig | None,
+    name: str | None,
+) -> Samples | AudioFrames:
+    """Read and decode audio for one array. :func:`~spdl_media.load_audio` explains the arguments."""
+    with open_input(src, name=name) as input:
+        if stream_index is None and demux_config is None:
+            samples = _wav_samples(input, window, desc, decode_config, num_frames)
+            if samples is not None:
+                return samples
+        with Demuxer(input, demux_config=demux_config) as demuxer:
+            packets = demuxer.demux_audio(window, stream_index=stream_index)
+    return decode_samples(packets, desc, decode_config, num_frames=num_frames)
+
+
+def _wav_samples(
+    input: Input,
+    window: Window,
+    desc: str | None,
+    decode_config: DecodeConfig | None,
+    num_frames: int | None,
+) -> Samples | AudioFrames | None:
+    """The samples of a WAV file, without FFmpeg's demuxer, which looks at many packets first.
+
+    Args:
+        input: The opened source, of any kind.
+        window: Which samples.
+        desc: The filter graph; ``None`` for none.
+        decode_config: How to decode.
+        num_frames: At most so many samples of each channel.
+
+    Returns:
+        ``None`` where FFmpeg is needed, or an error is due.
+    """
+    config, ops = as_decode_config(decode_config), _plain_ops(desc, num_frames)
+    if ops is None or config.decoder is not None or config.decoder_options:
+        return None
+    if num_frames is not None:
+        check_int("num_frames", num_frames)
+    keep_freed_memory()
+    found = read_wav(input, window, num_frames)
+    if found is None:
+        return None
+    format = found.sample_fmt, layout_name(found.channel_layout), found.sample_rate
+    samples = Samples(found.array, format, found.first, found.sample_fmt)
+    return _as_wanted(samples, PacketMetadata(input.name, window=window), desc, ops)
+
+
+def _plain_ops(desc: str | None, num_frames: int | None) -> SoundOps | None:
+    """The values of a graph that can follow when everything is decoded."""
     ops = SoundOps(sample_fmt=None) if desc is None else sound_ops(desc)
     # Filters of the caller's own may depend on where frames begin, and only the graph knows how many samples
     # of one rate make so many of another.
     if (
-        ops is not None
-        and (ops.window, ops.num_frames, ops.filter_desc) == (Window(), None, None)
-        and (num_frames is None or ops.sample_rate is None)
+        ops is None
+        or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None)
+        or (num_frames is not None and ops.sample_rate is not None)
     ):
-        rows = _decode_rows(packets, as_decode_config(decode_config), num_frames)
-        if rows is not None:
-            return _as_wanted(rows, packets, desc, ops)
-    return decode_packets(packets, desc, decode_config, num_frames=num_frames)
+        return None
+    return ops
 
 
 def _decode_rows(
@@ -186,7 +260,8 @@ def _decode_rows(
 ) -> Samples | None:
     """Decode packets straight to one array; ``None``: there are no samples, or their format changes."""
     if num_frames is not None:
-        check_positive("num_frames", num_frames)
+        check_int("num_frames", num_frames)
+    keep_freed_memory()
     coded, facts = av_packets(packets), metadata_of(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
@@ -214,15 +289,15 @@ def _end_of(packets: AudioPackets) -> Fraction:
 
 
 def _as_wanted(
-    samples: Samples, packets: AudioPackets, desc: str | None, ops: SoundOps
+    samples: Samples, facts: PacketMetadata, desc: str | None, ops: SoundOps
 ) -> Samples | AudioFrames:
     """The samples, if NumPy can make of them what is wanted, or else what a graph makes of them."""
     name, layout, own_rate = samples.format
-    facts, wanted = metadata_of(packets), ops.sample_fmt or name
+    wanted = ops.sample_fmt or name
     packed, into = name.removesuffix("p"), wanted.removesuffix("p")
     if desc is None or (
         ops.sample_rate in (None, own_rate)
-        and (ops.num_channels is None or layout == usual_layout(ops.num_channels))
+        and ops.num_channels in (None, _usual_channels(layout))
         and (packed == into or into in _FLOATS)
     ):
         return replace(samples, wanted_fmt=wanted)
@@ -232,3 +307,10 @@ def _as_wanted(
         error.source = error.source or facts.source
         raise
     return AudioFrames(chunks, FrameMetadata(facts.source, facts.zero, facts.window))
+
+
+@cache
+def _usual_channels(layout: str) -> int | None:
+    """How many channels stand for this layout, where it is the usual one of so many, or says no more."""
+    count = num_channels(layout)
+    return count if layout in (layout_name(f"{count}c"), f"{count} channels") else None

@@ -360,9 +360,15 @@ def _split(memory: npt.NDArray[np.uint8], size: int, count: int) -> list[memoryv
 
 
 @cache
-def usual_layout(num_channels: int) -> str:
-    """FFmpeg's name of its usual layout of so many channels."""
-    return av.AudioLayout(f"{num_channels}c").name
+def layout_name(text: str) -> str:
+    """FFmpeg's name of a channel layout, which it reads from a name, a mask of speakers or a number."""
+    return av.AudioLayout(text).name
+
+
+@cache
+def num_channels(layout: str) -> int:
+    """Number of channels of a layout."""
+    return av.AudioLayout(layout).nb_channels
 
 
 def filter_samples(

@@ -157,7 +157,11 @@ class Demuxer:
     """
 
     def __init__(
-        self, src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
+        self,
+        src: Source | Input,
+        *,
+        demux_config: DemuxConfig | None = None,
+        name: str | None = None,
     ) -> None:
         self._guard = OneThread("Demuxer")
         self._input = open_input(src, name=name)

@@ -46,14 +46,15 @@ Source: TypeAlias = "str | os.PathLike[str] | Buffer | _SupportsArray | Readable
 CPU tensor, or a binary file object."""
 
 
-def open_input(src: Source, *, name: str | None = None) -> Input:
+def open_input(src: Source | Input, *, name: str | None = None) -> Input:
     """Take a source of any kind, so that the rest of the package needs to know only one.
 
     Args:
         src: A path (``PathLike``, or a ``str`` without ``://``), a URL for fsspec, or content:
             bytes, any C-contiguous buffer, a 1-D uint8 array or CPU tensor (none of them is
             copied), or a binary file object. A file object that can seek is used from byte 0, and
-            put back to where it was on close; another one is read from where it is.
+            put back to where it was on close; another one is read from where it is. What is open
+            already is given back as it is.
         name: What messages call the source, instead of its path, URL or size.
 
     Returns:
@@ -68,6 +69,8 @@ def open_input(src: Source, *, name: str | None = None) -> Input:
 
     Thread safety: safe; the input serves one thread at a time.
     """
+    if isinstance(src, Input):
+        return src
     if isinstance(src, str) and "://" in src and not src.startswith("file://"):
         file = open_url(src, name=name or src)
         if isinstance(file, memoryview):
@@ -168,9 +171,9 @@ class Input:
         """
         if self._content is None and self._path is None:
             return self._stream().head(size)
-        if self._content is None and self._size() <= _SMALL:
-            self._content = self._read_at(0, _SMALL)
-        return self._read_at(0, size)
+        if self._content is None and self.size() <= _SMALL:
+            self._content = self.read_at(0, _SMALL)
+        return self.read_at(0, size)
 
     def read_all(self) -> bytes | memoryview:
         """The whole content.
@@ -185,7 +188,7 @@ class Input:
         content = self._content
         if content is not None:
             return content if isinstance(content, bytes) else memoryview(content)
-        return self._stream().read_all() if self._path is None else self._read_at(0, self._size())
+        return self._stream().read_all() if self._path is None else self.read_at(0, self.size())
 
     def open(self, config: DemuxConfig) -> av.container.InputContainer:
         """Let FFmpeg find out what the source holds. A container opened before from it is closed.
@@ -220,7 +223,7 @@ class Input:
         Raises:
             SourceError: It cannot be read.
         """
-        return missing_end(self._read_at, self._size()) if self.seekable else None
+        return missing_end(self.read_at, self.size()) if self.seekable else None
 
     def check(self) -> None:
         """Raise what stopped a read inside FFmpeg, if something did.
@@ -291,7 +294,17 @@ class Input:
             self._file = descriptor, os.fstat(descriptor).st_size
         return self._file
 
-    def _size(self) -> int:
+    @property
+    def has_size(self) -> bool:
+        """Whether any place of it can be read: it is memory, a regular file, or a reader that can seek."""
+        return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time
+
+    def size(self) -> int:
+        """Bytes of the content, of a source that can seek.
+
+        Raises:
+            SourceError: It cannot be read.
+        """
         if self._content is not None:
             return len(self._content)
         if self._path is None:
@@ -301,7 +314,7 @@ class Input:
         except OSError as error:
             raise _os_error(self.name, error) from error
 
-    def _read_at(self, start: int, size: int) -> bytes | memoryview:
+    def read_at(self, start: int, size: int) -> bytes | memoryview:
         """Up to ``size`` bytes from ``start``; less at the end."""
         if self._content is not None:
             return memoryview(self._content)[start : start + size]
@@ -406,7 +419,7 @@ class Input:
         if self._path is not None and "pattern_type" not in config.format_options:
             # Ask the operating system, whose words are clearer than FFmpeg's.
             try:
-                self._read_at(0, 1)
+                self.read_at(0, 1)
             except SourceError as os_error:
                 raise os_error from cause
 

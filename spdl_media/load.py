@@ -22,7 +22,7 @@ from spdl_media._arguments import (
     chosen_device,
     declared,
 )
-from spdl_media._audio_arrays import decode_samples
+from spdl_media._audio_arrays import decode_samples, load_samples
 from spdl_media._batch import PICTURE_COLORS, ImageRequest, as_list, load_rows
 from spdl_media._checks import check_int
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -34,13 +34,13 @@ from spdl_media.cuda.image_routes import device_steps
 from spdl_media.cuda.on_device import into_array, staging
 from spdl_media.cuda.video_routes import VideoRequest, frame_steps
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
-from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.demux import Demuxer, demux_image, demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Rate, SoundOps
-from spdl_media.timing import Seconds, Timestamp, Window, clip_window
+from spdl_media.timing import Seconds, Timestamp, Window, clip_window, parse_window
 
 __all__ = (
     "Clip",
@@ -260,15 +260,17 @@ def load_audio(
     desc = _chosen_filter(_sound_ops(arguments), arguments["filter_desc"], SoundOps())
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     convert = into_array(config, arguments["storage"], None, "load_audio(cuda=)")
-    packets = demux_audio(
+    samples = load_samples(
         src,
-        timestamp=timestamp,
+        parse_window(timestamp),
+        desc,
         stream_index=arguments["stream_index"],
+        num_frames=arguments["num_frames"],
         demux_config=arguments["demux_config"],
+        decode_config=arguments["decode_config"],
         name=arguments["name"],
     )
-    num_frames = arguments["num_frames"]
-    return convert(decode_samples(packets, desc, arguments["decode_config"], num_frames=num_frames))
+    return convert(samples)
 
 
 @dataclass(frozen=True, slots=True)

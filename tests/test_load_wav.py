@@ -1,0 +1,179 @@
+"""WAV files through the library's own parser give what FFmpeg gives."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+
+GUID_END = bytes.fromhex("000000001000800000aa00389b71")
+# Code of the format, bits, channels, mask of speakers (for an extensible format).
+KINDS = [
+    (1, 8, 1, None),
+    (1, 12, 2, None),
+    (1, 16, 1, None),
+    (1, 16, 2, None),
+    (1, 16, 3, None),
+    (1, 16, 5, 0x37),
+    (1, 16, 2, 0),
+    (1, 20, 2, 3),
+    (1, 24, 2, None),
+    (1, 32, 2, None),
+    (1, 64, 1, None),
+    (3, 32, 6, 0x3F),
+    (3, 64, 2, None),
+    (6, 8, 2, None),
+    (7, 8, 1, None),
+]
+FORMATS = ("fltp", "flt", "dblp", "s16", "s16p", "s32", "u8", "s64p", None)
+OPTIONS: list[dict[str, Any]] = [
+    {"timestamp": (0.01, 0.05)},
+    {"timestamp": (None, 0.02), "sample_fmt": "s16"},
+    {"timestamp": (0.09, None), "sample_rate": 16000},
+    {"num_frames": 7},
+    {"num_channels": 1},
+    {"num_channels": 2, "sample_rate": 8000},
+    {"num_frames": 100, "sample_rate": 8000},
+    {"filter_desc": "volume=0.5"},
+    {"filter_desc": None},
+]
+
+
+def make_wav(
+    code: int,
+    bits: int,
+    channels: int,
+    mask: int | None = None,
+    *,
+    before: bytes = b"",
+    samples: bytes | None = None,
+) -> bytes:
+    """A tenth of a second at 11025 Hz."""
+    size = (bits + 7) // 8
+    if samples is None:
+        rng = np.random.default_rng(bits)
+        if code == 3:
+            samples = rng.uniform(-1, 1, 1102 * channels).astype(f"<f{size}").tobytes()
+        else:
+            samples = rng.bytes(1102 * channels * size)
+    tag = code if mask is None else 0xFFFE
+    head = struct.pack(
+        "<HHIIHH", tag, channels, 11025, 11025 * channels * size, channels * size, bits
+    )
+    if mask is not None:
+        head = head[:-2] + struct.pack("<HHHIH", 8 * size, 22, bits, mask, code) + GUID_END
+    body = b"WAVEfmt " + struct.pack("<I", len(head)) + head + before
+    body += b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def by_ffmpeg(data: bytes, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """What the steps give, which read every file through FFmpeg."""
+    options = dict(options)
+    timestamp, count = options.pop("timestamp", None), options.pop("num_frames", None)
+    desc = (
+        options["filter_desc"] if "filter_desc" in options else sm.get_audio_filter_desc(**options)
+    )
+    packets = sm.demux_audio(data, timestamp=timestamp)
+    return sm.convert_frames(sm.decode_packets(packets, desc, num_frames=count)).array
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_arrays_are_those_of_ffmpeg(kind: tuple[int, int, int, int | None], tmp_path: Path) -> None:
+    data = make_wav(*kind)
+    path = tmp_path / "a.wav"
+    path.write_bytes(data)
+    wrong = []
+    for options in (*({"sample_fmt": name} for name in FORMATS), *OPTIONS):
+        wanted = by_ffmpeg(data, options)
+        loaded = [sm.load_audio(source, **options).array for source in (path, data)]
+        wrong += [
+            options
+            for found in loaded
+            if found.dtype != wanted.dtype or not np.array_equal(found, wanted)
+        ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:-500],
+        lambda data: data.replace(b"data" + struct.pack("<I", 4408), b"data" + b"\xff" * 4),
+        lambda data: data.replace(b"data" + struct.pack("<I", 4408), b"data" + bytes(4)),
+        lambda data: data.replace(b"fmt ", b"fmx "),
+        lambda data: data[:30],
+    ],
+    ids=["a byte short", "500 bytes short", "no size", "size 0", "no format", "head cut"],
+)
+@pytest.mark.parametrize("on_corrupt", ["raise", "keep"])
+def test_errors_are_those_of_ffmpeg(change: Callable[[bytes], bytes], on_corrupt: str) -> None:
+    data, config = change(make_wav(1, 16, 2)), sm.decode_config(on_corrupt=on_corrupt)  # type: ignore[arg-type]
+
+    def outcome(load: Callable[[], Any]) -> Any:
+        try:
+            return load().array.tolist()
+        except sm.MediaError as error:
+            return type(error), str(error)
+
+    def steps() -> Any:
+        return sm.convert_frames(sm.decode_packets(sm.demux_audio(data), decode_config=config))
+
+    assert outcome(lambda: sm.load_audio(data, decode_config=config)) == outcome(steps)
+
+
+def test_what_is_said_to_be_pcm_and_is_dts_goes_to_ffmpeg() -> None:
+    frames = (b"\x7f\xfe\x80\x01" + bytes(1020)) * 20
+    data = make_wav(1, 16, 2, samples=frames)
+    assert np.array_equal(sm.load_audio(data).array, by_ffmpeg(data, {}))
+
+
+def test_a_window_of_a_long_file_reads_little(tmp_path: Path) -> None:
+    path = tmp_path / "long.wav"
+    path.write_bytes(make_wav(1, 16, 1, samples=bytes(20_000_000)))
+    reads = []
+
+    class Recorded:
+        def __init__(self) -> None:
+            self.file = path.open("rb")
+
+        def read(self, size: int = -1) -> bytes:
+            data = self.file.read(size)
+            reads.append(len(data))
+            return data
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            return self.file.seek(offset, whence)
+
+        def tell(self) -> int:
+            return self.file.tell()
+
+    source = Recorded()
+    with source.file:
+        assert sm.load_audio(source, (400, 401)).shape == (1, 11025)
+    assert sum(reads) < 200_000
+
+
+def test_storage_and_writable_memory() -> None:
+    data = make_wav(3, 32, 2)
+    pool = sm.cpu_storage(20_000, pin_memory=False)
+    buffer = sm.load_audio(data, sample_fmt="flt", storage=pool)
+    assert buffer.array.flags.writeable
+    assert buffer.shape == (1102, 2)
+    buffer.array[...] = 0
+    assert sm.load_audio(data, sample_fmt="flt").array.any(), "the source keeps its samples"
+
+
+def test_silence_and_empty_windows() -> None:
+    data = make_wav(1, 16, 2)
+    with pytest.raises(sm.ConvertError, match=r"no sample in the window \[5, 6\)"):
+        sm.load_audio(data, (5, 6))
+    with pytest.raises(ValueError, match="num_frames must be at least 1"):
+        sm.load_audio(data, num_frames=0)
