@@ -18,7 +18,7 @@ from spdl_media._sample_decoder import (
     layout_name,
     num_channels,
 )
-from spdl_media.array_formats.wav import read_wav
+from spdl_media._wav import read_wav
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.decode import cut_short_error, decode_packets

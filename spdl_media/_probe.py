@@ -13,6 +13,7 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
+from spdl_media._wav import WAVInfo, read_wav_info
 from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.demux import is_still, read_image
@@ -170,8 +171,33 @@ def probe(
     with open_input(src, name=name) as input:
         if is_still(input, config):
             return _probe_still(read_image(input, config))
+        # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
+        if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
+            return _wav_info(wav)
         with closing(Container(input, config)) as container:
             return _probe_container(container)
+
+
+def _wav_info(wav: WAVInfo) -> MediaInfo:
+    rate, count = wav.header.sample_rate, wav.header.num_samples
+    stream = AudioStreamInfo(
+        index=0,
+        codec=wav.codec,
+        sample_rate=rate,
+        num_channels=wav.header.num_channels,
+        channel_layout=av.AudioLayout(wav.channel_layout).name,
+        sample_fmt=wav.sample_fmt,
+        duration=count / rate,
+    )
+    return MediaInfo(
+        format="wav",
+        duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
+        streams=(stream,),
+        best_video=None,
+        best_audio=0,
+        is_still=False,
+        metadata=tuple(wav.metadata.items()),
+    )
 
 
 def _probe_container(container: Container) -> MediaInfo:

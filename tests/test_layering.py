@@ -20,7 +20,7 @@ ORDER = [
     ["orientation", "stills", "truncation"],
     ["readers", "_remote"],
     ["inputs"],
-    ["array_formats"],
+    ["array_formats", "_wav"],
     ["codec", "packets"],
     ["_sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],

@@ -177,3 +177,15 @@ def test_silence_and_empty_windows() -> None:
         sm.load_audio(data, (5, 6))
     with pytest.raises(ValueError, match="num_frames must be at least 1"):
         sm.load_audio(data, num_frames=0)
+
+
+def test_probe_says_what_ffmpeg_says() -> None:
+    info = b"INFOISFT\x05\0\0\0Lavf\0\0INAM\x03\0\0\0ab\0\0"
+    listed = b"LIST" + struct.pack("<I", len(info)) + info
+    files = [make_wav(*kind) for kind in KINDS]
+    files += [make_wav(1, 16, 2, before=listed), make_wav(1, 16, 2) + listed]
+    files += [make_wav(1, 16, 2, before=b"fact" + struct.pack("<2I", 4, n)) for n in (1102, 1000)]
+    files += [make_wav(1, 16, 2, before=b"junk\x03\0\0\0abc\0"), make_wav(1, 16, 2)[:-9]]
+    named = sm.demux_config(format="wav")  # which is FFmpeg's business
+    wrong = [data[:80] for data in files if sm.probe(data) != sm.probe(data, demux_config=named)]
+    assert not wrong

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -12,7 +11,6 @@ import numpy as np
 from spdl_media.array_formats import _pcm
 from spdl_media.array_formats._content import Content, content_of, name_of
 from spdl_media.array_formats.errors import ArrayFormatError
-from spdl_media.inputs import Input
 from spdl_media.timing import Seconds, Window, parse_window
 
 if TYPE_CHECKING:
@@ -148,29 +146,6 @@ def load_wav(
         _fail(content, f"NumPy has no array of shape {shape}: {error}", offset)
 
 
-class WAVSamples(NamedTuple):
-    """Samples of a window of a WAV file.
-
-    Attributes:
-        array: ``(samples, channels)``.
-        sample_fmt: FFmpeg's name of their format.
-        channel_layout: FFmpeg's text for the layout: a mask of speakers, or a number of channels.
-        sample_rate: Samples of one channel in a second.
-        first: Position of the first sample.
-    """
-
-    array: np.ndarray[Any, Any]
-    sample_fmt: str
-    channel_layout: str
-    sample_rate: int
-    first: int
-
-
-# Enough for the chunks before the samples in most files, and to tell DTS by its first frame, of up to 4 KiB.
-_HEAD_SIZE = 8 * 1024
-
-_SAMPLE_FMTS = {"u1": "u8", "i2": "s16", "i4": "s32", "i8": "s64", "f4": "flt", "f8": "dbl"}
-
 _MOST_CHANNELS = 64
 
 # DTS and compressed data for S/PDIF come as stereo PCM of 16 bits, and begin their frames with these.
@@ -180,7 +155,7 @@ _SYNC_WORDS = tuple(
 )
 
 
-def wav_header(head: bytes, length: int) -> tuple[WAVHeader, str] | None:
+def known_header(head: bytes, length: int) -> tuple[WAVHeader, str] | None:
     """What the header says, and the channel layout as FFmpeg's text.
 
     ``None`` where FFmpeg has to judge: it is no WAV file, or one that is cut short, has no stated size, or
@@ -215,40 +190,6 @@ def wav_header(head: bytes, length: int) -> tuple[WAVHeader, str] | None:
     if is_stereo_16 and any(word in head for word in _SYNC_WORDS):
         return None
     return header, layout
-
-
-def read_wav(input: Input, window: Window, num_samples: int | None) -> WAVSamples | None:
-    """Read a window of a WAV file, and no more of it.
-
-    Args:
-        input: The opened file.
-        window: Which samples.
-        num_samples: At most so many.
-
-    Returns:
-        The samples; ``None`` where :func:`wav_header` does not know the file, or the window holds none.
-    """
-    if not input.has_size:
-        return None
-    found = wav_header(bytes(input.head(_HEAD_SIZE)), input.size())
-    if found is None:
-        return None
-    header, layout = found
-    start, stop = window.samples(header.sample_rate)
-    stop = min(header.num_samples, sys.maxsize if stop is None else stop)
-    if num_samples is not None:
-        stop = min(stop, start + num_samples)
-    size = (stop - start) * header.block_align
-    # The reader of 24 bits looks at the byte before.
-    before = int(header.block_align == 3 * header.num_channels)
-    offset = header.data_offset + start * header.block_align - before
-    content = input.read_at(offset, size + before) if size > 0 else b""
-    if size <= 0 or len(content) < size + before:
-        return None
-    read = _pcm.READERS[header.sample_format, header.block_align // header.num_channels]
-    array = read(content, before, (stop - start, header.num_channels))
-    fmt = _SAMPLE_FMTS[array.dtype.str[1:]]
-    return WAVSamples(array, fmt, layout, header.sample_rate, start)
 
 
 def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
