@@ -21,7 +21,8 @@ from spdl_media._checks import check_choice, did_you_mean
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.crops import Box, Flips
 from spdl_media.decode import DEFAULT_FILTER, Default
-from spdl_media.operations import Quality, Rate, ScaleAlgo, ScaleMode
+from spdl_media.filter_desc import FilterDesc
+from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
 from spdl_media.storage import Storage
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
@@ -32,6 +33,7 @@ DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
 
 # ``None`` for results in host memory, DeviceLike for results on a device: an overload each.
 Device = TypeVar("Device")
+Ops = TypeVar("Ops", PictureOps, SoundOps)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -64,6 +66,24 @@ def chosen_device(arguments: Any, decoders: Any) -> CUDAConfig | None:
             "the CPU are chosen by decode_config(decoder=)"
         )
     return config
+
+
+def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> str | None:
+    """The caller's own graph, or what the options ask for.
+
+    Raises:
+        ValueError: ``filter_desc`` is given beside options that differ from the default.
+    """
+    if isinstance(filter_desc, Default):
+        return FilterDesc(ops)
+    for name in (field.name for field in fields(default)):
+        if getattr(ops, name) != getattr(default, name):
+            raise ValueError(
+                f"filter_desc= is the whole filter graph, so {name}={getattr(ops, name)!r} would have no "
+                "effect. Give one of them; get_video_filter_desc and get_audio_filter_desc write graphs with "
+                "filters of your own in them"
+            )
+    return filter_desc
 
 
 class _Arguments(TypedDict, Generic[Device], total=False):

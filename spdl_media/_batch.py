@@ -1,4 +1,4 @@
-"""Many images into one array: cut and mirrored, in threads, and with failures reported by position."""
+"""Checked requests, and many images into one array: in threads, with failures reported by position."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError
-from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
-from spdl_media.buffer import CPUBuffer, Failure
+from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
+from spdl_media._rows import PictureRows, colors_differ, colors_of, decode_rows, why_no_array
+from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array
 from spdl_media.crops import Box, CropPlan
-from spdl_media.decode import decode_packets
+from spdl_media.decode import Default, decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
     ConvertError,
@@ -33,7 +33,7 @@ from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.geometry import fits
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.packets import ImagePackets
+from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.storage import Storage
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
@@ -92,6 +92,37 @@ class ImageRequest:
     purpose: str = "load_image_batch(cuda=)"
     is_single: bool = False
     name: str | None = None
+
+
+TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
+"""Frames in an array, and what gives the seconds of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRequest:
+    """Checked options of one load of frames, for the CPU and for devices."""
+
+    ops: PictureOps
+    desc: str | None
+    filter_desc: str | Default | None
+    num_frames: int | None
+    decode_config: DecodeConfig | None
+    storage: Storage | None
+    layout: ArrayLayout | None
+    config: CUDAConfig | None
+    decoder: VideoDecoder
+    purpose: str
+
+    def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
+        """Decode packets to an array in host memory."""
+        return decode_rows(
+            packets,
+            self.desc,
+            self.decode_config,
+            num_frames=self.num_frames,
+            storage=self.storage,
+            layout=self.layout,
+        )
 
 
 def load_rows(

@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,15 @@ class Failure:
     error: BaseException
 
 
+class BufferMetadata(TypedDict, total=False):
+    """What is known of the rows of a buffer. :class:`CPUBuffer` explains them."""
+
+    failures: tuple[Failure, ...]
+    indices: tuple[int, ...] | None
+    colorspace: str | None
+    color_range: str | None
+
+
 class _Buffer:
     """An array and what is known of how it was made, wherever its memory lies."""
 
@@ -56,10 +65,11 @@ class _Buffer:
     def __init__(
         self,
         array: Any,
-        failures: tuple[Failure, ...],
-        indices: tuple[int, ...] | None,
-        colorspace: str | None,
-        color_range: str | None,
+        *,
+        failures: tuple[Failure, ...] = (),
+        indices: tuple[int, ...] | None = None,
+        colorspace: str | None = None,
+        color_range: str | None = None,
     ) -> None:
         self._array = array
         # Memory that outlives release(): arrays made through the array interface hold this object alone.
@@ -68,6 +78,16 @@ class _Buffer:
         self.indices = indices
         self.colorspace = colorspace
         self.color_range = color_range
+
+    @property
+    def metadata(self) -> BufferMetadata:
+        """What another buffer of the same content is made with, beside its array."""
+        return {
+            "failures": self.failures,
+            "indices": self.indices,
+            "colorspace": self.colorspace,
+            "color_range": self.color_range,
+        }
 
     def _alive(self) -> Any:
         # Read once: another thread may release the buffer meanwhile.
@@ -174,16 +194,8 @@ class CPUBuffer(_Buffer):
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        array: npt.NDArray[Any],
-        *,
-        failures: tuple[Failure, ...] = (),
-        indices: tuple[int, ...] | None = None,
-        colorspace: str | None = None,
-        color_range: str | None = None,
-    ) -> None:
-        super().__init__(array, failures, indices, colorspace, color_range)
+    def __init__(self, array: npt.NDArray[Any], **metadata: Unpack[BufferMetadata]) -> None:
+        super().__init__(array, **metadata)
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -271,17 +283,14 @@ class CUDABuffer(_Buffer):
         dtype: Type of an element.
         device_index: Number of the device.
         ready: When it is ready; ``None``: now.
-        failures: Inputs that could not be loaded, in their order.
-        indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
-        colorspace: Of YUV pictures, as :class:`CPUBuffer` has it.
-        color_range: Of YUV pictures, likewise.
+        metadata: ``failures``, ``indices``, ``colorspace`` and ``color_range``, as of :class:`CPUBuffer`.
 
     Attributes:
-        failures: As given.
-        indices: As given.
-        colorspace: As given.
-        color_range: As given.
-        device_index: As given.
+        failures: Inputs that could not be loaded, in their order.
+        indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        colorspace: Matrix of YUV images, as :class:`CPUBuffer` has it; ``None``: no YUV.
+        color_range: Range of YUV images, likewise.
+        device_index: Number of the device.
 
     Thread safety: safe; the memory is writable and shared as the caller shares it.
 
@@ -299,12 +308,9 @@ class CUDABuffer(_Buffer):
         device_index: int,
         *,
         ready: _Ready | None = None,
-        failures: tuple[Failure, ...] = (),
-        indices: tuple[int, ...] | None = None,
-        colorspace: str | None = None,
-        color_range: str | None = None,
+        **metadata: Unpack[BufferMetadata],
     ) -> None:
-        super().__init__(array, failures, indices, colorspace, color_range)
+        super().__init__(array, **metadata)
         self._shape = tuple(shape)
         self._dtype = np.dtype(dtype)
         self._ready = ready

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TypeAlias, TypeVar, Unpack, overload
+from dataclasses import dataclass, replace
+from typing import TypeAlias, Unpack, overload
 
 from spdl_media._arguments import (
     AudioArguments,
@@ -20,27 +20,36 @@ from spdl_media._arguments import (
     check_array_layout,
     check_on_error,
     chosen_device,
+    chosen_filter,
     declared,
 )
-from spdl_media._audio_arrays import decode_samples, load_samples
-from spdl_media._batch import PICTURE_COLORS, ImageRequest, as_list, load_rows
+from spdl_media._audio_arrays import Samples, decode_samples, load_samples
+from spdl_media._batch import (
+    PICTURE_COLORS,
+    ImageRequest,
+    TimedFrames,
+    VideoRequest,
+    as_list,
+    load_rows,
+)
 from spdl_media._checks import check_int
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.config import one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.crops import CropPlan
-from spdl_media.cuda.image_routes import device_steps
-from spdl_media.cuda.on_device import into_array, staging
-from spdl_media.cuda.video_routes import VideoRequest, frame_steps
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_image, demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
+from spdl_media.frames import AudioFrames
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Rate, SoundOps
+from spdl_media.packets import VideoPackets
+from spdl_media.storage import Storage
 from spdl_media.timing import Seconds, Timestamp, Window, clip_window, parse_window
+from spdl_media.transfer import on_its_way, staging
 
 __all__ = (
     "Clip",
@@ -51,7 +60,6 @@ __all__ = (
     "load_video",
 )
 
-Ops = TypeVar("Ops", PictureOps, SoundOps)
 ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
 """What loads images; it asks before each whether to stop."""
 
@@ -195,7 +203,7 @@ def load_video(
     ops = _picture_ops(arguments, arguments["frame_rate"])
     request = VideoRequest(
         ops=ops,
-        desc=_chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
+        desc=chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
         filter_desc=arguments["filter_desc"],
         num_frames=arguments["num_frames"],
         decode_config=arguments["decode_config"],
@@ -205,7 +213,7 @@ def load_video(
         decoder=arguments["decoder"],
         purpose="load_video(cuda=)",
     )
-    decode = frame_steps(request)
+    decode = _frame_steps(request)
     packets = demux_video(
         src,
         timestamp=timestamp,
@@ -257,9 +265,9 @@ def load_audio(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = _chosen_filter(_sound_ops(arguments), arguments["filter_desc"], SoundOps())
+    desc = chosen_filter(_sound_ops(arguments), arguments["filter_desc"], SoundOps())
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    convert = into_array(config, arguments["storage"], None, "load_audio(cuda=)")
+    finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
     samples = load_samples(
         src,
         parse_window(timestamp),
@@ -270,7 +278,7 @@ def load_audio(
         decode_config=arguments["decode_config"],
         name=arguments["name"],
     )
-    return convert(samples)
+    return finish(_audio_array(samples, memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,14 +349,14 @@ def load_clip(
         decoder=arguments["decoder"],
         purpose="load_clip(cuda=)",
     )
-    decode = frame_steps(request)
-    convert_audio = into_array(config, arguments["audio_storage"], None, request.purpose)
+    decode = _frame_steps(request)
+    finish, memory = on_its_way(config, arguments["audio_storage"], request.purpose)
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
         frames, coded_audio = demuxer.demux_clip(window)
     video, timestamps = decode(frames)
     try:
         samples = decode_samples(coded_audio, audio_desc, for_audio)
-        audio = convert_audio(samples)
+        audio = finish(_audio_array(samples, memory))
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         video.release()
@@ -375,6 +383,12 @@ def prepare_image_batch(
     return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
 
 
+def _audio_array(samples: Samples | AudioFrames, memory: Storage | None) -> CPUBuffer:
+    if isinstance(samples, Samples):
+        return samples.convert(memory)
+    return convert_frames(samples, memory)
+
+
 def _steps(
     inputs: Sequence[Source],
     request: ImageRequest,
@@ -382,7 +396,17 @@ def _steps(
 ) -> ImageSteps:
     if request.config is None:
         return on_cpu
+    from spdl_media.cuda.image_routes import device_steps
+
     return device_steps(inputs, request, request.config, on_cpu)
+
+
+def _frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
+    if request.config is None:
+        return request.load
+    from spdl_media.cuda.video_routes import device_frame_steps
+
+    return device_frame_steps(request, request.config)
 
 
 def _never() -> bool:
@@ -402,7 +426,7 @@ def _image_request(
         colored = replace(ops, color_matrix=matrix, color_range=color_range)
     return ImageRequest(
         ops=ops,
-        desc=_chosen_filter(colored, filter_desc, PictureOps()),
+        desc=chosen_filter(colored, filter_desc, PictureOps()),
         cuts=cuts,
         is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
         demux_config=arguments["demux_config"],
@@ -429,21 +453,3 @@ def _picture_ops(arguments: ImageOptions, frame_rate: Rate | None = None) -> Pic
 
 def _sound_ops(arguments: AudioOptions) -> SoundOps:
     return SoundOps(arguments["sample_rate"], arguments["num_channels"], arguments["sample_fmt"])
-
-
-def _chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> str | None:
-    """The caller's own graph, or what the options ask for.
-
-    Raises:
-        ValueError: ``filter_desc`` is given beside options that differ from the default.
-    """
-    if isinstance(filter_desc, Default):
-        return FilterDesc(ops)
-    for name in (field.name for field in fields(default)):
-        if getattr(ops, name) != getattr(default, name):
-            raise ValueError(
-                f"filter_desc= is the whole filter graph, so {name}={getattr(ops, name)!r} would have no "
-                "effect. Give one of them; get_video_filter_desc and get_audio_filter_desc write graphs with "
-                "filters of your own in them"
-            )
-    return filter_desc

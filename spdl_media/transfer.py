@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,10 @@ from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.handover import Handover
 from spdl_media._devices.keeper import KEEPER
 from spdl_media._devices.torch_device import TorchDevice
-from spdl_media.buffer import CPUBuffer, CUDABuffer, Failure
+from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
 from spdl_media.errors import TransferError
-from spdl_media.storage import Storage, lease_memory
+from spdl_media.storage import PinnedMemory, Storage, lease_memory
 
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
 
@@ -65,30 +65,11 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
         raise TypeError(f"transfer_buffer takes a CPUBuffer, not {type(buffer).__name__}")
     config = as_cuda_config(cuda_config)
     device = open_device(config, "transfer_buffer")
-    return _sent(buffer, device, config)
-
-
-def _sent(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
-    return to_device(
-        buffer.array,
-        device,
-        config,
-        failures=buffer.failures,
-        indices=buffer.indices,
-        colorspace=buffer.colorspace,
-        color_range=buffer.color_range,
-    )
+    return to_device(buffer.array, device, config, **buffer.metadata)
 
 
 def to_device(
-    array: Array,
-    device: Device,
-    config: CUDAConfig,
-    *,
-    failures: tuple[Failure, ...] = (),
-    indices: tuple[int, ...] | None = None,
-    colorspace: str | None = None,
-    color_range: str | None = None,
+    array: Array, device: Device, config: CUDAConfig, **metadata: Unpack[BufferMetadata]
 ) -> CUDABuffer:
     """Begin to copy an array in host memory to the stream of a device.
 
@@ -109,11 +90,34 @@ def to_device(
         source.dtype,
         device.index,
         ready=Handover(device, event, block.used_on),
-        failures=failures,
-        indices=indices,
-        colorspace=colorspace,
-        color_range=color_range,
+        **metadata,
     )
+
+
+def staging(storage: Storage | None) -> Storage:
+    """The memory that arrays pass through on their way: the caller's, or pinned memory."""
+    return PinnedMemory() if storage is None else storage
+
+
+def on_its_way(
+    config: CUDAConfig | None, storage: Storage | None, purpose: str
+) -> tuple[Callable[[CPUBuffer], Buffer], Storage | None]:
+    """What brings an array in host memory to where it is asked for, and the memory that it is made in.
+
+    Raises:
+        TransferError: There is no device.
+        ValueError: There are devices, but not this one.
+    """
+    if config is None:
+        return lambda buffer: buffer, storage
+    device = open_device(config, purpose)
+    return lambda buffer: copied(buffer, device, config), staging(storage)
+
+
+def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
+    """The buffer on the device. Its memory in the host goes back when the copy is done."""
+    with buffer:
+        return to_device(buffer.array, device, config, **buffer.metadata)
 
 
 @contextmanager
@@ -154,13 +158,7 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
         device.copy_out(target, device.view(buffer))
         device.wait(device.record())
-    return CPUBuffer(
-        target,
-        failures=buffer.failures,
-        indices=buffer.indices,
-        colorspace=buffer.colorspace,
-        color_range=buffer.color_range,
-    )
+    return CPUBuffer(target, **buffer.metadata)
 
 
 def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None) -> T:
@@ -195,7 +193,7 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 
     def move(value: Any) -> Any:
         if isinstance(value, CPUBuffer):
-            return _sent(value, device, config)
+            return to_device(value.array, device, config, **value.metadata)
         if _device_type(value) == "cpu":
             return _with_torch(device).tensor_in(value)
         return value

@@ -775,7 +775,7 @@ def test_decoders_that_cannot_be(name: str) -> None:
     ):
         CALLS[name](decoder="dali")
     if "image" in name:
-        with pytest.raises(ValueError, match="decoder must be one of"):
+        with pytest.raises(ValueError, match="decoder must be 'auto', 'cpu' or 'dali', not"):
             CALLS[name](cuda=0, decoder="pyav")
 
 

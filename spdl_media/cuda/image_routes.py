@@ -19,9 +19,10 @@ from spdl_media._devices.choose import open_device
 from spdl_media._optional import is_available
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import CUDAConfig, as_decode_config
-from spdl_media.cuda.on_device import copied, cupy_device, staging, why_no_kernels
+from spdl_media.cuda.on_device import cupy_device, why_no_kernels
 from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.inputs import Source
+from spdl_media.transfer import copied, staging
 
 Steps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
 

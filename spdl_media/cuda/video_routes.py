@@ -6,73 +6,43 @@ Which of the two takes a video, :mod:`spdl_media.cuda._nvdec_rule` says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-from spdl_media._arguments import ArrayLayout, VideoDecoder
-from spdl_media._rows import decode_rows
-from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
-from spdl_media.cuda.on_device import cupy_device, on_its_way, why_no_kernels
+from spdl_media._batch import TimedFrames, VideoRequest
+from spdl_media.config import CUDAConfig, as_decode_config
+from spdl_media.cuda.on_device import cupy_device, why_no_kernels
 from spdl_media.decode import Default
 from spdl_media.filter_desc import FilterDesc
-from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
-from spdl_media.storage import Storage
-
-Timed: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
-"""Frames in an array, and what gives the seconds of each."""
+from spdl_media.transfer import on_its_way
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoRequest:
-    """Checked options of one load of frames, for the CPU and for devices."""
-
-    ops: PictureOps
-    desc: str | None
-    filter_desc: str | Default | None
-    num_frames: int | None
-    decode_config: DecodeConfig | None
-    storage: Storage | None
-    layout: ArrayLayout | None
-    config: CUDAConfig | None
-    decoder: VideoDecoder
-    purpose: str
-
-
-def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], Timed]:
-    """Check the request, and give what makes frames in an array of packets.
+def device_frame_steps(
+    request: VideoRequest, config: CUDAConfig
+) -> Callable[[VideoPackets], TimedFrames]:
+    """Check the request, and give what makes frames in an array on a device of packets.
 
     Raises:
-        ValueError: An option that cannot be, or a decoder that cannot make such frames.
+        ValueError: An option is invalid, or the decoder cannot make such frames.
         MissingDependencyError: A decoder is asked for that is not there.
         TransferError: There is no device.
     """
-    config = request.config
     finish, memory = on_its_way(config, request.storage, request.purpose)
-    desc = request.desc
-    has_default = isinstance(request.filter_desc, Default)
-    if config is not None and has_default and request.ops.quality == "auto":
+    on_cpu = replace(request, storage=memory)
+    if isinstance(request.filter_desc, Default) and request.ops.quality == "auto":
         # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
-        desc = FilterDesc(replace(request.ops, quality="accurate"))
-    if config is not None and _takes_nvdec(request):
+        on_cpu = replace(on_cpu, desc=FilterDesc(replace(request.ops, quality="accurate")))
+    if _takes_nvdec(request):
         return lambda packets: _by_nvdec(packets, config, request)
 
-    def by_cpu(packets: VideoPackets) -> Timed:
-        buffer, timestamps = decode_rows(
-            packets,
-            desc,
-            request.decode_config,
-            num_frames=request.num_frames,
-            storage=memory,
-            layout=request.layout,
-        )
+    def by_cpu(packets: VideoPackets) -> TimedFrames:
+        buffer, timestamps = on_cpu.load(packets)
         return finish(buffer), timestamps
 
     return by_cpu
 
 
-def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) -> Timed:
+def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) -> TimedFrames:
     from spdl_media.cuda.nvdec import decode_to_device
 
     options = request.ops
