@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import (
     Any,
     Generic,

@@ -100,7 +100,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
         frames = decode_packets(packets, request.desc, request.decode_config)
         return convert_frames(frames, request.storage, layout=request.layout)
 
-    return _steps([src], request, on_cpu)(_never)
+    return _steps([src], request, on_cpu)(lambda: False)
 
 
 @overload
@@ -158,7 +158,7 @@ def load_image_batch(
 
     Thread safety: safe.
     """
-    return prepare_image_batch(srcs, **arguments)(_never)
+    return prepare_image_batch(srcs, **arguments)(lambda: False)
 
 
 @overload
@@ -407,10 +407,6 @@ def _frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]
     from spdl_media.cuda.video_routes import device_frame_steps
 
     return device_frame_steps(request, request.config)
-
-
-def _never() -> bool:
-    return False
 
 
 def _image_request(
