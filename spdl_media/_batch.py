@@ -78,7 +78,7 @@ class ImageRequest:
     """
 
     ops: PictureOps
-    desc: str | None
+    desc: str | PictureOps | None
     cuts: CropPlan
     is_plain: bool
     demux_config: DemuxConfig | None
@@ -163,7 +163,7 @@ def _decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrame
         ConvertError: Its crop does not lie inside it.
     """
     packets = demux_image(src, demux_config=request.demux_config)
-    desc = request.cuts.desc(position, request.desc)
+    desc = request.cuts.filter(position, request.desc)
     try:
         return decode_packets(packets, desc, request.decode_config)
     except FilterError as error:

@@ -23,6 +23,7 @@ from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import FrameMetadata
+from spdl_media.operations import PictureOps
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds
@@ -269,7 +270,7 @@ class PicturePath:
         self,
         codec: VideoCodec,
         metadata: PacketMetadata,
-        filter_desc: str | None,
+        filter_desc: str | PictureOps | None,
         config: DecodeConfig,
     ) -> None:
         self.decoder = PictureDecoder(codec, metadata, config)

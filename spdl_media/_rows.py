@@ -29,6 +29,7 @@ from spdl_media.formats import (
     pixel_layout,
 )
 from spdl_media.frames import ImageFrames, VideoFrames, av_frames, frame_metadata
+from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
@@ -292,7 +293,7 @@ class VideoRows:
     def __init__(
         self,
         packets: VideoPackets,
-        filter_desc: str | None,
+        filter_desc: str | PictureOps | None,
         storage: Storage | None,
         layout: Literal["NCHW", "NHWC"] | None,
         limit: int | None,
@@ -394,7 +395,7 @@ class VideoRows:
 
 
 def _expected_frames(
-    packets: VideoPackets, filter_desc: str | None, limit: int | None
+    packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
 ) -> tuple[int, bool]:
     """How many frames are to be expected, and whether hardly more can come."""
     start, end = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
@@ -412,7 +413,7 @@ def _expected_frames(
 
 def decode_rows(
     packets: VideoPackets,
-    filter_desc: str | Default | None,
+    filter_desc: str | PictureOps | Default | None,
     decode_config: DecodeConfig | None,
     *,
     num_frames: int | None,

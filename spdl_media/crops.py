@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from numbers import Real
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import as_int
-from spdl_media.filter_desc import FilterDesc, picture_ops
+from spdl_media.filter_desc import picture_ops
 from spdl_media.operations import PictureOps
 
 __all__ = ("random_resized_crop",)
@@ -182,15 +181,18 @@ class CropPlan:
         """The box of the image at this position."""
         return None if self._boxes is None else self._boxes[position]
 
-    def desc(self, position: int, desc: str | None) -> str | None:
+    def filter(self, position: int, filter: str | PictureOps | None) -> str | PictureOps | None:
         """The filters of the image at this position, its own before those of all."""
         if self.is_empty:
-            return desc
+            return filter
         mirror = self._flips is not None and self._flips[position]
         # Boxes are those of upright images, and without any filter none would be turned. Images without a
         # box or a flip are turned with the others, or all images of a batch would not stand alike.
-        ops = picture_ops(desc) or PictureOps(filter_desc=desc, pix_fmt=None)
-        return FilterDesc(replace(ops, box=self.box(position), mirror=mirror))
+        ops = picture_ops(filter)
+        if ops is None:
+            own = filter if isinstance(filter, str) else None
+            ops = PictureOps(filter_desc=own, pix_fmt=None)
+        return ops.with_cut(self.box(position), mirror=mirror)
 
 
 def _flags(flips: Any) -> list[bool]:

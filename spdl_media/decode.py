@@ -19,7 +19,7 @@ from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
-from spdl_media.filter_desc import get_audio_filter_desc, get_video_filter_desc
+from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.frames import (
     AudioFrames,
     FrameMetadata,
@@ -27,7 +27,7 @@ from spdl_media.frames import (
     ImageFrames,
     VideoFrames,
 )
-from spdl_media.operations import Quality
+from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
@@ -54,15 +54,19 @@ class Default(Enum):
 DEFAULT_FILTER: Final = Default.FILTER
 
 
-def picture_filter(filter_desc: str | Default | None, quality: Quality = "auto") -> str | None:
+def picture_filter(
+    filter_desc: str | PictureOps | Default | None, quality: Quality = "auto"
+) -> str | PictureOps | None:
     """The description for pictures: ``rgb24`` of this quality, if none was given."""
     if isinstance(filter_desc, Default):
-        return get_video_filter_desc(quality=quality)
+        return PictureOps(quality=quality)
     return filter_desc
 
 
-def sample_filter(filter_desc: str | Default | None) -> str | None:
+def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
     """The description for sound: ``fltp``, if none was given."""
+    if isinstance(filter_desc, PictureOps):
+        raise TypeError(f"the packets are audio, but {filter_desc!r} is for images")
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
@@ -86,7 +90,7 @@ def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | Non
 @overload
 def decode_packets(  # type: ignore[overload-overlap]  # ImagePackets are VideoPackets, and come first
     packets: ImagePackets,
-    filter_desc: str | Default | None = ...,
+    filter_desc: str | PictureOps | Default | None = ...,
     decode_config: DecodeConfig | None = ...,
     *,
     num_frames: int | None = ...,
@@ -94,7 +98,7 @@ def decode_packets(  # type: ignore[overload-overlap]  # ImagePackets are VideoP
 @overload
 def decode_packets(
     packets: VideoPackets,
-    filter_desc: str | Default | None = ...,
+    filter_desc: str | PictureOps | Default | None = ...,
     decode_config: DecodeConfig | None = ...,
     *,
     num_frames: int | None = ...,
@@ -109,7 +113,7 @@ def decode_packets(
 ) -> AudioFrames: ...
 def decode_packets(
     packets: Packets,
-    filter_desc: str | Default | None = DEFAULT_FILTER,
+    filter_desc: str | PictureOps | Default | None = DEFAULT_FILTER,
     decode_config: DecodeConfig | None = None,
     *,
     num_frames: int | None = None,
@@ -163,7 +167,7 @@ def decode_packets(
 
 
 def _decode_image(
-    packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
 ) -> ImageFrames:
     keep_freed_memory()
     if config.downscale is not None:
@@ -190,7 +194,10 @@ def _decode_image(
 
 
 def _filtered(
-    frame: av.VideoFrame, packets: ImagePackets, filter_desc: str | None, config: DecodeConfig
+    frame: av.VideoFrame,
+    packets: ImagePackets,
+    filter_desc: str | PictureOps | None,
+    config: DecodeConfig,
 ) -> ImageFrames:
     filter = PictureFilter(packets.codec, filter_desc, config)
     frames = filter.push(frame, metadata_of(packets).orientation) or filter.flush()
@@ -210,7 +217,7 @@ def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> Imag
 
 def _picture(
     packets: ImagePackets,
-    filter_desc: str | None,
+    filter_desc: str | PictureOps | None,
     config: DecodeConfig,
     *,
     is_corrupt: bool = False,
@@ -242,7 +249,7 @@ def _decode_all(coded: Sequence[AvPacket], path: PicturePath, sink: Sink) -> boo
 def decode_into(
     sink: Sink,
     packets: VideoPackets,
-    filter_desc: str | None,
+    filter_desc: str | PictureOps | None,
     config: DecodeConfig,
     num_frames: int | None,
 ) -> FrameMetadata:

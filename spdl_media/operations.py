@@ -158,6 +158,16 @@ class PictureOps:
     def _is_fast(self) -> bool:
         return self.quality == "fast" and self.is_scaled
 
+    def with_cut(self, box: Box | None, *, mirror: bool) -> PictureOps:
+        """The same operations after another cut, of a box that is checked."""
+        # Each image of a batch has its own box: dataclasses.replace would check all values again.
+        ops = object.__new__(PictureOps)
+        for name in PictureOps.__slots__:
+            object.__setattr__(ops, name, getattr(self, name))
+        object.__setattr__(ops, "box", box)
+        object.__setattr__(ops, "mirror", mirror)
+        return ops
+
     def normalized(self) -> PictureOps:
         """The same operations, and defaults for every value that has no effect beside the others."""
         unused: dict[str, Any] = {}
