@@ -117,8 +117,7 @@ def load_image_batch(
 ) -> Buffer:
     """Load images into one array.
 
-    Nothing here holds the GIL for long: to use several cores, load several batches at the same time, or
-    one batch in ``num_threads``.
+    To use several cores, load several batches at the same time, or one batch in ``num_threads``.
 
     Args:
         srcs: A sequence of images, each as for :func:`load_image`.
@@ -131,8 +130,7 @@ def load_image_batch(
             makes such boxes.
         flips: For each image whether to exchange left and right, after it is cut: bools, or a 1-D array or
             tensor of them. With crops or flips, all images are turned upright, whatever ``filter_desc``.
-        storage: Memory to fill; fresh memory without one. It is taken with the first image that is decoded,
-            and each image goes there at once.
+        storage: Memory to fill; fresh memory without one. It is taken with the first decoded image.
         on_error: What becomes of an image that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
             the batch has fewer rows; or ``"fill"`` its row with zeros.
