@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import av
 import av.filter
@@ -22,169 +20,27 @@ from spdl_media._ffmpeg import (
     as_fraction,
     current_log,
     describe,
-    ffmpeg_errors,
     ffmpeg_log,
 )
-from spdl_media._graph_syntax import Graph, Node, parse_graph, quote_option
+from spdl_media._graph_syntax import (
+    SINKS,
+    SOURCES,
+    Kind,
+    Wiring,
+    add_filter,
+    filter_errors,
+    graph_error,
+    quote_option,
+    wire,
+)
 from spdl_media.errors import FilterError
 from spdl_media.frames import AudioChunk
 from spdl_media.timing import nearest_sample
 
-Kind: TypeAlias = Literal["video", "audio"]
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame
 
-SOURCES: dict[str, Kind] = {"buffer": "video", "abuffer": "audio"}
-SINKS: dict[str, Kind] = {"buffersink": "video", "abuffersink": "audio"}
 _SOURCE_OF = {"video": "buffer", "audio": "abuffer"}
 _SINK_OF = {"video": "buffersink", "audio": "abuffersink"}
-_ANY_VIDEO = "video_size=16x16:pix_fmt=yuv420p:time_base=1/1"
-
-
-@dataclass(frozen=True, slots=True)
-class Pad:
-    """An open input or output of a graph: which pad of which filter, its label, and what flows there."""
-
-    node: int
-    index: int
-    label: str | None
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """A description, parsed and with every pad accounted for, so that graphs are built without thought.
-
-    Attributes:
-        nodes: The filters.
-        links: ``(from filter, its output, to filter, its input)``, by position in ``nodes``.
-        inputs: Inputs that nothing in the text feeds.
-        outputs: Outputs that go nowhere in the text.
-    """
-
-    desc: str
-    nodes: tuple[Node, ...]
-    links: tuple[tuple[int, int, int, int], ...]
-    inputs: tuple[Pad, ...]
-    outputs: tuple[Pad, ...]
-
-
-@lru_cache(maxsize=512)
-def wire(desc: str) -> Wiring:
-    """Parse a description and find out how its filters are joined.
-
-    How many inputs and outputs a filter has can depend on its arguments (``split=3``), so each is made once.
-
-    Raises:
-        FilterError: Bad syntax, an unknown filter, an option or a value that it does not take.
-    """
-    graph = parse_graph(desc)
-    nodes = tuple(graph.nodes)
-    scratch = AvGraph()
-    pads = [_count_pads(scratch, desc, node) for node in nodes]
-    links = tuple(_links(graph, pads))
-    fed = {(node, index) for _, _, node, index in links}
-    used = {(node, index) for node, index, _, _ in links}
-    return Wiring(
-        desc,
-        nodes,
-        links,
-        tuple(_open_pads(desc, nodes, pads, fed, inputs=True)),
-        tuple(_open_pads(desc, nodes, pads, used, inputs=False)),
-    )
-
-
-def _count_pads(scratch: AvGraph, desc: str, node: Node) -> tuple[int, int]:
-    context = add_filter(scratch, desc, node)
-    counts = len(context.inputs), len(context.outputs)  # type: ignore[attr-defined] # not in PyAV's stubs
-    for labels, count, side in zip(
-        (node.inputs, node.outputs), counts, ("input", "output"), strict=True
-    ):
-        if len(labels) > count:
-            raise FilterError(
-                f"filter description {desc!r}: {node} has {len(labels)} {side} labels, but the filter has "
-                f"{count} {side}s",
-                filter_desc=desc,
-            )
-    return counts
-
-
-def _links(graph: Graph, pads: list[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Labels join first; an unlabelled output goes to the next filter's first free unlabelled input."""
-    nodes = list(graph.nodes)
-    labelled = {
-        label: (position, index)
-        for position, node in enumerate(nodes)
-        for index, label in enumerate(node.inputs)
-    }
-    start = 0
-    for chain in graph.chains:
-        stop = start + len(chain)
-        for position in range(start, stop):
-            follower = position + 1
-            free = len(nodes[follower].inputs) if follower < stop else 0
-            for output in range(pads[position][1]):
-                if output < len(nodes[position].outputs):
-                    target = labelled.get(nodes[position].outputs[output])
-                    if target:
-                        yield position, output, *target
-                elif follower < stop and free < pads[follower][0]:
-                    yield position, output, follower, free
-                    free += 1
-        start = stop
-
-
-def _open_pads(
-    desc: str,
-    nodes: tuple[Node, ...],
-    pads: list[tuple[int, int]],
-    taken: set[tuple[int, int]],
-    *,
-    inputs: bool,
-) -> Iterator[Pad]:
-    for position, node in enumerate(nodes):
-        labels = node.inputs if inputs else node.outputs
-        for index in range(pads[position][0 if inputs else 1]):
-            if (position, index) not in taken:
-                label = labels[index] if index < len(labels) else None
-                yield Pad(position, index, label, _pad_kind(desc, node, index, inputs=inputs))
-
-
-def _pad_kind(desc: str, node: Node, index: int, *, inputs: bool) -> Kind:
-    # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
-    graph = AvGraph()
-    context = add_filter(graph, desc, node)
-    with av.logging.Capture():  # what FFmpeg says of it is no fault to be told
-        try:
-            if inputs:
-                graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
-            else:
-                context.link_to(graph.add("buffersink"), index, 0)
-        except av.FFmpegError:
-            return "audio"
-    return "video"
-
-
-def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
-    """Add one filter, or say why FFmpeg refuses it."""
-    if node.name not in av.filter.filters_available:
-        close = difflib.get_close_matches(node.name, av.filter.filters_available, n=3)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise FilterError(
-            f"filter description {desc!r}: this FFmpeg has no filter {node.name!r}{hint}",
-            filter_desc=desc,
-        )
-    with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
-        full_name = f"{node.name}@{node.id}" if node.id else None
-        return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
-
-
-def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
-    """Turn FFmpeg's errors in a block into a FilterError."""
-    return ffmpeg_errors(lambda text: _error(desc, f"{what}: {text}"))
-
-
-def _error(desc: str, what: str) -> FilterError:
-    return FilterError(f"filter description {desc!r}: {what}", filter_desc=desc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +201,7 @@ class FrameFilter:
             return done
         except av.FFmpegError as error:
             text = f"it failed: {describe(error, lines[mark:])}"
-            raise _error(self._wiring.desc, text) from error
+            raise graph_error(self._wiring.desc, text) from error
 
     def flush(self) -> list[Any]:
         """End the input; take out what the filters still hold. Nothing can be pushed afterwards."""
@@ -459,3 +315,110 @@ def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
     base = frame.time_base or Fraction(1, frame.sample_rate)
     position = nearest_sample(frame.pts or 0, base, zero, frame.sample_rate)
     return AudioChunk(frame, 0, frame.samples, position)
+
+
+class Port:
+    """An end of a graph: where frames enter or leave.
+
+    Attributes:
+        node: Position among the filters of the one that is the end, or that an open end belongs to.
+        kind: What flows there.
+        name: What messages call it.
+        key: What callers call it.
+        declared: Whether the text has a node for it; otherwise it is left open.
+        options: What that node says of the frames, by FFmpeg's names.
+        format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
+        time_base: The unit of time that the frames have, if known; sound is brought to it.
+        args: Arguments of the source that feeds an open input, once its first frame has come.
+        waiting: Frames that came before the graph could be made.
+    """
+
+    def __init__(
+        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
+    ) -> None:
+        self.node = node
+        self.kind = kind
+        self.name = name
+        self.key = key
+        self.declared = options is not None
+        self.options = options or {}
+        self.format = _declared_format(self.options)
+        self.time_base = _declared_time_base(self.options)
+        self.args = ""
+        self.waiting: deque[AvFrame] = deque()
+
+
+def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
+    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
+    kinds = SOURCES if inputs else SINKS
+    declared = [
+        Port(
+            position,
+            kinds[node.name],
+            f"{node.name}@{node.id}" if node.id else node.name,
+            node.id or "",
+            options=_options(node.args or ""),
+        )
+        for position, node in enumerate(wiring.nodes)
+        if node.name in kinds
+    ]
+    pads = wiring.inputs if inputs else wiring.outputs
+    side = "in" if inputs else "out"
+    unnamed = [pad for pad in pads if not pad.label]
+    # One without a label needs no name; of several, each must be reachable.
+    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
+    return declared + [
+        Port(
+            pad.node,
+            pad.kind,
+            pad.label or side + numbers.get(id(pad), ""),
+            pad.label or (side + numbers[id(pad)] if numbers else ""),
+            options=None,
+        )
+        for pad in pads
+    ]
+
+
+def _options(args: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in args.split(":"))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def _declared_format(options: dict[str, str]) -> str | None:
+    size = options.get("video_size")
+    if size is None and "width" in options and "height" in options:
+        size = f"{options['width']}x{options['height']}"
+    parts = (size, options.get("pix_fmt"), options.get("sample_fmt"), options.get("channel_layout"))
+    rate = options.get("sample_rate")
+    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
+
+
+def fits_port(port: Port, frame: AvFrame, given: str) -> bool:
+    """Whether an input takes a frame, which is ``given`` in words."""
+    if not port.declared:
+        return given == port.format
+    # Only words that both sides say are compared: a declaration may leave some out, or give numbers.
+    if isinstance(frame, av.AudioFrame):
+        said = {
+            "sample_rate": str(frame.sample_rate),
+            "sample_fmt": frame.format.name,
+            "channel_layout": frame.layout.name,
+        }
+    else:
+        said = {
+            "video_size": f"{frame.width}x{frame.height}",
+            "width": str(frame.width),
+            "height": str(frame.height),
+            "pix_fmt": frame.format.name,
+        }
+    declared = port.time_base
+    if declared is not None and frame.time_base and declared != as_fraction(frame.time_base):
+        return False
+    return all(port.options.get(name, value) == value for name, value in said.items())
+
+
+def _declared_time_base(options: dict[str, str]) -> Fraction | None:
+    try:
+        return Fraction(options["time_base"]) if "time_base" in options else None
+    except ValueError:  # an expression, which FFmpeg evaluates
+        return None

@@ -1,4 +1,4 @@
-"""FFmpeg's syntax of filter graphs, read into plain values and written back.
+"""FFmpeg's syntax of filter graphs, read into plain values, written back, and wired filter to filter.
 
     [in0][in1] overlay=x=8 [mixed]; [mixed] scale=64:48, format=rgb24 [out]
 
@@ -17,11 +17,21 @@ See:
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
 
+import av
+import av.filter
+from av.filter import Graph as AvGraph
+from av.filter.context import FilterContext
+
+from spdl_media._ffmpeg import ffmpeg_errors
 from spdl_media.errors import FilterError
 
 _SPACE = " \n\t\r"
@@ -238,3 +248,157 @@ class _Parser:
         return FilterError(
             f"filter description {self._desc!r}: {what}, {where}", filter_desc=self._desc
         )
+
+
+Kind: TypeAlias = Literal["video", "audio"]
+
+SOURCES: dict[str, Kind] = {"buffer": "video", "abuffer": "audio"}
+SINKS: dict[str, Kind] = {"buffersink": "video", "abuffersink": "audio"}
+_ANY_VIDEO = "video_size=16x16:pix_fmt=yuv420p:time_base=1/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """An open input or output of a graph: which pad of which filter, its label, and what flows there."""
+
+    node: int
+    index: int
+    label: str | None
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A description, parsed and with every pad accounted for, so that graphs are built without thought.
+
+    Attributes:
+        nodes: The filters.
+        links: ``(from filter, its output, to filter, its input)``, by position in ``nodes``.
+        inputs: Inputs that nothing in the text feeds.
+        outputs: Outputs that go nowhere in the text.
+    """
+
+    desc: str
+    nodes: tuple[Node, ...]
+    links: tuple[tuple[int, int, int, int], ...]
+    inputs: tuple[Pad, ...]
+    outputs: tuple[Pad, ...]
+
+
+@lru_cache(maxsize=512)
+def wire(desc: str) -> Wiring:
+    """Parse a description and find out how its filters are joined.
+
+    How many inputs and outputs a filter has can depend on its arguments (``split=3``), so each is made once.
+
+    Raises:
+        FilterError: Bad syntax, an unknown filter, an option or a value that it does not take.
+    """
+    graph = parse_graph(desc)
+    nodes = tuple(graph.nodes)
+    scratch = AvGraph()
+    pads = [_count_pads(scratch, desc, node) for node in nodes]
+    links = tuple(_links(graph, pads))
+    fed = {(node, index) for _, _, node, index in links}
+    used = {(node, index) for node, index, _, _ in links}
+    return Wiring(
+        desc,
+        nodes,
+        links,
+        tuple(_open_pads(desc, nodes, pads, fed, inputs=True)),
+        tuple(_open_pads(desc, nodes, pads, used, inputs=False)),
+    )
+
+
+def _count_pads(scratch: AvGraph, desc: str, node: Node) -> tuple[int, int]:
+    context = add_filter(scratch, desc, node)
+    counts = len(context.inputs), len(context.outputs)  # type: ignore[attr-defined] # not in PyAV's stubs
+    for labels, count, side in zip(
+        (node.inputs, node.outputs), counts, ("input", "output"), strict=True
+    ):
+        if len(labels) > count:
+            raise FilterError(
+                f"filter description {desc!r}: {node} has {len(labels)} {side} labels, but the filter has "
+                f"{count} {side}s",
+                filter_desc=desc,
+            )
+    return counts
+
+
+def _links(graph: Graph, pads: list[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Labels join first; an unlabelled output goes to the next filter's first free unlabelled input."""
+    nodes = list(graph.nodes)
+    labelled = {
+        label: (position, index)
+        for position, node in enumerate(nodes)
+        for index, label in enumerate(node.inputs)
+    }
+    start = 0
+    for chain in graph.chains:
+        stop = start + len(chain)
+        for position in range(start, stop):
+            follower = position + 1
+            free = len(nodes[follower].inputs) if follower < stop else 0
+            for output in range(pads[position][1]):
+                if output < len(nodes[position].outputs):
+                    target = labelled.get(nodes[position].outputs[output])
+                    if target:
+                        yield position, output, *target
+                elif follower < stop and free < pads[follower][0]:
+                    yield position, output, follower, free
+                    free += 1
+        start = stop
+
+
+def _open_pads(
+    desc: str,
+    nodes: tuple[Node, ...],
+    pads: list[tuple[int, int]],
+    taken: set[tuple[int, int]],
+    *,
+    inputs: bool,
+) -> Iterator[Pad]:
+    for position, node in enumerate(nodes):
+        labels = node.inputs if inputs else node.outputs
+        for index in range(pads[position][0 if inputs else 1]):
+            if (position, index) not in taken:
+                label = labels[index] if index < len(labels) else None
+                yield Pad(position, index, label, _pad_kind(desc, node, index, inputs=inputs))
+
+
+def _pad_kind(desc: str, node: Node, index: int, *, inputs: bool) -> Kind:
+    # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
+    graph = AvGraph()
+    context = add_filter(graph, desc, node)
+    with av.logging.Capture():  # what FFmpeg says of it is no fault to be told
+        try:
+            if inputs:
+                graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
+            else:
+                context.link_to(graph.add("buffersink"), index, 0)
+        except av.FFmpegError:
+            return "audio"
+    return "video"
+
+
+def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
+    """Add one filter, or say why FFmpeg refuses it."""
+    if node.name not in av.filter.filters_available:
+        close = difflib.get_close_matches(node.name, av.filter.filters_available, n=3)
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise FilterError(
+            f"filter description {desc!r}: this FFmpeg has no filter {node.name!r}{hint}",
+            filter_desc=desc,
+        )
+    with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
+        full_name = f"{node.name}@{node.id}" if node.id else None
+        return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
+
+
+def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
+    """Turn FFmpeg's errors in a block into a FilterError."""
+    return ffmpeg_errors(lambda text: graph_error(desc, f"{what}: {text}"))
+
+
+def graph_error(desc: str, what: str) -> FilterError:
+    return FilterError(f"filter description {desc!r}: {what}", filter_desc=desc)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -13,17 +12,15 @@ import av
 from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._frame_filter import (
-    SINKS,
-    SOURCES,
     AvFrame,
     BuiltGraph,
-    Kind,
-    Wiring,
+    Port,
     build,
     copy_chunk,
     describe_frame,
     exact_pts,
-    filter_errors,
+    fits_port,
+    make_ports,
     place_frame,
     placed_chunk,
     pull_all,
@@ -31,9 +28,8 @@ from spdl_media._frame_filter import (
     sample_time_base,
     source_args,
     whole_frame,
-    wire,
 )
-from spdl_media._graph_syntax import quote_value
+from spdl_media._graph_syntax import Kind, Wiring, filter_errors, quote_value, wire
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio
@@ -88,8 +84,8 @@ class FilterGraph:
 
     def __init__(self, desc: str) -> None:
         self._wiring = wire(desc)
-        self._inputs = _make_ports(self._wiring, inputs=True)
-        self._outputs = _make_ports(self._wiring, inputs=False)
+        self._inputs = make_ports(self._wiring, inputs=True)
+        self._outputs = make_ports(self._wiring, inputs=False)
         if not self._inputs or not self._outputs:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
@@ -203,7 +199,7 @@ class FilterGraph:
     def __repr__(self) -> str:
         return f"<FilterGraph {self._wiring.desc!r}>"
 
-    def _port(self, ports: list[_Port], key: str | None, side: str) -> _Port:
+    def _port(self, ports: list[Port], key: str | None, side: str) -> Port:
         if key is None and len(ports) == 1:
             return ports[0]
         for port in ports:
@@ -216,12 +212,12 @@ class FilterGraph:
             filter_desc=self._wiring.desc,
         )
 
-    def _check_format(self, port: _Port, frame: AvFrame) -> None:
+    def _check_format(self, port: Port, frame: AvFrame) -> None:
         given = describe_frame(frame)
         if port.format is None:
             port.format = given
             port.args = source_args(frame)
-        elif not _fits(port, frame, given):
+        elif not fits_port(port, frame, given):
             raise FilterError(
                 f"filter description {self._wiring.desc!r}: the input {port.name} takes {port.format}, but "
                 f"the frames are {given}",
@@ -256,114 +252,7 @@ def _unique_names(wiring: Wiring) -> list[str]:
     ]
 
 
-class _Port:
-    """An end of a graph: where frames enter or leave.
-
-    Attributes:
-        node: Position among the filters of the one that is the end, or that an open end belongs to.
-        kind: What flows there.
-        name: What messages call it.
-        key: What callers call it.
-        declared: Whether the text has a node for it; otherwise it is left open.
-        options: What that node says of the frames, by FFmpeg's names.
-        format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
-        time_base: The unit of time that the frames have, if known; sound is brought to it.
-        args: Arguments of the source that feeds an open input, once its first frame has come.
-        waiting: Frames that came before the graph could be made.
-    """
-
-    def __init__(
-        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
-    ) -> None:
-        self.node = node
-        self.kind = kind
-        self.name = name
-        self.key = key
-        self.declared = options is not None
-        self.options = options or {}
-        self.format = _declared_format(self.options)
-        self.time_base = _declared_time_base(self.options)
-        self.args = ""
-        self.waiting: deque[AvFrame] = deque()
-
-
-def _make_ports(wiring: Wiring, *, inputs: bool) -> list[_Port]:
-    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
-    kinds = SOURCES if inputs else SINKS
-    declared = [
-        _Port(
-            position,
-            kinds[node.name],
-            f"{node.name}@{node.id}" if node.id else node.name,
-            node.id or "",
-            options=_options(node.args or ""),
-        )
-        for position, node in enumerate(wiring.nodes)
-        if node.name in kinds
-    ]
-    pads = wiring.inputs if inputs else wiring.outputs
-    side = "in" if inputs else "out"
-    unnamed = [pad for pad in pads if not pad.label]
-    # One without a label needs no name; of several, each must be reachable.
-    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
-    return declared + [
-        _Port(
-            pad.node,
-            pad.kind,
-            pad.label or side + numbers.get(id(pad), ""),
-            pad.label or (side + numbers[id(pad)] if numbers else ""),
-            options=None,
-        )
-        for pad in pads
-    ]
-
-
-def _options(args: str) -> dict[str, str]:
-    pairs = (part.partition("=") for part in args.split(":"))
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
-
-
-def _declared_format(options: dict[str, str]) -> str | None:
-    size = options.get("video_size")
-    if size is None and "width" in options and "height" in options:
-        size = f"{options['width']}x{options['height']}"
-    parts = (size, options.get("pix_fmt"), options.get("sample_fmt"), options.get("channel_layout"))
-    rate = options.get("sample_rate")
-    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
-
-
-def _fits(port: _Port, frame: AvFrame, given: str) -> bool:
-    """Whether an input takes a frame, which is ``given`` in words."""
-    if not port.declared:
-        return given == port.format
-    # Only words that both sides say are compared: a declaration may leave some out, or give numbers.
-    if isinstance(frame, av.AudioFrame):
-        said = {
-            "sample_rate": str(frame.sample_rate),
-            "sample_fmt": frame.format.name,
-            "channel_layout": frame.layout.name,
-        }
-    else:
-        said = {
-            "video_size": f"{frame.width}x{frame.height}",
-            "width": str(frame.width),
-            "height": str(frame.height),
-            "pix_fmt": frame.format.name,
-        }
-    declared = port.time_base
-    if declared is not None and frame.time_base and declared != as_fraction(frame.time_base):
-        return False
-    return all(port.options.get(name, value) == value for name, value in said.items())
-
-
-def _declared_time_base(options: dict[str, str]) -> Fraction | None:
-    try:
-        return Fraction(options["time_base"]) if "time_base" in options else None
-    except ValueError:  # an expression, which FFmpeg evaluates
-        return None
-
-
-def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterator[AvFrame]:
+def _frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
     """FFmpeg's frames behind ours, if they are of the kind that the input takes."""
     kind = "audio" if isinstance(frames, AudioFrames) else "video"
     if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
@@ -390,7 +279,7 @@ def _wrap_frames(
     return AudioFrames(chunks, facts, first_sample=chunks[0].position or 0)
 
 
-def _shared_frames(frames: AudioFrames, port: _Port) -> Iterator[av.AudioFrame]:
+def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
     """FFmpeg's frames in the port's unit of time. They are others' too, so those that differ are copied."""
     zero = frame_metadata(frames).zero
     for chunk in frames.chunks:
@@ -404,7 +293,7 @@ def _shared_frames(frames: AudioFrames, port: _Port) -> Iterator[av.AudioFrame]:
         yield frame
 
 
-def _time_base_at(port: _Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
+def _time_base_at(port: Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
     """The unit of time that an input takes sound in."""
     if port.time_base is None and "time_base" in port.options:
         return _time_base_of(frame)  # an expression, which FFmpeg evaluates

@@ -24,9 +24,10 @@ ORDER = [
     ["codec", "packets"],
     ["_sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
-    ["operations", "geometry", "filter_desc", "_graph_syntax"],
+    ["operations", "geometry", "filter_desc"],
     ["frames"],
     [
+        "_graph_syntax",
         "_frame_filter",
         "filter_graph",
         "_fast_images",
@@ -78,7 +79,7 @@ JOINS_PIPELINE = {
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "errors", "config", "timing", "_optional", "orientation", "stills", "truncation"),
-    *("_remote", "operations", "filter_desc", "_graph_syntax"),
+    *("_remote", "operations", "geometry", "filter_desc"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
