@@ -16,6 +16,8 @@ from spdl_media.codec import AudioCodec
 # The usual steps. Packets of others, such as Opus of 10 ms, do not stand where these do.
 _PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
 
+_SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
+
 # A stream's first timestamp and the one at hand are rounded, half a tick each.
 _ROUNDING_TICKS = Fraction(3, 2)
 
@@ -88,6 +90,24 @@ def _flac_block_size(extradata: bytes) -> int:
         return 0
     smallest, largest = struct.unpack_from(">HH", extradata, start)
     return int(smallest) if smallest == largest else 0
+
+
+def vorbis_lateness(codec: AudioCodec) -> int:
+    """How many samples late FFmpeg states a frame of Vorbis that leads from long to short blocks.
+
+    The frame behind it is stated right again, so this is no gap.
+
+    See:
+        Vorbis I specification, 4.2.2: the sizes of the blocks.
+    """
+    if codec.name != "vorbis":
+        return 0
+    header = codec.extradata or b""
+    place = header.find(b"\x01vorbis") + 28
+    if place < 28 or place >= len(header):
+        return (_LONGEST_VORBIS - _SHORTEST_VORBIS) // 4
+    short, long = 1 << (header[place] & 15), 1 << (header[place] >> 4)
+    return max(long - short, 0) // 4
 
 
 def _nearest(value: Fraction) -> int:

@@ -22,7 +22,7 @@ from spdl_media._frame_filter import (
     sample_time_base,
     whole_frame,
 )
-from spdl_media._sample_clock import frame_position
+from spdl_media._sample_clock import frame_position, vorbis_lateness
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
@@ -69,6 +69,8 @@ class SampleDecoder:
         self.num_dropped = 0
         self._packet_index = -1
         self._position: int | None = None
+        self._is_second = False
+        self._late = 2 * vorbis_lateness(codec)
         self._expected = 0
         self.follow(facts, discarded)
         self._context = make_decoder(codec, config, facts.source)
@@ -126,8 +128,15 @@ class SampleDecoder:
                     # frames take to decode, and hold the GIL meanwhile.
                     ticks = self._expected if pts is None else pts * self._scale
                     ahead, position = 2 * (ticks - self._expected), self._position
-                    if position is None or (ahead > samples * unit and ahead > 4 * self._scale):
+                    if position is None:
+                        position, self._is_second = self._locate(frame, None), True
+                    elif ahead > samples * unit and ahead > 4 * self._scale + self._late * unit:
                         position = self._locate(frame, position)
+                    elif self._is_second:
+                        self._is_second = False
+                        if self._late and ahead < -4 * self._scale:
+                            # The first frame was the late one: it lies before the window.
+                            position = self._locate(frame, None)
                     self._position = position + samples
                     self._expected = ticks + samples * unit
                     if pts in self._discarded or (frame.is_corrupt and not self._accepts(frame)):

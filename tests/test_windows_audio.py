@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -231,6 +232,21 @@ def test_real_sounds(media_dir: Path, rng: np.random.Generator) -> None:
         for _ in range(6):
             start = round(float(rng.uniform(0, duration)), 4)
             _check(data, Fraction(str(start)), Fraction(1, 5), whole.sample_rate)
+
+
+def test_vorbis_of_short_and_long_blocks(rng: np.random.Generator) -> None:
+    # FFmpeg states frames between long and short blocks late. Its own encoder never makes short ones.
+    soundfile = pytest.importorskip("soundfile")
+    clicks = sound(4 * 44100, 44100) * 0.05
+    clicks[rng.integers(0, len(clicks), 20)] = 30000
+    file = io.BytesIO()
+    soundfile.write(file, clicks.astype(np.int16), 44100, format="OGG", subtype="VORBIS")
+    data = file.getvalue()
+    frames = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
+    assert {len(chunk) for chunk in frames.chunks} >= {128, 576, 1024}
+    np.testing.assert_array_equal(samples_of(frames), linear(data))
+    for start in rng.integers(0, 3 * 44100, 20):
+        _check(data, Fraction(int(start), 44100), Fraction(1, 2), 44100)
 
 
 @pytest.mark.parametrize(
