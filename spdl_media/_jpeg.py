@@ -48,8 +48,8 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
         The frame that a fresh decoder gives; ``None``, if it is no such file, the caller has wishes of its
         own, or there is anything the matter with it. A fresh decoder then says what.
     """
-    facts = metadata_of(packets)
-    if facts.jpeg is None or not facts.jpeg.stands_alone or facts.incomplete is not None:
+    metadata = metadata_of(packets)
+    if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
         return None
@@ -116,15 +116,20 @@ def decode_downscaled(
         MissingDependencyError: simplejpeg is not installed.
     """
     simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
-    facts = metadata_of(packets)
+    metadata = metadata_of(packets)
     ops = picture_ops(filter)
     chain = None if ops is None else fast_chain(ops)
-    if chain is None or not chain.scales_first or facts.incomplete is not None or len(packets) != 1:
+    if (
+        chain is None
+        or not chain.scales_first
+        or metadata.incomplete is not None
+        or len(packets) != 1
+    ):
         return None
-    head = facts.jpeg
+    head = metadata.jpeg
     if head is None or not head.is_ycc or config.decoder is not None or config.decoder_options:
         return None
-    orientation = facts.orientation if config.orient else 1
+    orientation = metadata.orientation if config.orient else 1
     plan = _plan(head.width, head.height, orientation, chain)
     if plan is None:
         return None

@@ -25,8 +25,8 @@ from spdl_media.formats import (
     COLORSPACES,
     PixelLayout,
     is_yuv,
-    picture_planes,
     pixel_layout,
+    plane_views,
 )
 from spdl_media.frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.operations import PictureOps
@@ -179,7 +179,7 @@ def plan_of(frame: Any, layout: Layout | None, source: str) -> Plan:
     transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
     if transposed:
         shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
-    planes = tuple(plane.shape for plane in picture_planes(frame))
+    planes = tuple(plane.shape for plane in plane_views(frame))
     return Plan(shape, own.dtype, own, transposed, planes)
 
 
@@ -206,7 +206,7 @@ def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -
 
 def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
     """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
-    for target, plane in zip(targets, picture_planes(frame), strict=True):
+    for target, plane in zip(targets, plane_views(frame), strict=True):
         target[row] = plane
 
 

@@ -70,21 +70,21 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
-def _cut_short(facts: PacketMetadata, codec: Codec) -> DecodeError:
+def _cut_short(metadata: PacketMetadata, codec: Codec) -> DecodeError:
     """The error for packets whose file is known to be cut short."""
     return DecodeError(
-        f"the {codec.name} data is cut short: {facts.incomplete}. decode_config(on_corrupt='keep') "
+        f"the {codec.name} data is cut short: {metadata.incomplete}. decode_config(on_corrupt='keep') "
         "decodes what is there, as far as the decoder can",
-        source=facts.source,
+        source=metadata.source,
     )
 
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
     """The same error, if these packets and options call for one."""
-    facts = metadata_of(packets)
-    if facts.incomplete is None or config.on_corrupt != "raise":
+    metadata = metadata_of(packets)
+    if metadata.incomplete is None or config.on_corrupt != "raise":
         return None
-    return _cut_short(facts, packets.codec)
+    return _cut_short(metadata, packets.codec)
 
 
 @overload
@@ -176,12 +176,12 @@ def _decode_image(
             return _image(small, packets, turned=config.orient)
     if (frame := decode_plain_jpeg(packets, config)) is not None:
         return _filtered(frame, packets, filter_desc, config)
-    facts = metadata_of(packets)
+    metadata = metadata_of(packets)
     # There is one picture, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
-        if facts.incomplete:
-            raise _cut_short(facts, packets.codec)
+        if metadata.incomplete:
+            raise _cut_short(metadata, packets.codec)
         return _picture(packets, filter_desc, strict)
     try:
         whole = _picture(packets, filter_desc, strict)
@@ -190,7 +190,7 @@ def _decode_image(
             return _picture(packets, filter_desc, _without_damage_check(config), is_corrupt=True)
         except DecodeError:  # there is nothing to keep
             raise error from error.__cause__
-    return whole if not facts.incomplete else whole.marked_corrupt()
+    return whole if not metadata.incomplete else whole.marked_corrupt()
 
 
 def _filtered(
@@ -207,11 +207,12 @@ def _filtered(
 
 
 def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> ImageFrames:
-    """A whole picture without any damage, with its facts."""
-    facts = metadata_of(packets)
-    orientation = 1 if turned else facts.orientation
+    """A whole picture without any damage, with its metadata."""
+    metadata = metadata_of(packets)
+    orientation = 1 if turned else metadata.orientation
     return ImageFrames(
-        (frame,), FrameMetadata(facts.source, facts.zero, facts.window, orientation=orientation)
+        (frame,),
+        FrameMetadata(metadata.source, metadata.zero, metadata.window, orientation=orientation),
     )
 
 
@@ -306,12 +307,12 @@ def _decode_audio(
     config: DecodeConfig,
     num_frames: int | None,
 ) -> AudioFrames:
-    coded, facts = av_packets(packets), metadata_of(packets)
+    coded, metadata = av_packets(packets), metadata_of(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    decoder = SampleDecoder(packets.codec, facts, config, discarded_pts(packets))
-    sink = SampleChunks(packets.codec, facts.zero, filter_desc, num_frames)
+    decoder = SampleDecoder(packets.codec, metadata, config, discarded_pts(packets))
+    sink = SampleChunks(packets.codec, metadata.zero, filter_desc, num_frames)
     try:
         if coded and not decoder.decode((*coded, None), sink.put):
             sink.flush()

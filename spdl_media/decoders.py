@@ -263,8 +263,8 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         self._ready = SampleChunks(self._codec, PacketMetadata().zero, self._filter_desc)
 
     def _accept(self, packets: AudioPackets) -> None:
-        facts = metadata_of(packets)
-        if not facts.continues and self._decoder.has_started:
+        metadata = metadata_of(packets)
+        if not metadata.continues and self._decoder.has_started:
             # They do not follow on what came before: what is held back comes out first, and nothing of
             # it is left in the decoder for what comes.
             self._push(None)
@@ -272,8 +272,8 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
             self._restart()
             self._decoder.num_dropped = dropped
             self._ready.chunks, self._ready.count = ready.chunks, ready.count
-        self._decoder.follow(facts, discarded_pts(packets))
-        self._ready.zero = facts.zero
+        self._decoder.follow(metadata, discarded_pts(packets))
+        self._ready.zero = metadata.zero
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.decode((packet,), self._ready.put)

@@ -13,7 +13,8 @@ Routes whose library is not installed, and works that a route cannot do, are lef
     spdl_media, fresh   load_video into fresh memory, whose pages the system has to clear
     PyAV                the leanest loop: one graph of the same filters, and each frame goes to its row of
                         an array that was used before. The limit of what Python over FFmpeg can do
-    SPDL                demux_video, decode_packets and convert_frames
+    SPDL                demux_video, decode_packets and convert_frames; bicubic for both squares, as it has no
+                        word for less exactness
     torchcodec          VideoDecoder, with its own scaler where the size changes
     OpenCV              VideoCapture of the path, cvtColor, and resize with a bicubic kernel
     faults              page faults of the process for each frame
@@ -195,11 +196,7 @@ def spdl(task: Task) -> Load:
     """SPDL, function by function, as its documentation shows."""
     import spdl.io
 
-    if task.work.name == "square, fast":
-        desc = spdl.io.get_video_filter_desc(
-            scale_width=SIDE, scale_height=SIDE, scale_mode=None, scale_algo="fast_bilinear"
-        )
-    elif task.work.is_square:
+    if task.work.is_square:
         desc = spdl.io.get_video_filter_desc(
             scale_width=SIDE, scale_height=SIDE, scale_mode=None, scale_algo="bicubic"
         )
