@@ -1,6 +1,6 @@
 """Decode images, video and audio for machine learning.
 
-The way of the data::
+The data goes through these steps::
 
     source -> demux -> packets -> decode (filter graph) -> frames
 
@@ -13,10 +13,10 @@ The modules with public names, of which each imports only those above it:
 ``codec``         what a decoder must know of a stream
 ``packets``       coded data as plain values: reusable, picklable, free to share
 ``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`, :class:`Demuxer`
-``probe``         :func:`probe`: what is in a source
+``_probe``        :func:`probe`: what is in a source
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
-``frames``        decoded planes with their facts
+``frames``        decoded planes with their metadata
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
@@ -119,137 +119,56 @@ if TYPE_CHECKING:
     from spdl_media.cuda.nvjpeg import decode_image_nvjpeg, load_image_batch_nvjpeg
     from spdl_media.dataloader import DataLoader
 
-__all__ = (
-    "ArrayFormatError",
-    "AudioCodec",
-    "AudioDecoder",
-    "AudioFrames",
-    "AudioPackets",
-    "AudioStreamInfo",
-    "Buffer",
-    "CPUBuffer",
-    "CPUFallbackWarning",
-    "CPUStorage",
-    "CUDABuffer",
-    "CUDACapabilities",
-    "CUDAConfig",
-    "Capability",
-    "Clip",
-    "Codec",
-    "ConvertError",
-    "DataLoader",
-    "DecodeConfig",
-    "DecodeError",
-    "DemuxConfig",
-    "DemuxError",
-    "Demuxer",
-    "Failure",
-    "FilterError",
-    "FilterGraph",
-    "Frames",
-    "ImageFrames",
-    "ImagePackets",
-    "MediaError",
-    "MediaInfo",
-    "MissingDependencyError",
-    "NpzFile",
-    "OtherStreamInfo",
-    "Packets",
-    "PictureSizeError",
-    "Source",
-    "SourceError",
-    "StorageInUseWarning",
-    "StoragePool",
-    "StorageTooSmallError",
-    "Timestamp",
-    "TransferError",
-    "VideoCodec",
-    "VideoDecoder",
-    "VideoFrames",
-    "VideoPackets",
-    "VideoStreamInfo",
-    "WAVHeader",
-    "Window",
-    "apply_bsf",
-    "async_load_audio",
-    "async_load_clip",
-    "async_load_image",
-    "async_load_image_batch",
-    "async_load_video",
-    "collate",
-    "convert_array",
-    "convert_frames",
-    "cpu_storage",
-    "cuda_capabilities",
-    "cuda_config",
-    "decode_config",
-    "decode_image_nvjpeg",
-    "decode_packets",
-    "decode_packets_nvdec",
-    "demux_audio",
-    "demux_config",
-    "demux_image",
-    "demux_video",
-    "get_abuffer_desc",
-    "get_audio_filter_desc",
-    "get_buffer_desc",
-    "get_filter_desc",
-    "get_video_filter_desc",
-    "iter_samples",
-    "iter_tarfile",
-    "load_audio",
-    "load_clip",
-    "load_image",
-    "load_image_batch",
-    "load_image_batch_nvjpeg",
-    "load_npy",
-    "load_npz",
-    "load_video",
-    "load_wav",
-    "nv12_to_bgr",
-    "nv12_to_rgb",
-    "parse_wav",
-    "probe",
-    "random_resized_crop",
-    "set_log_level",
-    "streaming_load_video_nvdec",
-    "to_cupy",
-    "to_jax",
-    "to_numba",
-    "to_numpy",
-    "to_torch",
-    "transfer_buffer",
-    "transfer_buffer_cpu",
-    "transfer_tensor",
-    "transfer_tensor_d2h",
-    "yuv_to_rgb",
-)
+# In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
+__all__ = ["ConvertError", "DecodeError", "DemuxError", "FilterError", "MediaError", "SourceError"]
+__all__ += ["MissingDependencyError", "PictureSizeError", "StorageTooSmallError", "TransferError"]
+__all__ += ["CUDAConfig", "DecodeConfig", "DemuxConfig"]
+__all__ += ["cuda_config", "decode_config", "demux_config"]
+__all__ += ["Source", "Timestamp", "Window", "set_log_level"]
+__all__ += ["AudioCodec", "Codec", "VideoCodec"]
+__all__ += ["AudioPackets", "ImagePackets", "Packets", "VideoPackets"]
+__all__ += ["Demuxer", "apply_bsf", "demux_audio", "demux_image", "demux_video"]
+__all__ += ["AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe"]
+__all__ += ["get_audio_filter_desc", "get_filter_desc", "get_video_filter_desc"]
+__all__ += ["FilterGraph", "get_abuffer_desc", "get_buffer_desc"]
+__all__ += ["AudioFrames", "Frames", "ImageFrames", "VideoFrames"]
+__all__ += ["AudioDecoder", "VideoDecoder", "decode_packets"]
+__all__ += ["CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage"]
+__all__ += ["Buffer", "CPUBuffer", "CUDABuffer", "Failure"]
+__all__ += ["collate", "convert_array", "convert_frames"]
+__all__ += ["to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch"]
+__all__ += ["transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h"]
+__all__ += ["Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video"]
+__all__ += ["async_load_audio", "async_load_clip", "async_load_image", "async_load_image_batch"]
+__all__ += ["async_load_video", "random_resized_crop"]
+__all__ += ["ArrayFormatError", "NpzFile", "WAVHeader", "iter_samples", "iter_tarfile"]
+__all__ += ["load_npy", "load_npz", "load_wav", "parse_wav"]
+__all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabilities"]
+__all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
+__all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
+__all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
+__all__ += ["DataLoader"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")
 
-# Names of such modules.
+# Names of such modules. Type checkers read the imports above instead.
 _LAZY_NAMES = {
-    "CPUFallbackWarning": "cuda.fallback",
-    "CUDACapabilities": "cuda.capabilities",
-    "Capability": "cuda.capabilities",
-    "DataLoader": "dataloader",
-    "cuda_capabilities": "cuda.capabilities",
-    "decode_image_nvjpeg": "cuda.nvjpeg",
-    "decode_packets_nvdec": "cuda.nvdec",
-    "load_image_batch_nvjpeg": "cuda.nvjpeg",
-    "nv12_to_bgr": "cuda.color",
-    "nv12_to_rgb": "cuda.color",
-    "streaming_load_video_nvdec": "cuda.nvdec",
-    "yuv_to_rgb": "cuda.color",
+    "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
+    "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
+    "cuda.fallback": ("CPUFallbackWarning",),
+    "cuda.nvdec": ("decode_packets_nvdec", "streaming_load_video_nvdec"),
+    "cuda.nvjpeg": ("decode_image_nvjpeg", "load_image_batch_nvjpeg"),
+    "dataloader": ("DataLoader",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(f"spdl_media.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY_MODULES:
         return importlib.import_module(f"spdl_media.{name}")
+    for module, names in _LAZY_NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"spdl_media.{module}"), name)
     raise AttributeError(f"module 'spdl_media' has no attribute {name!r}")
 
 
