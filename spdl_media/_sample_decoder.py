@@ -101,7 +101,7 @@ class SampleDecoder:
         self.num_dropped = 0
         return FrameMetadata(facts.source, facts.zero, facts.window, num_dropped=dropped)
 
-    def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:
+    def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:  # noqa: C901  # calls would cost as much as small frames
         """Hand over what comes out for these packets, and for a final ``None`` what is held back.
 
         Returns:
