@@ -127,25 +127,20 @@ class SampleDecoder:
                     # In whole numbers, ticks times self._scale: fractions would take longer than small
                     # frames take to decode, and hold the GIL meanwhile.
                     ticks = self._expected if pts is None else pts * self._scale
-                    ahead, position = 2 * (ticks - self._expected), self._position
-                    if position is None:
-                        position, self._is_second = self._locate(frame, None), True
-                    elif ahead > samples * unit and ahead > 4 * self._scale + self._late * unit:
-                        position = self._locate(frame, position)
-                    elif self._is_second:
-                        self._is_second = False
-                        if self._late and ahead < -4 * self._scale:
-                            # The first frame was the late one: it lies before the window.
-                            position = self._locate(frame, None)
-                    self._position = position + samples
+                    position = self._position
+                    if position is None or ticks > self._expected or self._is_second:
+                        position = self._locate(frame, position, ticks)
+                    self._position = end = position + samples
                     self._expected = ticks + samples * unit
                     if pts in self._discarded or (frame.is_corrupt and not self._accepts(frame)):
                         continue
-                    self._finished = self._position >= self._stop
-                    start = max(self._first - position, 0)
-                    stop = min(self._stop - position, samples)
                     if packet is None:  # PyAV leaves it out of the frames held back
                         frame.time_base = self._codec.time_base
+                    start, stop = 0, samples
+                    if position < self._first or end >= self._stop:
+                        self._finished = end >= self._stop
+                        start = max(self._first - position, 0)
+                        stop = min(self._stop - position, samples)
                     if start < stop and put(frame, start, stop, position + start):
                         return True
         return False
@@ -157,7 +152,7 @@ class SampleDecoder:
         first, stop = window.samples(rate)
         # Without a window, what lies before second 0 is kept, too.
         self._first = first if window else _BEFORE_ALL
-        self._stop: float = math.inf if stop is None else stop
+        self._stop = sys.maxsize if stop is None else stop
 
     def _judge(self, packet: AvPacket | None, error: av.FFmpegError, text: str) -> None:
         """A packet cannot be decoded: raise the error, count it, or let it pass."""
@@ -184,8 +179,16 @@ class SampleDecoder:
         self.num_dropped += self._config.on_corrupt == "drop"
         return self._config.on_corrupt == "keep"
 
-    def _locate(self, frame: av.AudioFrame, position: int | None) -> int:
-        """Position of the first sample of a frame that is the first, or comes after a gap."""
+    def _locate(self, frame: av.AudioFrame, position: int | None, ticks: int) -> int:
+        """Position of the first sample of a frame, the first one or one whose time is ahead of the count."""
+        unit, jitter = self._codec.time_base.denominator, 4 * self._scale
+        ahead = 2 * (ticks - self._expected)
+        is_second, self._is_second = self._is_second, position is None
+        # Rounded timestamps jitter by a tick or two; half a frame and more is a gap.
+        if position is not None and ahead <= max(jitter + self._late * unit, frame.samples * unit):
+            if not (is_second and self._late and ahead < -jitter):
+                return position
+            position = None  # the first frame was the late one: it lies before the window
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self._facts.zero)
         if position is None:
             return stated
@@ -322,10 +325,13 @@ class SampleRows:
                 return True
             self._begin(frame, position)
         begin, size = self.count, self._size
-        stop = min(stop, start + self._limit - begin)
-        self.count = end = begin + stop - start
+        end = begin + stop - start
         if end > self._room:
-            self._grow(begin, 2 * end)
+            end = min(end, self._limit)
+            stop = start + end - begin
+            if end > self._room:
+                self._grow(begin, min(2 * end, self._limit))
+        self.count = end
         begin, end, start, stop = begin * size, end * size, start * size, stop * size
         # Rows first: of more than 8 channels PyAV gives planes that are none.
         for row, plane in zip(self._rows, frame.planes, strict=False):
@@ -341,7 +347,7 @@ class SampleRows:
         self._rows = [memoryview(b"")] * planes
         expected = min(math.ceil(self._end * rate) - position, self._limit)
         most = _MOST_EXPECTED // (self._size * planes)
-        self._grow(0, int(max(min(expected, most), frame.samples)))
+        self._grow(0, min(max(expected, frame.samples), most, self._limit))
 
     def _grow(self, filled: int, room: int) -> None:
         size, old = self._size, self._rows

@@ -119,7 +119,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _known_header(input: Input) -> tuple[WAVHeader, str] | None:
     if not input.has_size:
         return None
-    return known_header(bytes(input.head(_HEAD_SIZE)), input.size())
+    return known_header(bytes(input.read_at(0, _HEAD_SIZE)), input.size())
 
 
 def read_wav(input: Input, window: Window, num_samples: int | None) -> WAVSamples | None:
