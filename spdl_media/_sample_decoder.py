@@ -43,8 +43,9 @@ _BEFORE_ALL = -(2**63)
 # this. Only what is filled takes memory.
 _MOST_EXPECTED = 2**30
 
-# Samples in a frame for a graph: of so many, what each frame costs is nothing beside what is done.
-_BLOCK = 64 * 1024
+# Samples in a frame for a graph. Each frame costs 25 us, and frames that leave the cache take four times
+# as long (104,448 stereo samples from 8 to 16 kHz: of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
+_BLOCK = 16 * 1024
 
 
 class SampleDecoder:

@@ -22,9 +22,11 @@ OURS = ["spdl_media", "spdl_media, fast", *DOWNSCALE, "spdl_media, in steps"]
 SPREAD = {"median", "lowest", "highest"}
 
 
-def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    *args: str | Path, status: int = 0, script: Path = IMAGES
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, IMAGES, *map(str, args)],
+        [sys.executable, script, *map(str, args)],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -88,3 +90,21 @@ def test_images_says_what_is_wrong(tmp_path: Path) -> None:
     assert "no .jpg" in run("--images", tmp_path, status=2).stderr
     (tmp_path / "a.jpg").touch()
     assert "none of SPDL" in run("--images", tmp_path, "--peers", "SDPL", status=2).stderr
+
+
+def test_audio_writes_figures_of_every_work(tmp_path: Path) -> None:
+    from spdl_media.testing import make_audio
+
+    path, result = tmp_path / "a.flac", tmp_path / "audio.json"
+    samples = (np.arange(3 * 8000, dtype=np.int16) % 100).reshape(-1, 1)
+    path.write_bytes(make_audio(samples, 8000, codec="flac", format="flac"))
+    tiny = ("--peers", "none", "--rounds", "2", "--seconds", "0.01", "--json", result)
+    done = run(path, *tiny, script=IMAGES.with_name("audio.py"))
+    works = json.loads(result.read_text())["results"]["a.flac"]
+    assert {work: list(routes) for work, routes in works.items()} == {
+        "whole": ["spdl_media", "PyAV"],
+        "window": ["spdl_media"],
+        "16 kHz mono": ["spdl_media"],
+    }
+    assert set(works["whole"]["spdl_media"]["two_over_one"]) == SPREAD
+    assert len(done.stdout.splitlines()) == 5

@@ -1,0 +1,350 @@
+"""Audio files to one array: this library beside others, in one run.
+
+Every route opens the same file by its path, decodes it in one thread, and gives all samples, those of a
+window of one second, or all of them as 16 kHz mono, in floats. One round measures all routes one after the
+other; the next round goes backwards, so that a machine that grows slower or faster meanwhile favours none.
+What is printed are medians of the rounds, with the lowest and the highest.
+
+    python samples/benchmarks/audio.py FILE... [--json FILE] [--chart FILE.png]
+
+Routes whose library is not installed, and works that a route cannot do, are left out and named.
+
+    spdl_media    load_audio
+    PyAV          the leanest loop of demuxing and decoding: the bytes of each frame go to rows that were used
+                  before, as the decoder gives them. The limit of what Python over FFmpeg can do
+    SPDL          demux_audio, decode_packets and convert_frames
+    torchcodec    AudioDecoder
+    soundfile     SoundFile of libsndfile; no resampling
+    2 / 1         files a second of two threads over those of one
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from figures import (
+    draw_bars,
+    machine,
+    make_figure,
+    markdown_table,
+    over,
+    plain_table,
+    spread,
+    with_range,
+    write_json,
+)
+
+import spdl_media as sm
+
+Load = Callable[[], Any]
+
+BASE, LEAN = "SPDL", "PyAV"
+WORKS = ("whole", "window", "16 kHz mono")
+RATE = 16000
+
+
+@dataclass(frozen=True)
+class Task:
+    """One work on one file.
+
+    Attributes:
+        window: Seconds; ``None``: all of the file.
+        count: Number of samples that come out.
+    """
+
+    path: Path
+    work: str
+    window: tuple[float, float] | None
+    count: int
+
+
+class UnsupportedError(Exception):
+    """A route cannot do this work."""
+
+
+@dataclass
+class Cell:
+    """One work on one file by one route, and what was measured of it."""
+
+    make: Callable[[], Load]
+    rates: list[float] = field(default_factory=list)
+    rates_of_two: list[float] = field(default_factory=list)
+
+
+# The routes. Each maker imports what it needs, and is called in the thread that loads.
+
+
+def ours(task: Task) -> Load:
+    """This library in one call."""
+    options = {"sample_rate": RATE, "num_channels": 1} if task.work == "16 kHz mono" else {}
+    return lambda: sm.load_audio(task.path, task.window, **options).array
+
+
+def pyav(task: Task) -> Load:
+    """PyAV's own loop."""
+    if task.work != "whole":
+        raise UnsupportedError("it is the loop for whole files")
+    rows: list[memoryview] = []
+
+    def load() -> Any:
+        end = 0
+        with av.open(str(task.path)) as container:
+            stream = container.streams.best("audio")
+            stream.codec_context.thread_count = 1
+            for packet in container.demux(stream):
+                for frame in packet.decode():
+                    planes = frame.planes
+                    size = frame.samples * frame.format.bytes
+                    if not frame.format.is_planar:
+                        size *= frame.layout.nb_channels
+                    if not rows:
+                        # Twice the samples: some decoders give more than are heard.
+                        room = size // frame.samples * 2 * task.count
+                        rows.extend(memoryview(bytearray(room)) for _ in planes)
+                    for row, plane in zip(rows, planes, strict=False):
+                        row[end : end + size] = memoryview(plane)[:size]
+                    end += size
+        # As many as the route of the library has, which is what the others are compared by.
+        return np.empty((1, task.count)) if end else np.empty((1, 0))
+
+    return load
+
+
+def spdl(task: Task) -> Load:
+    """SPDL, function by function, as its documentation shows."""
+    import spdl.io
+
+    desc = spdl.io.get_audio_filter_desc()
+    if task.work == "16 kHz mono":
+        desc = spdl.io.get_audio_filter_desc(sample_rate=RATE, num_channels=1)
+
+    def load() -> Any:
+        packets = spdl.io.demux_audio(str(task.path), timestamp=task.window)
+        frames = spdl.io.decode_packets(packets, filter_desc=desc)
+        return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+    return load
+
+
+def torchcodec(task: Task) -> Load:
+    """torchcodec, which opens the file anew each time, as the others do."""
+    from torchcodec.decoders import AudioDecoder
+
+    options = {"sample_rate": RATE, "num_channels": 1} if task.work == "16 kHz mono" else {}
+
+    def load() -> Any:
+        decoder = AudioDecoder(task.path, **options)
+        if task.window is None:
+            return decoder.get_all_samples().data
+        return decoder.get_samples_played_in_range(*task.window).data
+
+    return load
+
+
+def soundfile(task: Task) -> Load:
+    """libsndfile, which gives ``(samples, channels)``."""
+    import soundfile
+
+    if task.work == "16 kHz mono":
+        raise UnsupportedError("it does not resample")
+
+    def load() -> Any:
+        with soundfile.SoundFile(task.path) as file:
+            if task.window is None:
+                return file.read(dtype="float32", always_2d=True).T
+            start, stop = (round(seconds * file.samplerate) for seconds in task.window)
+            file.seek(start)
+            return file.read(stop - start, dtype="float32", always_2d=True).T
+
+    return load
+
+
+OURS = {"spdl_media": ours, LEAN: pyav}
+PEERS = {BASE: spdl, "torchcodec": torchcodec, "soundfile": soundfile}
+
+# Decoders differ in how much of the encoder's delay and padding they leave out, and SPDL gives whole packets.
+_SLACK = 0.15
+
+
+def make_cells(
+    path: Path,
+    work: str,
+    window: tuple[float, float],
+    peers: Sequence[str],
+    told: set[tuple[str, str]],
+) -> dict[str, Cell]:
+    """The routes that can do this work; the others, and why, are named on stderr when it is not ``told``."""
+    task = Task(path, work, window if work == "window" else None, 0)
+    try:
+        count = ours(task)().shape[-1]
+    except sm.MediaError as error:
+        print(f"{path.name}, {work}: {error}", file=sys.stderr)
+        return {}
+    task = Task(path, work, task.window, count)
+    cells = {}
+    for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
+        try:
+            found = make(task)().shape[-1]
+            if abs(found - count) > _SLACK * count:
+                raise UnsupportedError(f"it gives {found} samples of {count}")
+        # Whatever another library raises is the reason.
+        except Exception as error:  # noqa: BLE001
+            reason = str(error).strip().partition("\n")[0]
+            if (name, reason) not in told:
+                print(f"{path.name}, {work}: {name} is left out: {reason}", file=sys.stderr)
+            told.add((name, reason))
+        else:
+            cells[name] = Cell(lambda make=make: make(task))  # type: ignore[misc]  # bound now
+    return cells
+
+
+def files_a_second(cell: Cell, threads: int, seconds: float) -> float:
+    """Of all threads together; each loads the file until the time is over."""
+    rates = [0.0] * threads
+    start = threading.Barrier(threads)
+
+    def work(index: int) -> None:
+        load = cell.make()
+        load()
+        start.wait()
+        begin = now = time.perf_counter()
+        count = 0
+        while count == 0 or now - begin < seconds:
+            load()
+            count, now = count + 1, time.perf_counter()
+        rates[index] = count / (now - begin)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(rates)
+
+
+def measure(cells: dict[str, Cell], rounds: int, seconds: float, *, threads: bool) -> None:
+    """Run the rounds, forwards and backwards in turn."""
+    order = list(cells.values())
+    for number in range(rounds):
+        for cell in order if number % 2 == 0 else order[::-1]:
+            cell.rates.append(files_a_second(cell, 1, seconds))
+            if threads:
+                cell.rates_of_two.append(files_a_second(cell, 2, seconds))
+
+
+def summary(cells: dict[str, Cell]) -> dict[str, Any]:
+    """What was measured, by route."""
+    results: dict[str, Any] = {}
+    for name, cell in cells.items():
+        row: dict[str, Any] = {"files_per_second": spread(cell.rates)}
+        for key, other in (("ratio_to_spdl", BASE), ("ratio_to_pyav", LEAN)):
+            if other in cells:
+                row[key] = over(cell.rates, cells[other].rates)
+        if cell.rates_of_two:
+            row["two_over_one"] = over(cell.rates_of_two, cell.rates)
+        results[name] = row
+    return results
+
+
+HEAD = ("file", "work", "route", "files/s", "x SPDL", "x PyAV", "2 / 1")
+
+
+def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]:
+    """The results as cells of a table."""
+    rows = []
+    for file, works in results.items():
+        for work, routes in works.items():
+            for name, row in routes.items():
+                ratios = [
+                    with_range(row[key], 2) if key in row else "-"
+                    for key in ("ratio_to_spdl", "ratio_to_pyav", "two_over_one")
+                ]
+                rows.append([file, work, name, with_range(row["files_per_second"], 1), *ratios])
+    return rows
+
+
+def draw(results: dict[str, dict[str, dict[str, Any]]], path: str) -> None:
+    """Bars of this library's rate over SPDL's."""
+    figure = make_figure(9, 1 + 0.5 * len(results))
+    if figure is None:
+        return
+    works = list(next(iter(results.values())))
+    missing = spread([0.0])
+    series = {
+        work: [
+            found[work].get("spdl_media", {}).get("ratio_to_spdl", missing)
+            for found in results.values()
+        ]
+        for work in works
+    }
+    axes = figure.subplots()
+    draw_bars(axes, list(results), series)
+    axes.axvline(1, color="black", linewidth=0.5)
+    axes.set_xscale("log")
+    axes.set_xlabel("files a second over SPDL's (median; lines: lowest to highest)")
+    figure.legend(loc="outside upper center", ncols=len(works))
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print the table, and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+", help="audio files, or videos with audio")
+    parser.add_argument("--works", default="all", help="all, or names with ';' between them")
+    parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
+    parser.add_argument("--window", type=float, nargs=2, default=(1.0, 2.0), metavar="SECONDS")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of one route a round")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
+    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    options = parser.parse_args()
+    peers = chosen(parser, "--peers", options.peers, PEERS)
+    works = chosen(parser, "--works", options.works, WORKS)
+    told: set[tuple[str, str]] = set()
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in options.files:
+        results[path.name] = {}
+        for work in works:
+            cells = make_cells(path, work, tuple(options.window), peers, told)
+            measure(cells, options.rounds, options.seconds, threads=work == "whole")
+            results[path.name][work] = summary(cells)
+    table = markdown_table if options.markdown else plain_table
+    print(table(HEAD, table_rows(results)))
+    if options.chart:
+        draw(results, options.chart)
+    document = {
+        "machine": machine(*"av numpy spdl-io torch torchcodec soundfile".split()),
+        "settings": {
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "window": options.window,
+        },
+        "results": results,
+    }
+    write_json(document, options.json)
+
+
+def chosen(
+    parser: argparse.ArgumentParser, option: str, text: str, names: Sequence[str] | dict[str, Any]
+) -> list[str]:
+    """The names that were asked for."""
+    if text in ("all", "none"):
+        return list(names) if text == "all" else []
+    found = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in found if name not in names]:
+        parser.error(f"{option}: {unknown[0]!r} is none of {'; '.join(names)}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
