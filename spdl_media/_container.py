@@ -22,6 +22,7 @@ from spdl_media._ffmpeg import (
     as_fraction,
     describe,
     ffmpeg_log,
+    frame_matrix,
     says_checksum_failed,
 )
 from spdl_media.codec import (
@@ -410,17 +411,4 @@ def decoded_matrix(stream: Any, packets: Iterable[AvPacket]) -> tuple[int, ...] 
         return None
     finally:
         context.flush_buffers()
-    return None
-
-
-def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """The display matrix that a decoded frame carries, as FFmpeg's nine numbers."""
-    try:
-        side_data: Any = frame.side_data  # by position, which the stubs do not know
-        entries = [side_data[index] for index in range(len(side_data))]
-    except ValueError:  # PyAV 18 does not know the type of every entry
-        return None
-    for entry in entries:
-        if entry.type.name == "DISPLAYMATRIX":
-            return struct.unpack("=9i", bytes(entry))
     return None

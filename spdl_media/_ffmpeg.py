@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,9 +136,7 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
 
 
 @contextmanager
-def ffmpeg_errors(
-    make_error: Callable[[str], MediaError],
-) -> Iterator[list[LogLine]]:
+def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[list[LogLine]]:
     """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's last words.
 
     Gives what :func:`ffmpeg_log` gives: the lines that FFmpeg logs in the block.
@@ -291,3 +290,16 @@ def as_fraction(value: Any) -> Any:
     if isinstance(value, Fraction):
         return value or None
     return Fraction(value.numerator, value.denominator) if value else None
+
+
+def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
+    """The display matrix that a decoded frame carries, as FFmpeg's nine numbers."""
+    try:
+        side_data: Any = frame.side_data  # by position, which the stubs do not know
+        entries = [side_data[index] for index in range(len(side_data))]
+    except ValueError:  # PyAV 18 does not know the type of every entry
+        return None
+    for entry in entries:
+        if entry.type.name == "DISPLAYMATRIX":
+            return struct.unpack("=9i", bytes(entry))
+    return None

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import av
 
-from spdl_media._container import frame_matrix
 from spdl_media._ffmpeg import (
     AvPacket,
     LogLine,
     current_log,
     describe,
     ffmpeg_log,
+    frame_matrix,
     says_checksum_failed,
 )
 from spdl_media._picture_filter import PictureFilter

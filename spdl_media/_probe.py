@@ -14,7 +14,13 @@ import av
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
 from spdl_media._wav import WAVInfo, read_wav_info
-from spdl_media.codec import VideoCodec, make_decoder, read_audio_codec, read_video_codec
+from spdl_media.codec import (
+    VideoCodec,
+    color_numbers,
+    make_decoder,
+    read_audio_codec,
+    read_video_codec,
+)
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
 from spdl_media.demux import is_still, read_image
 from spdl_media.errors import DecodeError
@@ -126,9 +132,9 @@ class MediaInfo:
     format: str
     duration: float | None
     streams: tuple[StreamInfo, ...]
-    best_video: int | None
-    best_audio: int | None
-    is_still: bool
+    best_video: int | None = None
+    best_audio: int | None = None
+    is_still: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -193,9 +199,7 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
         format="wav",
         duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
         streams=(stream,),
-        best_video=None,
         best_audio=0,
-        is_still=False,
         metadata=tuple(wav.metadata.items()),
     )
 
@@ -203,15 +207,13 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
 def _probe_container(container: Container) -> MediaInfo:
     file = container.av
     first: dict[int, AvPacket] = {}
-    best = {kind: file.streams.best(kind) for kind in ("video", "audio")}
     return MediaInfo(
         format=file.format.name,
         # FFmpeg counts a container's duration in microseconds.
         duration=None if file.duration is None else file.duration / 1_000_000,
         streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
-        best_video=best["video"].index if best["video"] else None,
-        best_audio=best["audio"].index if best["audio"] else None,
-        is_still=False,
+        best_video=container.best_index("video"),
+        best_audio=container.best_index("audio"),
         metadata=tuple(file.metadata.items()),
     )
 
@@ -250,14 +252,8 @@ def _video_info(
     # Asked before the orientation, for which the source may be opened again.
     index, duration, frames = stream.index, _seconds(stream), stream.frames or None
     orientation = container.orientation(index, _first_packet(container, index, first))
-    return _video_stream(
-        codec,
-        orientation,
-        index=index,
-        frame_rate=codec.frame_rate,
-        num_frames=frames,
-        duration=duration,
-    )
+    stated = {"num_frames": frames, "duration": duration, "frame_rate": codec.frame_rate}
+    return _video_stream(codec, orientation, index=index, **stated)
 
 
 def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoStreamInfo:
@@ -315,12 +311,7 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
         width=frame.width,
         height=frame.height,
         pix_fmt=frame.format.name,
-        color=(
-            int(frame.color_range),
-            int(frame.colorspace),
-            int(frame.color_primaries),
-            int(frame.color_trc),
-        ),
+        color=color_numbers(frame),
     )
     stream = _video_stream(
         codec, packets.orientation, index=0, frame_rate=None, num_frames=1, duration=None
@@ -330,7 +321,6 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
         duration=None,
         streams=(stream,),
         best_video=0,
-        best_audio=None,
         is_still=True,
     )
 

@@ -22,7 +22,7 @@ from spdl_media._frame_filter import (
     sample_time_base,
     whole_frame,
 )
-from spdl_media._sample_clock import frame_position, vorbis_lateness
+from spdl_media._window import frame_position, vorbis_lateness
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

@@ -6,22 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeAlias
 
 from spdl_media._checks import check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._window import our_packets
-from spdl_media.packets import AudioPackets, VideoPackets
+from spdl_media.packets import Packets
 from spdl_media.timing import ticks_to_seconds
 
-_Chunk = dict[int, list[AvPacket]]
+Duration: TypeAlias = float | Fraction | Decimal | None
+_Chunk: TypeAlias = dict[int, list[AvPacket]]
 
 # How far, in seconds, the streams of a file may run apart in it. A stream whose next packet is not found
 # within this is taken to have none, so that a chunk stays bounded when a stream ends early or pauses.
 _MAX_INTERLEAVE = Fraction(10)
 
 
-def check_limits(duration: float | Fraction | Decimal | None, num_packets: int | None) -> None:
+def check_limits(duration: Duration, num_packets: int | None) -> None:
     """Refuse limits of a chunk that are not exactly one positive number."""
     if (duration is None) == (num_packets is None):
         raise ValueError(
@@ -36,63 +38,45 @@ def check_limits(duration: float | Fraction | Decimal | None, num_packets: int |
         raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
 
 
-class Chunks:
-    """The chunks of an open container, read one by one.
+def read_chunks(
+    container: Container, indices: Sequence[int], duration: Duration, num_packets: int | None
+) -> Iterator[dict[int, Packets]]:
+    """Read an open container from its start, chunk by chunk; each is packets by stream index.
 
-    Args:
-        container: Stands at its first packet.
-        indices: Of the streams.
-        duration: Seconds of a chunk, or
-        num_packets: Packets of a chunk.
+    Raises:
+        DemuxError: The container is damaged, or cut short before the first packet.
+        RuntimeError: Another reader has moved the place.
     """
-
-    def __init__(
-        self,
-        container: Container,
-        indices: Sequence[int],
-        duration: float | Fraction | Decimal | None,
-        num_packets: int | None,
-    ) -> None:
-        self._container = container
-        self._codecs = {index: container.codec(index) for index in indices}
-        packets = container.packets(indices)
-        self._turn = container.turn
-        self._begun: set[int] = set()
-        self._chunks = (
-            _by_count(packets, num_packets)
-            if num_packets is not None
-            else _by_time(packets, _TimeCutter(container, indices, Fraction(str(duration))))
-        )
-
-    def read(self) -> dict[int, AudioPackets | VideoPackets] | None:
-        """The next chunk by stream index; ``None`` after the last one.
-
-        Raises:
-            DemuxError: The container is damaged, or cut short before the first packet.
-            RuntimeError: Another reader has moved the place.
-        """
-        container = self._container
-        if container.turn != self._turn:
+    container.rewind()
+    codecs = {index: container.codec(index) for index in indices}
+    packets = container.packets(indices)
+    turn = container.turn
+    if num_packets is not None:
+        chunks = _by_count(packets, num_packets)
+    else:
+        chunks = _by_time(packets, _TimeCutter(container, indices, Fraction(str(duration))))
+    begun: set[int] = set()
+    while True:
+        if container.turn != turn:
             raise RuntimeError(
                 f"{container.name}: the Demuxer was used for another read while its chunks were "
                 "iterated; open a second Demuxer"
             )
+        # The log that is captured here is that of the thread, so it must be let go before the yield.
         with container.reading():
-            chunk = next(self._chunks, None)
-        if chunk is not None:
-            return {index: self._packets(index, packets) for index, packets in chunk.items()}
-        # Without a packet, none carries the news that the file was cut short.
-        if not self._begun and (text := container.missing_end(())):
-            raise container.error(f"it is cut short: {text}")
-        return None
-
-    def _packets(self, index: int, packets: list[AvPacket]) -> AudioPackets | VideoPackets:
-        codec, continues = self._codecs[index], index in self._begun
-        self._begun.add(index)
-        result: AudioPackets | VideoPackets = our_packets(
-            self._container, index, codec, packets, continues=continues
-        )
-        return result
+            chunk = next(chunks, None)
+        if chunk is None:
+            break
+        yield {
+            index: our_packets(
+                container, index, codecs[index], chunk[index], continues=index in begun
+            )
+            for index in chunk
+        }
+        begun |= chunk.keys()
+    # Without a packet, none carries the news that the file was cut short.
+    if not begun and (text := container.missing_end(())):
+        raise container.error(f"it is cut short: {text}")
 
 
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:

@@ -125,13 +125,14 @@ def read_video_codec(stream: av.VideoStream) -> VideoCodec:
         codec_tag=_tag_number(context),
         bits_per_coded_sample=context.bits_per_coded_sample,
         reorder_depth=context.reorder_depth,
-        color=(
-            int(context.color_range),
-            int(context.colorspace),
-            int(context.color_primaries),
-            int(context.color_trc),
-        ),
+        color=color_numbers(context),
     )
+
+
+def color_numbers(source: Any) -> tuple[int, int, int, int]:
+    """Range, matrix, primaries and transfer of a codec context or a frame, as FFmpeg's numbers."""
+    color_range, matrix = int(source.color_range), int(source.colorspace)
+    return color_range, matrix, int(source.color_primaries), int(source.color_trc)
 
 
 def read_audio_codec(stream: av.AudioStream) -> AudioCodec:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from decimal import Decimal
-from fractions import Fraction
 from functools import cache
 from typing import Self, overload
 
@@ -13,13 +11,20 @@ import av
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container, Kind
-from spdl_media._streaming import Chunks, check_limits
+from spdl_media._streaming import Duration, check_limits, read_chunks
 from spdl_media._window import read_audio, read_clip, read_video
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
+from spdl_media.packets import (
+    AudioPackets,
+    ImagePackets,
+    PacketMetadata,
+    Packets,
+    VideoPackets,
+    make_packet,
+)
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
@@ -238,10 +243,7 @@ class Demuxer:
             return self._opened().audio()[1]
 
     def demux_video(
-        self,
-        timestamp: Timestamp | Window | None = None,
-        *,
-        stream_index: int | None = None,
+        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
     ) -> VideoPackets:
         """Read the packets of a video stream; see :func:`demux_video`.
 
@@ -270,10 +272,7 @@ class Demuxer:
             return read_clip(self._opened(), window)
 
     def demux_audio(
-        self,
-        timestamp: Timestamp | Window | None = None,
-        *,
-        stream_index: int | None = None,
+        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
     ) -> AudioPackets:
         """Read the packets of an audio stream; see :func:`demux_audio`.
 
@@ -299,24 +298,20 @@ class Demuxer:
         self,
         indices: int | None = None,
         *,
-        duration: float | Fraction | Decimal | None = None,
+        duration: Duration = None,
         num_packets: int | None = None,
-    ) -> Iterator[AudioPackets | VideoPackets]: ...
+    ) -> Iterator[Packets]: ...
     @overload
     def streaming_demux(
-        self,
-        indices: Collection[int],
-        *,
-        duration: float | Fraction | Decimal | None = None,
-        num_packets: int | None = None,
-    ) -> Iterator[dict[int, AudioPackets | VideoPackets]]: ...
+        self, indices: Collection[int], *, duration: Duration = None, num_packets: int | None = None
+    ) -> Iterator[dict[int, Packets]]: ...
     def streaming_demux(
         self,
         indices: int | Collection[int] | None = None,
         *,
-        duration: float | Fraction | Decimal | None = None,
+        duration: Duration = None,
         num_packets: int | None = None,
-    ) -> Iterator[AudioPackets | VideoPackets] | Iterator[dict[int, AudioPackets | VideoPackets]]:
+    ) -> Iterator[Packets] | Iterator[dict[int, Packets]]:
         """Read streams from their start in bounded chunks, for files too long to hold.
 
         Chunks follow each other in decoding order. One that does not start with a key frame cannot be
@@ -362,21 +357,15 @@ class Demuxer:
             return numbers
 
     def _chunks(
-        self,
-        indices: list[int],
-        duration: float | Fraction | Decimal | None,
-        num_packets: int | None,
-    ) -> Iterator[dict[int, AudioPackets | VideoPackets]]:
-        with self._guard:
-            container = self._opened()
-            container.rewind()
-            chunks = Chunks(container, indices, duration, num_packets)
+        self, indices: list[int], duration: Duration, num_packets: int | None
+    ) -> Iterator[dict[int, Packets]]:
+        chunks = read_chunks(self._opened(), indices, duration, num_packets)
         while True:
             # The guard is held while FFmpeg reads, not while the caller works on a chunk, so that a
             # loop left half way does not lock the Demuxer.
             with self._guard:
                 self._opened()
-                chunk = chunks.read()
+                chunk = next(chunks, None)
             if chunk is None:
                 return
             yield chunk

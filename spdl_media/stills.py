@@ -40,22 +40,7 @@ known from the first 32."""
 
 # Decoders that FFmpeg's demuxer of such files is named after: "png_pipe".
 _NAMED_ALIKE = (
-    *(
-        "bmp",
-        "dds",
-        "dpx",
-        "exr",
-        "jpegls",
-        "pam",
-        "pbm",
-        "pfm",
-        "pgm",
-        "pgmyuv",
-        "phm",
-        "png",
-        "ppm",
-    ),
-    *("qoi", "sgi", "sunrast", "tiff", "webp"),
+    "bmp dds dpx exr jpegls pam pbm pfm pgm pgmyuv phm png ppm qoi sgi sunrast tiff webp".split()
 )
 
 STILL_FORMATS: Mapping[str, str] = MappingProxyType(
@@ -184,13 +169,9 @@ _SIGNATURES: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] 
 )
 
 _PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
-# By the byte behind the P.
+# By the byte behind the P. Formats in text (1 to 3) have the decoders of those in binary (4 to 6).
 _PNM_DECODERS = dict(
-    zip(
-        b"1234567FHfh",
-        ("pbm", "pgm", "ppm", "pbm", "pgm", "ppm", "pam", "pfm", "phm", "pfm", "phm"),
-        strict=True,
-    )
+    zip(b"1234567FHfh", "pbm pgm ppm pbm pgm ppm pam pfm phm pfm phm".split(), strict=True)
 )
 
 _SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD

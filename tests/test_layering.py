@@ -22,7 +22,7 @@ ORDER = [
     ["inputs"],
     ["array_formats", "_wav"],
     ["codec", "packets"],
-    ["_sample_clock", "_container", "_window", "_streaming", "demux", "_probe"],
+    ["_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
     ["operations", "geometry", "filter_desc"],
     ["frames"],

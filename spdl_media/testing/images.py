@@ -206,37 +206,30 @@ def best_pix_fmt(codec: str, picture: Picture) -> str:
     return next((like for like in _LIKES[given] if like in formats), formats[0])
 
 
-# The channels and type of an array, the pixel format that it has as it stands, and the formats of encoders
+# The channels and type of an array: the pixel format that it has as it stands, and the formats of encoders
 # that keep all of it, the best first.
 _ARRAYS = {
-    ((), "uint8"): "gray",
-    ((3,), "uint8"): "rgb24",
-    ((4,), "uint8"): "rgba",
-    ((), "uint16"): "gray16le",
-    ((3,), "uint16"): "rgb48le",
-    ((4,), "uint16"): "rgba64le",
+    ((), "uint8"): ("gray", ("gray",)),
+    ((3,), "uint8"): ("rgb24", ("rgb24", "bgr24", "bgra", "gbrp", "rgb8")),
+    ((4,), "uint8"): ("rgba", ("rgba", "bgra")),
+    ((), "uint16"): ("gray16le", ("gray16be", "gray16le")),
+    ((3,), "uint16"): ("rgb48le", ("rgb48be", "rgb48le")),
+    ((4,), "uint16"): ("rgba64le", ("rgba64be", "rgba64le")),
 }
-_LIKES = {
-    "gray": ("gray",),
-    "rgb24": ("rgb24", "bgr24", "bgra", "gbrp", "rgb8"),
-    "rgba": ("rgba", "bgra"),
-    "gray16le": ("gray16be", "gray16le"),
-    "rgb48le": ("rgb48be", "rgb48le"),
-    "rgba64le": ("rgba64be", "rgba64le"),
-}
+_LIKES = dict(_ARRAYS.values())
 
 
 def _given_format(picture: Picture) -> str | None:
     """The pixel format that an array has as it stands; None for planes."""
     if not isinstance(picture, np.ndarray):
         return None
-    name = _ARRAYS.get((picture.shape[2:], picture.dtype.name))
-    if picture.ndim not in (2, 3) or name is None:
+    known = _ARRAYS.get((picture.shape[2:], picture.dtype.name))
+    if picture.ndim not in (2, 3) or known is None:
         raise ValueError(
             "a picture must be (H, W), (H, W, 3) or (H, W, 4) of uint8 or uint16, or planes, "
             f"not {picture.shape} of {picture.dtype}"
         )
-    return name
+    return known[0]
 
 
 def video_frame(picture: Picture, pix_fmt: str) -> av.VideoFrame:
