@@ -1,6 +1,13 @@
-"""How much the tests try: a quarter of the examples by default, all of them with ``--long``."""
+"""How much the tests try, and many rows in one test."""
 
 from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
 
 LONG = False
 """Whether ``--long`` was given; ``conftest.py`` sets it before any test module is imported."""
@@ -9,3 +16,36 @@ LONG = False
 def examples(count: int) -> int:
     """Return the number of examples for ``@settings(max_examples=examples(count))``."""
     return count if LONG else max(count // 4, 5)
+
+
+def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run one test for each row, to the end, and report all rows that failed.
+
+    Use it in place of ``pytest.mark.parametrize`` where rows are many and each takes a millisecond: pytest
+    takes longer than that to collect, set up and report a case. Rows share the fixtures of the test.
+    """
+    keys = names.replace(" ", "").split(",")
+    values = list(rows)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        def run(**fixtures: Any) -> None:
+            failures = []
+            for row in values:
+                arguments = dict(zip(keys, [row] if len(keys) == 1 else row, strict=True))
+                try:
+                    test(**fixtures, **arguments)
+                except (Exception, BaseExceptionGroup, pytest.fail.Exception) as error:  # noqa: BLE001
+                    error.add_note(", ".join(f"{key}={one!s}" for key, one in arguments.items()))
+                    failures.append(error)
+            if failures:
+                message = f"{len(failures)} of {len(values)} rows failed"
+                raise BaseExceptionGroup(message, failures)
+
+        functools.update_wrapper(run, test)
+        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would ask that one for its fixtures
+        signature = inspect.signature(test)
+        fixtures = [one for name, one in signature.parameters.items() if name not in keys]
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -7,6 +7,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import ROWS, Row, image
 
 import spdl_media as sm
@@ -36,12 +37,12 @@ WITHOUT_A_ROW = [
     "xyz12le",
 ]
 
-rows = pytest.mark.parametrize("row", ROWS, ids=str)
+rows = each("row", ROWS)
 
 
 @rows
-@pytest.mark.parametrize(("width", "height"), [(10, 6), (10, 7), (6, 1)])
-@pytest.mark.parametrize("upwards", [False, True], ids=["downwards", "upwards"])
+@each("width, height", [(10, 6), (10, 7), (6, 1)])
+@each("upwards", [False, True])
 def test_one_picture(row: Row, width: int, height: int, upwards: bool) -> None:
     planes = row.planes(width, height, seed=1)
     buffer = sm.convert_frames(image(planes, row.pix_fmt, upwards=upwards))
@@ -49,7 +50,7 @@ def test_one_picture(row: Row, width: int, height: int, upwards: bool) -> None:
     _same(buffer, row.array(planes))
 
 
-@pytest.mark.parametrize("upwards", [False, True])
+@each("upwards", [False, True])
 def test_the_frames_of_these_tests_have_padded_and_upward_rows(upwards: bool) -> None:
     plane = image(ROWS[0].planes(10, 6, 1), "rgb24", upwards=upwards).planes[0]
     assert abs(plane.strides[0]) > 30
@@ -93,7 +94,7 @@ def test_planes_of_every_row(row: Row) -> None:
         assert buffer.array.ctypes.data % 64 == 0
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.kind in ("HWC", "CHW", "gbr")], ids=str)
+@each("row", [row for row in ROWS if row.kind in ("HWC", "CHW", "gbr")])
 def test_layout_turns_pictures_whatever_their_own_order(row: Row) -> None:
     planes = [row.planes(7, 5, seed) for seed in range(2)]
     own = np.stack([row.array(one) for one in planes])
@@ -106,9 +107,9 @@ def test_layout_turns_pictures_whatever_their_own_order(row: Row) -> None:
     _same(sm.convert_frames([video], layout="NCHW"), np.moveaxis(channels_last, -1, 1)[None])
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.kind in ("420", "422", "nv")], ids=str)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("width", [6, 7])
+@each("row", [row for row in ROWS if row.kind in ("420", "422", "nv")])
+@each("layout", ["NCHW", "NHWC"])
+@each("width", [6, 7])
 def test_layout_is_not_for_subsampled_chroma(row: Row, layout: Any, width: int) -> None:
     made = image(row.planes(width, 5, 0), row.pix_fmt)
     with pytest.raises(
@@ -142,7 +143,7 @@ def test_colours_are_where_the_format_says(rng: np.random.Generator) -> None:
         assert abs(made / 257 - picture).max() < 2
 
 
-@pytest.mark.parametrize("pix_fmt", WITHOUT_A_ROW)
+@each("pix_fmt", WITHOUT_A_ROW)
 def test_a_format_without_a_row_names_a_filter(pix_fmt: str) -> None:
     made = sm.ImageFrames((av.VideoFrame(8, 4, pix_fmt),))
     with pytest.raises(
@@ -151,7 +152,7 @@ def test_a_format_without_a_row_names_a_filter(pix_fmt: str) -> None:
         sm.convert_frames(made)
 
 
-@pytest.mark.parametrize("pix_fmt", WITHOUT_A_ROW)
+@each("pix_fmt", WITHOUT_A_ROW)
 def test_planes_take_formats_without_a_row(pix_fmt: str, rng: np.random.Generator) -> None:
     frame = av.VideoFrame(8, 4, pix_fmt)
     for plane in frame.planes:
@@ -166,8 +167,8 @@ def test_planes_take_formats_without_a_row(pix_fmt: str, rng: np.random.Generato
         assert buffer.shape == expected.shape
 
 
-@pytest.mark.parametrize(
-    ("pix_fmt", "shapes"),
+@each(
+    "pix_fmt, shapes",
     [
         ("yuv440p", [(4, 8), (2, 8), (2, 8)]),
         ("yuv411p", [(4, 8), (4, 2), (4, 2)]),
