@@ -75,28 +75,36 @@ def without_milliseconds(table: str) -> str:
     return re.sub(r"\d+ ms|ms$| +$", "", table, flags=re.MULTILINE)
 
 
-def test_prints_what_its_docstring_shows(decode_media: ModuleType, tmp_path: Path) -> None:
-    table = run(cwd=tmp_path).stdout
+@pytest.fixture(scope="module")
+def own_table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the sample prints without arguments."""
+    return run(cwd=tmp_path_factory.mktemp("elsewhere")).stdout
+
+
+def test_prints_what_its_docstring_shows(decode_media: ModuleType, own_table: str) -> None:
     assert decode_media.__doc__ is not None
     shown = re.search(r"Output .*?::\n\n(.*?)\n\n", decode_media.__doc__, re.DOTALL)
     assert shown is not None
     promised = re.sub(r"^    ", "", shown[1], flags=re.MULTILINE)
-    assert [line.split() for line in without_milliseconds(table).splitlines()] == [
+    assert [line.split() for line in without_milliseconds(own_table).splitlines()] == [
         line.split() for line in without_milliseconds(promised).splitlines()
     ]
 
 
-def test_all_four_streams_of_the_clip_and_every_still_are_rows(tmp_path: Path) -> None:
-    rows = run(cwd=tmp_path).stdout.splitlines()[1:-1]
+def test_all_four_streams_of_the_clip_and_every_still_are_rows(own_table: str) -> None:
+    rows = own_table.splitlines()[1:-1]
     kinds = [re.search(r"(video|audio|image)( \d)?", row)[0] for row in rows]  # type: ignore[index]
     assert sorted(kinds) == ["audio 1", "audio 4", *["image"] * 5, "video 0", "video 3"]
     for still in STILLS:
         assert sum(row.startswith(still) for row in rows) == 1
 
 
-@pytest.mark.parametrize("columns", [60, 80, 97, 120, 300])
 def test_lines_fit_the_terminal(
-    tmp_path: Path, columns: int, decode_media: ModuleType, index_clips: dict[str, bytes]
+    tmp_path: Path,
+    decode_media: ModuleType,
+    index_clips: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = tmp_path / "a_folder_with_a_long_name" / "and_a_clip_with_a_name_that_is_even_longer"
     long.mkdir(parents=True)
@@ -104,11 +112,15 @@ def test_lines_fit_the_terminal(
     (long / "cut.mp4").write_bytes(index_clips["mp4"][:1000])
     deep = make_video(index_planes(2, 3840, 16, pix_fmt="yuv422p10le"), pix_fmt="yuv422p10le")
     (long / "deep.mkv").write_bytes(deep)
-    table = run(MEDIA, tmp_path, cwd=tmp_path, columns=columns).stdout
-    longest = max(map(len, table.splitlines()))
-    assert longest <= min(max(columns, 80), 120)
-    assert table.count("deep.mkv") == table.count("cut.mp4") == 1
-    assert "yuv422p10le" in table
+    monkeypatch.setattr(sys, "argv", ["decode_media.py", str(tmp_path)])
+    for columns in (60, 80, 97, 120, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        decode_media.main()
+        table = capsys.readouterr().out
+        longest = max(map(len, table.splitlines()))
+        assert longest <= min(max(columns, 80), 120)
+        assert table.count("deep.mkv") == table.count("cut.mp4") == 1
+        assert "yuv422p10le" in table
 
 
 def test_a_file_of_the_user_is_decoded_instead(
@@ -138,25 +150,26 @@ def test_folders_are_searched_and_what_is_no_media_is_left_out(tmp_path: Path) -
     assert [row.split()[0] for row in rows] == ["file", "z.png", str(Path("b/c/a.png")), "2"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "why"),
-    [
+def test_named_files_are_reported(tmp_path: Path) -> None:
+    files = [
         ("README.md", b"# Not media\n", "cannot open it as media"),
         ("lines.srt", b"1\n00:00:01,000 --> 00:00:02,000\nWords.\n", "holds no picture, video or"),
         ("empty.mp4", b"", "is empty"),
         ("absent.mp4", None, "No such file"),
-    ],
-)
-def test_named_files_are_reported(
-    tmp_path: Path, name: str, content: bytes | None, why: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    done = run(name, cwd=tmp_path, status=1)
-    _, row, *more, summary = done.stdout.splitlines()
-    assert re.match(rf"{re.escape(name)} +error +\w", row)
-    assert why in " ".join([row, *(line.strip() for line in more)])
-    assert summary.startswith("0 of 1 streams and pictures decoded from 1 file")
+    ]
+    for name, content, _ in files:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    done = run(*(name for name, _, _ in files), cwd=tmp_path, status=1)
+    _, *lines, summary = done.stdout.splitlines()
+    assert summary.startswith("0 of 4 streams and pictures decoded from 4 files")
+    text = " ".join(line.strip() for line in lines)
+    starts = [re.search(rf"{re.escape(name)} +error +\w", text) for name, _, _ in files]
+    places = [start.start() for start in starts if start is not None]
+    assert len(places) == len(files)
+    for name, _, why in files:
+        place = text.index(name)
+        assert why in text[place : min([at for at in places if at > place], default=None)], name
 
 
 def test_a_damaged_file_is_one_row_that_says_why(tmp_path: Path) -> None:

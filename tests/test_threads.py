@@ -176,6 +176,7 @@ def test_other_threads_run_while_one_decodes() -> None:
         assert time.monotonic() < deadline, "no attempt got there"
 
 
+@pytest.mark.long
 def test_the_benchmark_runs() -> None:
     checkout = Path(__file__).resolve().parent.parent
     script = checkout / "samples" / "benchmarks" / "decode_threads.py"

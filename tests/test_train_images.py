@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPT = CHECKOUT / "samples" / "train_images.py"
 
@@ -18,6 +20,7 @@ def without_figures(text: str) -> list[str]:
     return [re.sub(r"\d+% right|\d+ ms", "...", line).strip() for line in text.splitlines()]
 
 
+@pytest.mark.long
 def test_prints_what_its_docstring_shows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", SCRIPT],

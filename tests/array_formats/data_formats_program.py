@@ -1,6 +1,6 @@
 """SPDL's benchmark of data formats with the modules renamed: a program of its own, started as users do.
 
-    python tests/array_formats/data_formats_program.py [REPEAT]
+    python tests/array_formats/data_formats_program.py [REPEAT [MOST_WORKERS]]
 
 Each line is: format, compressed, library, mode, workers, items a second. Executors are made anew for each and
 left to the interpreter's end, as there.
@@ -142,13 +142,13 @@ def _written(save: Callable[..., None], *args: Any, **kwargs: Any) -> bytes:
         return file.getvalue()
 
 
-def main(repeat: int = 1000) -> None:
+def main(repeat: int = 1000, most_workers: int = 32) -> None:
     for format, compressed, library in CONFIGS:
         if format == "torch" and torch is None:
             continue
         src = DataSource(dump(format, compressed, make_arrays()), repeat)
         for mode in ("mp", "mt"):
-            for num_workers in WORKERS:
+            for num_workers in [count for count in WORKERS if count <= most_workers]:
                 pipeline = get_pipeline(src, LOADERS[format, library], num_workers, mode)
                 num_items, elapsed = run_pipeline(pipeline)
                 if num_items != repeat:
