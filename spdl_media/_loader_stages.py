@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media._resume import Intervals, Ledger, Snapshot, State, Tag
+from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr
-from spdl_media.pipeline.functions import kind_of, name_of, refuse_coroutine
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 

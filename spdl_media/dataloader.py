@@ -30,7 +30,7 @@ from spdl_media.pipeline import (
     PipelineStopped,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.functions import kind_of, name_of
+from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.stages import check_failure_limit, source_length
 from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator

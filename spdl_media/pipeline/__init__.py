@@ -10,6 +10,7 @@ from spdl_media.pipeline.executors import (
     ExecutorConfig,
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
+    TaskHook,
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.failures import (
@@ -21,7 +22,6 @@ from spdl_media.pipeline.failures import (
     PoolBroken,
     WorkerDied,
 )
-from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile import profile_pipeline
 from spdl_media.pipeline.stages import (

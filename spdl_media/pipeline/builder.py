@@ -1,17 +1,17 @@
-"""A chain of calls that becomes a definition, checked as it grows."""
+"""A chain of calls that becomes a definition, checked as it grows, and definitions as text and charts."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import count
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 from spdl_media._checks import check_int
-from spdl_media.pipeline.executors import ExecutorConfig
+from spdl_media.pipeline.executors import ExecutorConfig, TaskHook, kind_of, name_of
 from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.functions import TaskHook, kind_of
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -28,7 +28,7 @@ from spdl_media.pipeline.stages import (
     with_unique_names,
 )
 
-__all__ = ("PipelineBuilder", "warn_of_idle_concurrency")
+__all__ = ("PipelineBuilder", "mermaid", "outline", "warn_of_idle_concurrency")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -319,3 +319,119 @@ def _as_path(path: object) -> tuple[StageConfig, ...]:
         "A path of path_variants() must be a PipelineBuilder, a sequence of stages or a function, "
         f"not {type(path).__name__}"
     )
+
+
+# What would end a label or be taken for markup. A label in backticks would be Markdown.
+_ENTITIES = str.maketrans(
+    {"#": "#35;", "&": "#amp;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "`": "#96;"}
+)
+
+
+def outline(config: PipelineConfig) -> str:
+    """One line for each part of a pipeline, those of paths and merged pipelines indented."""
+    return "\n".join(_outline(config))
+
+
+def mermaid(config: PipelineConfig) -> str:
+    """A Mermaid flowchart, from top to bottom."""
+    chart = _Chart()
+    chart.add_pipeline(config)
+    return "\n".join(chart.lines)
+
+
+def _outline(config: PipelineConfig) -> Iterator[str]:
+    if isinstance(config.source, MergeConfig):
+        yield "merge"
+        for number, pipeline in enumerate(config.source.pipelines):
+            yield f"  pipeline {number}"
+            yield from (f"    {line}" for line in _outline(pipeline))
+    else:
+        yield f"source: {_source_text(config.source)}"
+    yield from _stage_lines(config.stages)
+    if config.sink is not None:
+        yield f"sink: buffer of {config.sink.buffer_size}"
+
+
+def _stage_lines(stages: tuple[StageConfig, ...]) -> Iterator[str]:
+    for stage in stages:
+        details = _details(stage)
+        yield " ".join(stage.name.split()) + (f" ({details})" if details else "")
+        for number, path in enumerate(_paths_of(stage)):
+            yield f"  path {number}" + ("" if path else ": as it is")
+            yield from (f"    {line}" for line in _stage_lines(path))
+
+
+class _Chart:
+    """Lines of a flowchart. Each part adds its nodes and returns those that lead to the next part."""
+
+    def __init__(self) -> None:
+        self.lines = ["flowchart TD"]
+        self._numbers = count()
+
+    def add_pipeline(self, config: PipelineConfig) -> list[str]:
+        if isinstance(config.source, MergeConfig):
+            parts = [self.add_pipeline(pipeline) for pipeline in config.source.pipelines]
+            ends = self._node('{{"merge"}}', [end for part in parts for end in part])
+        else:
+            ends = self._node(f'(["{_escaped(_source_text(config.source))}"])', [])
+        ends = self._stages(config.stages, ends)
+        if config.sink is not None:
+            ends = self._node(f'(["sink: buffer of {config.sink.buffer_size}"])', ends)
+        return ends
+
+    def _stages(self, stages: tuple[StageConfig, ...], ends: list[str]) -> list[str]:
+        for stage in stages:
+            paths = _paths_of(stage)
+            opening, closing = "{}" if paths else "[]"
+            label = "<br/>".join(map(_escaped, filter(None, (stage.name, _details(stage)))))
+            ends = self._node(f'{opening}"{label}"{closing}', ends)
+            if paths:
+                (router,), ends = ends, []
+            for number, path in enumerate(paths):
+                # A point for each path: it carries the number at the arrow, and an empty path ends in it.
+                point = self._node("(( ))", [])
+                self.lines.append(f"    {router} -->|{number}| {point[0]}")
+                ends += self._stages(path, point)
+        return ends
+
+    def _node(self, shape: str, ends: list[str]) -> list[str]:
+        name = f"n{next(self._numbers)}"
+        self.lines += [f"    {name}{shape}", *(f"    {end} --> {name}" for end in ends)]
+        return [name]
+
+
+def _paths_of(stage: StageConfig) -> tuple[tuple[StageConfig, ...], ...]:
+    return stage.paths if isinstance(stage, PathVariantsConfig) else ()
+
+
+def _source_text(source: SourceConfig) -> str:
+    return source.name + (", continuous" if source.continuous else "")
+
+
+def _details(stage: StageConfig) -> str:
+    """What differs from the defaults of a stage."""
+    if isinstance(stage, PathVariantsConfig):
+        return f"{len(stage.paths)} paths"
+    if isinstance(stage, AggregateConfig):
+        return "drop_last" if stage.drop_last else ""
+    return ", ".join(_pipe_details(stage)) if isinstance(stage, PipeConfig) else ""
+
+
+def _pipe_details(stage: PipeConfig) -> Iterator[str]:
+    if stage.name != (function := name_of(stage.fn)):
+        yield function
+    if (kind := kind_of(stage.fn)) != "function":
+        yield kind.replace("_", " ")
+    yield f"concurrency={stage.concurrency}"
+    if stage.executor is not None:
+        yield type(stage.executor).__name__
+    if stage.output_order != "completion":
+        yield f"order of {stage.output_order}"
+    if stage.timeout is not None:
+        yield f"timeout={stage.timeout:g} s"
+    if stage.max_failures is not None:
+        yield f"max_failures={stage.max_failures}"
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.translate(_ENTITIES).split())

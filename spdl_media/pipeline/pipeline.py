@@ -11,12 +11,27 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from spdl_media._checks import check_callable, check_int, check_seconds
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
-from spdl_media.pipeline.failures import FailureRecord, PipelineError, PipelineStopped
-from spdl_media.pipeline.functions import TaskHook
-from spdl_media.pipeline.progress import ProgressBar, check_progress, number_of_outputs
-from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit, with_unique_names
+from spdl_media.pipeline.executors import TaskHook, kind_of
+from spdl_media.pipeline.failures import (
+    FailureRecord,
+    MissingPackageError,
+    PipelineError,
+    PipelineStopped,
+)
+from spdl_media.pipeline.stages import (
+    AggregateConfig,
+    MergeConfig,
+    PathVariantsConfig,
+    PipeConfig,
+    PipelineConfig,
+    StageConfig,
+    check_failure_limit,
+    source_length,
+    with_unique_names,
+)
 from spdl_media.pipeline.stats import PipelineStatistics
 
 __all__ = ("Pipeline",)
@@ -74,7 +89,12 @@ class Pipeline(Generic[T_co]):
             check_callable("on_failure", on_failure)
         if task_hook_factory is not None:
             check_callable("task_hook_factory", task_hook_factory)
-        check_progress(progress)
+        if not isinstance(progress, bool | str):
+            raise TypeError(
+                f"progress must be True, False or a label for the bar, not {progress!r}"
+            )
+        if progress is not False:
+            _bar_class()  # here, where a missing package is told before anything runs
         self._config = with_unique_names(config)
         self._progress = progress
         self._options = RunOptions(
@@ -245,10 +265,13 @@ class Pipeline(Generic[T_co]):
                 )
             return self._run
 
-    def _make_bar(self) -> ProgressBar | None:
+    def _make_bar(self) -> Any:
         if self._progress is False:
             return None
-        return ProgressBar(self._progress, number_of_outputs(self._config))
+        label = self._progress if isinstance(self._progress, str) else None
+        total = _number_of_outputs(self._config)
+        # miniters: without its thread, tqdm has to look at the clock with each item.
+        return _bar_class()(desc=label, total=total, unit="item", miniters=1)
 
 
 class _AsyncEpoch(AsyncIterator[T_co]):
@@ -261,7 +284,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         self._pipeline: Pipeline[T_co] | None = pipeline
         self._run: Run | None = None
         self._is_own = False
-        self._bar: ProgressBar | None = None
+        self._bar: Any = None
 
     async def __anext__(self) -> T_co:
         if self._pipeline is None:
@@ -314,3 +337,37 @@ def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None
             then()
 
     threading.Thread(target=stop, name="spdl_media stop", daemon=True).start()
+
+
+def _bar_class() -> Any:
+    """The class of progress bars: tqdm's own for the terminal or notebook, without its thread."""
+    base = require("tqdm", "A progress bar", MissingPackageError).tqdm
+    # The thread looks after bars that stand still, and never ends.
+    return type("tqdm", (base,), {"monitor_interval": 0})
+
+
+def _number_of_outputs(config: PipelineConfig) -> int | None:
+    """How many items an epoch delivers if none is dropped or fails; ``None`` when that depends on them."""
+    source = config.source
+    number: int | None
+    if isinstance(source, MergeConfig):
+        parts = [_number_of_outputs(pipeline) for pipeline in source.pipelines]
+        number = None if None in parts else sum(part or 0 for part in parts)
+    else:
+        number = source_length(source.items)
+    for stage in config.stages:
+        if number is not None:
+            number = _outputs(stage, number)
+    return number
+
+
+def _outputs(stage: StageConfig, number: int) -> int | None:
+    if isinstance(stage, PipeConfig):
+        return number if kind_of(stage.fn) in ("function", "async") else None
+    if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
+        return (number if stage.drop_last else number + stage.aggregator - 1) // stage.aggregator
+    if isinstance(stage, PathVariantsConfig):
+        kept = all(_outputs(one, 1) == 1 for path in stage.paths for one in path)
+        one_each = all(isinstance(one, PipeConfig) for path in stage.paths for one in path)
+        return number if kept and one_each else None
+    return None

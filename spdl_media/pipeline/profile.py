@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from spdl_media._checks import check_int
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.nodes import routed
+from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
-from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,

@@ -21,9 +21,10 @@ from spdl_media.pipeline.executors import (
     ExecutorConfig,
     ProcessPoolExecutorConfig,
     ThreadPoolExecutorConfig,
+    kind_of,
+    name_of,
 )
 from spdl_media.pipeline.failures import PipelineError
-from spdl_media.pipeline.functions import kind_of, name_of
 
 __all__ = (
     "AggregateConfig",
@@ -300,12 +301,12 @@ class PipelineConfig:
 
     def to_mermaid(self) -> str:
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
-        from spdl_media.pipeline.drawing import mermaid  # it knows the classes above
+        from spdl_media.pipeline.builder import mermaid  # which imports this module
 
         return mermaid(self)
 
     def __str__(self) -> str:
-        from spdl_media.pipeline.drawing import outline
+        from spdl_media.pipeline.builder import outline
 
         return outline(self)
 

@@ -27,7 +27,7 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.builder import warn_of_idle_concurrency
-from spdl_media.pipeline.functions import kind_of, name_of
+from spdl_media.pipeline.executors import kind_of, name_of
 
 
 def double(item: int) -> int:

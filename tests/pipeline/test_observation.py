@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
+from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import PipelineFailure
-from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stats import StageCounters
 

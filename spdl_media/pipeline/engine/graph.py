@@ -33,9 +33,14 @@ from spdl_media.pipeline.engine.workers import (
     Threads,
     WorkerThreads,
 )
-from spdl_media.pipeline.executors import StagePool, ThreadPoolExecutorConfig
+from spdl_media.pipeline.executors import (
+    StagePool,
+    TaskHook,
+    ThreadPoolExecutorConfig,
+    hooked,
+    kind_of,
+)
 from spdl_media.pipeline.failures import Branches, Chain, FailureLog, short_repr
-from spdl_media.pipeline.functions import TaskHook, hooked, kind_of
 from spdl_media.pipeline.processes import open_pool
 from spdl_media.pipeline.stages import (
     AggregateConfig,

@@ -15,8 +15,8 @@ from typing import Any, Protocol, SupportsIndex
 
 from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot, wake
 from spdl_media.pipeline.engine.workers import Threads, WorkerGroup
+from spdl_media.pipeline.executors import refuse_coroutine
 from spdl_media.pipeline.failures import PipelineError, PoolBroken, describe, short_repr
-from spdl_media.pipeline.functions import refuse_coroutine
 from spdl_media.pipeline.stages import Aggregator
 
 __all__ = (

@@ -22,6 +22,7 @@ from spdl_media.pipeline.engine.fan_out import close_generator
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.engine.workers import FailureHandler, OnFailure
+from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
     FailureLog,
     PipelineError,
@@ -30,7 +31,6 @@ from spdl_media.pipeline.failures import (
     describe,
     pipeline_failure,
 )
-from spdl_media.pipeline.functions import TaskHook
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
 
