@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,10 +20,10 @@ from spdl_media.convert import (
 from spdl_media.errors import ConvertError
 from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
+from spdl_media.transfer import Key, fields_of, is_sequence, with_fields
 
 __all__ = ("collate",)
 
-Key: TypeAlias = str | int
 StorageByField: TypeAlias = Mapping[Any, Any]
 _Converter: TypeAlias = Callable[[list[Any], Storage | None, str], CPUBuffer]
 
@@ -73,7 +71,7 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
 
 
 def _collate(values: list[Any], storage: Any, where: str) -> Any:
-    fields = _fields(values[0])
+    fields = fields_of(values[0])
     if fields is None:
         return _collate_values(values, storage, where)
     rows = [
@@ -88,21 +86,10 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
     return _rebuild(values[0], collated)
 
 
-def _fields(value: Any) -> dict[Key, Any] | None:
-    """The fields of a structure by name, key or index; ``None``: it is a plain value."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
-
-
 def _same_fields(
     value: Any, first: Any, fields: dict[Key, Any], position: int, where: str
 ) -> dict[Key, Any]:
-    own = _fields(value) if type(value) is type(first) else None
+    own = fields_of(value) if type(value) is type(first) else None
     if own is None or own.keys() != fields.keys():
         raise _structures_differ(first, value, position, where)
     return own
@@ -116,7 +103,7 @@ def _structures_differ(first: Any, value: Any, position: int, where: str) -> Con
 
 
 def _in_words(value: Any) -> str:
-    fields = _fields(value)
+    fields = fields_of(value)
     return type(value).__name__ if fields is None else f"{type(value).__name__} of {list(fields)}"
 
 
@@ -134,21 +121,12 @@ def _by_field(storage: Any, fields: dict[Key, Any], where: str) -> Mapping[Any, 
 
 
 def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
+    # Classes of the user's may take other arguments than their items, so batches are plain containers.
     if isinstance(first, Mapping):
         return collated
-    if isinstance(first, tuple):
-        # Named tuples take their fields one by one.
-        return (
-            type(first)(*collated.values())
-            if hasattr(first, "_fields")
-            else tuple(collated.values())
-        )
-    if isinstance(first, list):
-        return list(collated.values())
-    result = copy.copy(first)
-    for name, value in collated.items():
-        object.__setattr__(result, str(name), value)  # frozen ones too
-    return result
+    if is_sequence(first):
+        return (tuple if isinstance(first, tuple) else list)(collated.values())
+    return with_fields(first, collated)
 
 
 def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
@@ -158,7 +136,7 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
     convert = _converter(first)
     for position in _first_of_each_type(values):
         value = values[position]
-        if _fields(value) is not None:
+        if fields_of(value) is not None:
             raise _structures_differ(first, value, position, where)
         if _converter(value) is not convert:
             raise ConvertError(

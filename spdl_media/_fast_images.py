@@ -28,20 +28,11 @@ from spdl_media.orientation import Box
 HALF_CHROMA = "yuv420p"
 GBR, FULL_RANGE = 0, 2
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
-_FLAGS = {
-    "fast_bilinear": Interpolation.FAST_BILINEAR,
-    "bilinear": Interpolation.BILINEAR,
-    "bicubic": Interpolation.BICUBIC,
-    "neighbor": Interpolation.POINT,
-    "area": Interpolation.AREA,
-    "bicublin": Interpolation.BICUBLIN,
-    "gauss": Interpolation.GAUSS,
-    "sinc": Interpolation.SINC,
-    "lanczos": Interpolation.LANCZOS,
-    "spline": Interpolation.SPLINE,
-    "accurate_rnd": Interpolation.ACCURATE_RND,
-    "full_chroma_int": Interpolation.FULL_CHR_H_INT,
-    "full_chroma_inp": Interpolation.FULL_CHR_H_INP,
+# The scale filter's names where PyAV has others; the rest are PyAV's in lower case.
+_FLAG_NAMES = {
+    "neighbor": "POINT",
+    "full_chroma_int": "FULL_CHR_H_INT",
+    "full_chroma_inp": "FULL_CHR_H_INP",
 }
 _JPEG_COLORS: dict[str, Any] = {
     "dst_colorspace": Colorspace.ITU601,
@@ -87,7 +78,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _flags(names: str) -> int:
-    return sum(int(_FLAGS[name]) for name in names.split("+"))
+    return sum(int(Interpolation[_FLAG_NAMES.get(n, n.upper())]) for n in names.split("+"))
 
 
 class FastChain:

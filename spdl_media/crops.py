@@ -1,11 +1,11 @@
-"""Boxes cut out of pictures: chosen by chance, written as filters, and checked against the picture."""
+"""Boxes cut out of images: drawn at random, checked, and joined to the filters of a batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,7 @@ from spdl_media.operations import PictureOps
 __all__ = ("random_resized_crop",)
 
 Box: TypeAlias = tuple[int, int, int, int]
-"""``(x, y, width, height)`` in pixels of the upright picture, from its upper left corner."""
-
-T = TypeVar("T")
+"""``(x, y, width, height)`` in pixels of the upright image, from its upper left corner."""
 
 
 class _SupportsArray(Protocol):
@@ -44,14 +42,14 @@ def random_resized_crop(
     """Choose a box of random area, aspect ratio and place, as recipes for training classifiers do.
 
     The area is uniform, the logarithm of the aspect ratio is uniform, and so is the place among those inside
-    the picture. A box that does not fit is drawn again, ten times at most; then it is the middle of the
-    picture, as large as the bounds of the aspect ratio allow. That is the distribution of torchvision's
+    the image. A box that does not fit is drawn again, ten times at most. Then it is the middle of the
+    image, as large as the bounds of the aspect ratio allow. That is the distribution of torchvision's
     ``RandomResizedCrop``; the random numbers are others.
 
     Args:
-        size: ``(width, height)`` of the upright picture.
+        size: ``(width, height)`` of the upright image.
         rng: NumPy's generator. One seed gives the same boxes each time.
-        scale: Least and largest area, as a part of the picture's.
+        scale: Least and largest area, as a part of the image's.
         ratio: Least and largest aspect ratio, width by height.
 
     Returns:
@@ -94,7 +92,7 @@ def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
 
 def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
     message = f"size must be (width, height), not {size!r}"
-    width, height = (_whole(side, message) for side in _pair(size, message))
+    width, height = (_whole(side, message) for side in _of_length(2, size, message))
     if width < 1 or height < 1:
         raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
     return width, height
@@ -102,7 +100,7 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
     message = f"{name} must be (least, largest), both positive, not {bounds!r}"
-    least, largest = _pair(bounds, message)
+    least, largest = _of_length(2, bounds, message)
     if not all(isinstance(bound, Real) for bound in (least, largest)):
         raise TypeError(message)
     if not 0 < least <= largest < math.inf:
@@ -110,11 +108,10 @@ def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, floa
     return least, largest
 
 
-def _pair(values: Sequence[T], message: str) -> tuple[T, T]:
-    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != 2:
+def _of_length(count: int, values: Any, message: str) -> tuple[Any, ...]:
+    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
         raise TypeError(message)
-    first, second = values
-    return first, second
+    return tuple(values)
 
 
 def _whole(value: object, message: str) -> int:
@@ -129,16 +126,14 @@ def _checked_box(box: object, position: int) -> Box | None:
 
     Raises:
         TypeError: It is not four whole numbers.
-        ValueError: It begins outside the picture, or is empty.
+        ValueError: It begins outside the image, or is empty.
     """
     if box is None:
         return None
     message = (
         f"crops[{position}] must be (x, y, width, height) in whole pixels or None, not {box!r}"
     )
-    if isinstance(box, str) or not hasattr(box, "__len__") or len(box) != 4:
-        raise TypeError(message)
-    x, y, w, h = (_whole(value, message) for value in box)  # type: ignore[attr-defined]  # four values
+    x, y, w, h = (_whole(value, message) for value in _of_length(4, box, message))
     if x < 0 or y < 0 or w < 1 or h < 1:
         raise ValueError(
             f"crops[{position}] is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"
@@ -187,7 +182,7 @@ class CropPlan:
             return filter
         mirror = self._flips is not None and self._flips[position]
         # Boxes are those of upright images, and without any filter none would be turned. Images without a
-        # box or a flip are turned with the others, or all images of a batch would not stand alike.
+        # box or a flip are turned, too: otherwise the orientations of one batch would differ.
         ops = picture_ops(filter)
         if ops is None:
             own = filter if isinstance(filter, str) else None

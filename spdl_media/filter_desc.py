@@ -9,7 +9,6 @@ The builders return a ``str`` that carries its values: FFmpeg gets the text, eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -81,13 +80,10 @@ def sound_ops(desc: object) -> SoundOps | None:
     return ops if isinstance(ops, SoundOps) else None
 
 
-class _AudioOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     sample_rate: int | None
     num_channels: int | None
     sample_fmt: str | None
-
-
-class _Options(_AudioOptions, total=False):
     frame_rate: Rate | None
     timestamp: Timestamp | None
     scale_width: int | None
@@ -104,18 +100,6 @@ class _Options(_AudioOptions, total=False):
     color_matrix: ColorMatrix | None
     color_range: ColorRange | None
     filter_desc: str | None
-
-
-_AUDIO_OPTIONS = {*_AudioOptions.__annotations__, "timestamp", "num_frames", "filter_desc"}
-# What an option is where it is not given; None for the others.
-_DEFAULTS: Mapping[str, object] = {
-    "pix_fmt": "rgb24",
-    "scale_algo": "bicubic",
-    "scale_mode": "pad",
-    "quality": "auto",
-    "pad_color": "black",
-    "sample_fmt": "fltp",
-}
 
 
 def get_video_filter_desc(
@@ -251,11 +235,15 @@ def get_filter_desc(
         TypeError: Options of the other kind, or of both kinds.
         ValueError: As the two functions say.
     """
-    if unknown := sorted(options.keys() - _Options.__annotations__.keys()):
+    for_audio = get_audio_filter_desc.__kwdefaults__ or {}
+    for_video = get_video_filter_desc.__kwdefaults__ or {}
+    defaults = for_audio | for_video
+    if unknown := sorted(options.keys() - defaults.keys()):
         raise TypeError(f"get_filter_desc() got an unexpected keyword argument {unknown[0]!r}")
-    given: dict[str, Any] = {k: v for k, v in options.items() if v != _DEFAULTS.get(k)}
-    video = [name for name in given if name not in _AUDIO_OPTIONS]
-    audio = [name for name in given if name in _AudioOptions.__annotations__]
+    # An option that says what would be anyway is for either kind.
+    given: dict[str, Any] = {k: v for k, v in options.items() if v != defaults[k]}
+    video = [name for name in given if name not in for_audio]
+    audio = [name for name in given if name not in for_video]
     if _is_audio(packets, video, audio):
         return get_audio_filter_desc(**given)
     return get_video_filter_desc(**given)

@@ -144,63 +144,28 @@ PLANAR = {
 RGB_8BIT = frozenset("rgb24 bgr24 rgba bgra argb abgr gbrp gbrap".split())
 """RGB of 8 bits, packed without padding and planar."""
 
+
+def _by_number(table: str) -> Mapping[int, str]:
+    pairs = (entry.split() for entry in table.split(","))
+    return MappingProxyType({int(number): name for number, name in pairs})
+
+
 # FFmpeg's numbers for matrix, range, primaries and transfer function, which are those of ITU-T H.273.
 # Unspecified has no name; FFmpeg then takes BT.601 and limited range (full for JPEG).
-COLORSPACES = MappingProxyType(
-    {
-        0: "gbr",
-        1: "bt709",
-        4: "fcc",
-        5: "bt470bg",
-        6: "smpte170m",
-        7: "smpte240m",
-        8: "ycgco",
-        9: "bt2020nc",
-        10: "bt2020c",
-        11: "smpte2085",
-        12: "chroma-derived-nc",
-        13: "chroma-derived-c",
-        14: "ictcp",
-        15: "ipt-c2",
-        16: "ycgco-re",
-        17: "ycgco-ro",
-    }
+COLORSPACES = _by_number(
+    "0 gbr, 1 bt709, 4 fcc, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 ycgco, 9 bt2020nc, 10 bt2020c, "
+    "11 smpte2085, 12 chroma-derived-nc, 13 chroma-derived-c, 14 ictcp, 15 ipt-c2, 16 ycgco-re, "
+    "17 ycgco-ro"
 )
-COLOR_RANGES = MappingProxyType({1: "tv", 2: "pc"})
-COLOR_PRIMARIES = MappingProxyType(
-    {
-        1: "bt709",
-        4: "bt470m",
-        5: "bt470bg",
-        6: "smpte170m",
-        7: "smpte240m",
-        8: "film",
-        9: "bt2020",
-        10: "smpte428",
-        11: "smpte431",
-        12: "smpte432",
-        22: "ebu3213",
-    }
+COLOR_RANGES = _by_number("1 tv, 2 pc")
+COLOR_PRIMARIES = _by_number(
+    "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 film, 9 bt2020, 10 smpte428, "
+    "11 smpte431, 12 smpte432, 22 ebu3213"
 )
-COLOR_TRCS = MappingProxyType(
-    {
-        1: "bt709",
-        4: "bt470m",
-        5: "bt470bg",
-        6: "smpte170m",
-        7: "smpte240m",
-        8: "linear",
-        9: "log100",
-        10: "log316",
-        11: "iec61966-2-4",
-        12: "bt1361e",
-        13: "iec61966-2-1",
-        14: "bt2020-10",
-        15: "bt2020-12",
-        16: "smpte2084",
-        17: "smpte428",
-        18: "arib-std-b67",
-    }
+COLOR_TRCS = _by_number(
+    "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 linear, 9 log100, 10 log316, "
+    "11 iec61966-2-4, 12 bt1361e, 13 iec61966-2-1, 14 bt2020-10, 15 bt2020-12, 16 smpte2084, "
+    "17 smpte428, 18 arib-std-b67"
 )
 
 _PALETTE = np.dtype("u4")
@@ -217,7 +182,7 @@ def is_yuv(pix_fmt: str) -> bool:
 
 
 def picture_planes(frame: av.VideoFrame) -> tuple[Array, ...]:
-    """Read-only views of the planes of a picture, in the order of its pixel format.
+    """Read-only views of the planes of an image, in the order of its pixel format.
 
     Returns:
         Arrays ``(height, width)``, or ``(height, width, components)`` where a plane has several, of the
@@ -251,7 +216,7 @@ def _geometry(
     dtype, samples, bits = _plane_type(pix_fmt, index)
     if dtype is _PALETTE:
         return (height, width), _PALETTE, 0, (width * _PALETTE.itemsize, _PALETTE.itemsize)
-    # A picture that runs upwards has its first row last in memory.
+    # An image that runs upwards has its first row last in memory.
     start = (height - 1) * -line_size if line_size < 0 else 0
     if dtype is None:
         return (height, -(-width * bits // 8)), np.dtype("u1"), start, (line_size, 1)

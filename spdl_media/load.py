@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, Unpack, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 from spdl_media._arguments import (
     AudioArguments,
@@ -198,20 +198,7 @@ def load_video(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    ops = _picture_ops(arguments, arguments["frame_rate"])
-    request = VideoRequest(
-        ops=ops,
-        desc=chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
-        filter_desc=arguments["filter_desc"],
-        num_frames=arguments["num_frames"],
-        decode_config=arguments["decode_config"],
-        storage=arguments["storage"],
-        layout=arguments["layout"],
-        config=chosen_device(arguments, VideoDecoder),
-        decoder=arguments["decoder"],
-        purpose="load_video(cuda=)",
-    )
-    decode = _frame_steps(request)
+    decode = _frame_steps(_video_request(arguments, "load_video(cuda=)"))
     packets = demux_video(
         src,
         timestamp=timestamp,
@@ -330,25 +317,19 @@ def load_clip(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    ops = _picture_ops(arguments, arguments["frame_rate"])
+    for_video, for_audio = configs_by_kind(arguments["decode_config"])
+    of_video: Any = {
+        **arguments,
+        "filter_desc": DEFAULT_FILTER,
+        "num_frames": None,
+        "decode_config": for_video,
+        "storage": arguments["video_storage"],
+    }
+    request = _video_request(of_video, "load_clip(cuda=)")
     audio_desc = FilterDesc(_sound_ops(arguments))
     window = clip_window(start, duration)
-    config = chosen_device(arguments, VideoDecoder)
-    for_video, for_audio = configs_by_kind(arguments["decode_config"])
-    request = VideoRequest(
-        ops=ops,
-        desc=FilterDesc(ops),
-        filter_desc=DEFAULT_FILTER,
-        num_frames=None,
-        decode_config=for_video,
-        storage=arguments["video_storage"],
-        layout=arguments["layout"],
-        config=config,
-        decoder=arguments["decoder"],
-        purpose="load_clip(cuda=)",
-    )
     decode = _frame_steps(request)
-    finish, memory = on_its_way(config, arguments["audio_storage"], request.purpose)
+    finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
         frames, coded_audio = demuxer.demux_clip(window)
     video, timestamps = decode(frames)
@@ -429,6 +410,22 @@ def _image_request(
         layout=arguments["layout"],
         config=config,
         decoder=arguments["decoder"],
+    )
+
+
+def _video_request(arguments: VideoArguments[DeviceLike | None], purpose: str) -> VideoRequest:
+    ops = _picture_ops(arguments, arguments["frame_rate"])
+    return VideoRequest(
+        ops=ops,
+        desc=chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
+        filter_desc=arguments["filter_desc"],
+        num_frames=arguments["num_frames"],
+        decode_config=arguments["decode_config"],
+        storage=arguments["storage"],
+        layout=arguments["layout"],
+        config=chosen_device(arguments, VideoDecoder),
+        decoder=arguments["decoder"],
+        purpose=purpose,
     )
 
 

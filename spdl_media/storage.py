@@ -67,7 +67,7 @@ def _pinned(size: int, package: str) -> Bytes:
         ) from error
 
 
-# Page-locked memory starts on a page.
+# Pinned memory starts on a page, so it needs no alignment.
 def _pinned_by_torch(size: int) -> Bytes:
     torch = require("torch", "pinned memory")
     memory: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
@@ -86,7 +86,7 @@ _warned_pageable = False
 
 
 def _pin_or_warn(*, pin_memory: bool) -> str | None:
-    """The package that shall page-lock memory; None: the memory is pageable."""
+    """The package that pins memory; ``None``: the memory is pageable."""
     global _warned_pageable  # noqa: PLW0603  # one warning a process, as PyTorch has it
     if not pin_memory:
         return None
@@ -107,7 +107,7 @@ def _check_fork() -> None:
 
 
 def _warn(message: str, category: type[Warning]) -> None:
-    """Warn, in the name of the line outside of this package that led here."""
+    """Warn with the stack level of the caller outside of this package."""
     frame, level = sys._getframe(), 1
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1
@@ -115,11 +115,10 @@ def _warn(message: str, category: type[Warning]) -> None:
 
 
 class _Lease:
-    """The right to use a block, which ends when the last array over it is gone.
+    """The right to use a block, which ends when the last array over it is gone."""
 
-    NumPy lets arrays over views point at the object that gave the memory, and at nothing in between.
-    So this small object gives it, and lives as long as any array does.
-    """
+    # NumPy collapses ``base``: an array of a view points at the object that gave the memory, and at nothing
+    # in between. A finalizer on an array would run while its views live; this object lives as long as they.
 
     __slots__ = ("__array_interface__", "__weakref__", "_block")
 
@@ -131,17 +130,15 @@ class _Lease:
 
 
 class _FreeBlocks:
-    """Blocks that nobody uses, of which the last to come is the first to go.
-
-    So blocks that are never needed are never touched, and the system finds no pages for them.
-    Finalizers bring blocks back at any moment in any thread, even inside of ``get`` and ``put``. What a
-    queue made for that hands out are tokens, one for each block.
-    """
+    """Free blocks, last in, first out."""
 
     __slots__ = ("_blocks", "_tokens")
 
     def __init__(self) -> None:
+        # A stack: blocks that are never needed are never touched, and take no pages of the system.
         self._blocks: deque[_Block] = deque()
+        # A token for each block. Finalizers return blocks at any moment in any thread, even while the same
+        # thread is inside ``get`` or ``put``, where a lock would wait for itself. SimpleQueue allows that.
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def __len__(self) -> int:
@@ -157,28 +154,35 @@ class _FreeBlocks:
         return self._blocks.pop()
 
 
-class CPUStorage:
+class _Blocks:
+    """Size and kind of the blocks of a storage."""
+
+    def __init__(self, size: SupportsIndex, *, pin_memory: bool) -> None:
+        self._size = check_int("size", size, unit=" byte")
+        self._pin_with = _pin_or_warn(pin_memory=pin_memory)
+        self._lock = threading.Lock()
+        self._warned = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self._size
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the memory is pinned."""
+        return self._pin_with is not None
+
+
+class CPUStorage(_Blocks):
     """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
 
     Thread safety: safe.
     """
 
     def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
-        self._size = check_int("size", size, unit=" byte")
-        self._pin_with = _pin_or_warn(pin_memory=pin_memory)
+        super().__init__(size, pin_memory=pin_memory)
         self._block = _Block(self._size, self._pin_with)
-        self._lock = threading.Lock()
-        self._warned = False
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self._size
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the memory is page-locked."""
-        return self._pin_with is not None
 
     def acquire(self, nbytes: int) -> Bytes:
         """Take the block, or a fresh one of the same kind while an earlier buffer uses it.
@@ -192,7 +196,7 @@ class CPUStorage:
         """
         _check_fits(nbytes, self._size)
         if self._pin_with:
-            _check_fork()  # what a child finds at such an address is the driver's affair
+            _check_fork()  # a child may find other memory, or none, at a pinned address
         with self._lock:
             busy, self._block.in_use = self._block.in_use, True
             warn = busy and not self._warned
@@ -226,7 +230,7 @@ def cpu_storage(
 
     Args:
         size: Bytes.
-        pin_memory: Page-locked, so that a copy to a GPU runs in the background. Without CUDA: pageable
+        pin_memory: Pin the memory, so that a copy to a GPU runs in the background. Without CUDA: pageable
             memory and one warning.
 
     Raises:
@@ -240,7 +244,7 @@ def cpu_storage(
     return CPUStorage(size, pin_memory=pin_memory)
 
 
-class StoragePool:
+class StoragePool(_Blocks):
     """Blocks of host memory that are leased to buffers and come back when their last array is gone.
 
     :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
@@ -281,20 +285,12 @@ class StoragePool:
                 f"on_exhausted={on_exhausted!r} never waits"
             )
         self._count = check_int("count", count)
-        self._size = check_int("size", size, unit=" byte")
-        self._pin_with = _pin_or_warn(pin_memory=pin_memory)
+        super().__init__(size, pin_memory=pin_memory)
         self._on_exhausted = on_exhausted
         self._timeout = seconds
         self._free = _FreeBlocks()
         for _ in range(self._count):
             self._free.put(_Block(self._size, self._pin_with))
-        self._lock = threading.Lock()
-        self._warned = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a block."""
-        return self._size
 
     @property
     def count(self) -> int:
@@ -305,11 +301,6 @@ class StoragePool:
     def num_free(self) -> int:
         """Blocks that nobody uses at this moment."""
         return len(self._free)
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the memory is page-locked."""
-        return self._pin_with is not None
 
     def acquire(self, nbytes: int) -> Bytes:
         """Lease a block.
@@ -336,12 +327,14 @@ class StoragePool:
     def _acquire_late(self) -> Bytes:
         """What :meth:`acquire` does once all blocks are in use."""
         if self._on_exhausted == "wait":
-            return np.asarray(_Lease(self._wait(), self._free.put))
-        gc.collect()
-        try:
-            block = self._free.get()
-        except Empty:
-            return self._acquire_more()
+            block = self._wait()
+        else:
+            # Blocks in reference cycles are free, too, once the garbage collector has found them.
+            gc.collect()
+            try:
+                block = self._free.get()
+            except Empty:
+                return self._acquire_more()
         return np.asarray(_Lease(block, self._free.put))
 
     def _wait(self) -> _Block:
@@ -385,7 +378,7 @@ class StoragePool:
 
 
 class PinnedMemory:
-    """Fresh page-locked memory of any size, each time. PyTorch and CuPy keep blocks of it for the next."""
+    """Fresh pinned memory of any size, each time. PyTorch and CuPy keep freed blocks for the next call."""
 
     def acquire(self, nbytes: int) -> Bytes:
         """A block of ``nbytes`` or more."""

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, SupportsIndex, TypeVar, Unpack
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from spdl_media.storage import PinnedMemory, Storage, lease_memory
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
 
 T = TypeVar("T")
+Key: TypeAlias = str | int
 Array = npt.NDArray[Any]
 
 
@@ -307,25 +308,44 @@ def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     Returns:
         Containers of the same kinds. A dataclass is a copy whose fields are set, without its ``__init__``.
     """
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_nested(one, move) for one in value))
-    if isinstance(value, list | tuple):
-        return type(value)([_map_nested(one, move) for one in value])
+    fields = fields_of(value)
+    if fields is None:
+        return move(value)
+    moved = {key: _map_nested(one, move) for key, one in fields.items()}
+    if is_sequence(value):
+        return type(value)(list(moved.values()))
     if isinstance(value, MutableMapping):
         # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
         like = copy.copy(value)
-        like.update(_mapped(value, move))
+        like.update(moved)
         return like
     if isinstance(value, Mapping):
-        return type(value)(_mapped(value, move))  # type: ignore[call-arg]  # those of Python take a dict
+        return type(value)(moved)  # type: ignore[call-arg]  # those of Python take a dict
+    return with_fields(value, moved)
+
+
+def fields_of(value: Any) -> dict[Key, Any] | None:
+    """The fields of a structure by name, key or index; ``None``: it is a plain value."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        result = copy.copy(value)
-        for field in dataclasses.fields(value):
-            # Frozen ones too.
-            object.__setattr__(result, field.name, _map_nested(getattr(value, field.name), move))
-        return result
-    return move(value)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
 
 
-def _mapped(value: Mapping[Any, Any], move: Callable[[Any], Any]) -> dict[Any, Any]:
-    return {key: _map_nested(one, move) for key, one in value.items()}
+def is_sequence(value: Any) -> bool:
+    """Whether it is a list or a tuple without names of its fields."""
+    return isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields"))
+
+
+def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
+    """A named tuple or dataclass like this one, of other values."""
+    if isinstance(value, tuple):
+        return type(value)(*fields.values())
+    # Without its __init__, which may check or compute. This sets the fields of frozen ones too.
+    result = copy.copy(value)
+    for name, one in fields.items():
+        object.__setattr__(result, str(name), one)
+    return result
