@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import rgb, sound
 
 import spdl_media as sm
@@ -29,9 +30,9 @@ def place(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-@pytest.mark.parametrize("name", CONVERT)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("store", [False, True])
+@each("name", CONVERT)
+@each("dtype", DTYPES)
+@each("store", [False, True])
 def test_memory_is_shared(name: str, dtype: str, store: bool) -> None:
     library(name)
     values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import CONTAINERS, HUGE, STILLS, config_for, container, made, read_everything
+from effort import each
 
 import spdl_media as sm
 
@@ -53,8 +54,8 @@ def named(error: sm.MediaError, source: object) -> bool:
     return error.source == name and str(error).startswith(name)
 
 
-@pytest.mark.parametrize("reader", DEMUXERS)
-@pytest.mark.parametrize("what", NOT_MEDIA)
+@each("reader", DEMUXERS)
+@each("what", NOT_MEDIA)
 def test_not_media(reader: str, what: str, tmp_path: Path) -> None:
     for source in sources(NOT_MEDIA[what], tmp_path / "file"):
         with (
@@ -215,10 +216,8 @@ def test_no_such_stream() -> None:
         sm.demux_video(data, stream_index="0")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "name", ["matroska", "mp4, index in front", "mpeg-ts", "avi", "wav", "flac", "mp3"]
-)
-@pytest.mark.parametrize("window", [(5, 6), (100, None), (1e9, 2e9), (-9, -3), (None, -1)])
+@each("name", ["matroska", "mp4, index in front", "mpeg-ts", "avi", "wav", "flac", "mp3"])
+@each("window", [(5, 6), (100, None), (1e9, 2e9), (-9, -3), (None, -1)])
 def test_window_outside_the_file_is_empty(name: str, window: tuple[float, float]) -> None:
     is_video = CONTAINERS[name][0] == "video"
     demux = sm.demux_video if is_video else sm.demux_audio

@@ -10,6 +10,7 @@ import av
 import numpy as np
 import pytest
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import make_image, make_video
@@ -76,10 +77,10 @@ def pixels(way: str, buffer: sm.CPUBuffer) -> np.ndarray:
     return array / (257 if array.dtype == np.uint16 else 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("matrix", WEIGHTS)
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("size", [(64, 48), (63, 47)])
+@each("way", WAYS)
+@each("matrix", WEIGHTS)
+@each("full", [False, True])
+@each("size", [(64, 48), (63, 47)])
 def test_matrix_and_range_of_a_video(
     way: str, matrix: str, full: bool, size: tuple[int, int]
 ) -> None:
@@ -143,9 +144,9 @@ def test_it_is_what_the_accurate_scaler_gives(matrix: str, full: bool) -> None:
         assert np.abs(picture.astype(int) - wanted.to_ndarray()).max() <= 1
 
 
-@pytest.mark.parametrize("subsampling", [0, 1, 2], ids=["4:4:4", "4:2:2", "4:2:0"])
-@pytest.mark.parametrize("size", [(64, 48), (63, 47)])
-@pytest.mark.parametrize("way", ["same size", "scaled", "bgr24", "planar", "fast"])
+@each("subsampling", [0, 1, 2])
+@each("size", [(64, 48), (63, 47)])
+@each("way", ["same size", "scaled", "bgr24", "planar", "fast"])
 def test_jpeg_is_what_pillow_gives(subsampling: int, size: tuple[int, int], way: str) -> None:
     image = pytest.importorskip("PIL.Image")
     allowed = 3 if way == "fast" else 2

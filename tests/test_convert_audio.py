@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import rgb, sound
 
 import spdl_media as sm
@@ -138,7 +139,7 @@ def test_sound_and_pictures_do_not_mix() -> None:
         sm.convert_frames([sound(ramp(30, 2, np.float32)), rgb(8, 6)])
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         [3, 1, 2],
@@ -156,7 +157,7 @@ def test_sound_and_pictures_do_not_mix() -> None:
         np.float32(2.5),
     ],
 )
-@pytest.mark.parametrize("store", [False, True])
+@each("store", [False, True])
 def test_arrays_are_copied_as_they_are(values: Any, store: bool) -> None:
     storage = sm.cpu_storage(4096, pin_memory=False) if store else None
     expected = np.array(values)

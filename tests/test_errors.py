@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
+from effort import each
 
 from spdl_media import errors
 from spdl_media.errors import (
@@ -92,8 +93,8 @@ def test_comes_back_whole_from_another_process(
     assert process.submit(abs, -1).result(timeout=50) == 1
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("kind", SAMPLES)
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_with_all_fields(kind: type[MediaError], protocol: int) -> None:
     error = SAMPLES[kind]
     assert _same(pickle.loads(pickle.dumps(error, protocol)), error)

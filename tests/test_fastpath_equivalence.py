@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 from av.video.reformatter import Interpolation, VideoReformatter
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -273,8 +273,8 @@ def test_a_cut_that_does_not_fit_is_refused_either_way() -> None:
         through_graph(desc, frame)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("target", TARGETS)
+@each("source", SOURCES)
+@each("target", TARGETS)
 def test_conversion_without_a_graph(source: str, target: str) -> None:
     desc = get_video_filter_desc(pix_fmt=target, quality="accurate")
     for size in ((64, 48), (63, 47), (1, 1)):

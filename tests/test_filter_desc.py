@@ -11,6 +11,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 
 from spdl_media import (
     get_abuffer_desc,
@@ -68,8 +69,8 @@ def levels(frames: list[av.VideoFrame]) -> list[int]:
     return [int(frame.to_ndarray().flat[0]) for frame in frames]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "desc"),
+@each(
+    "arguments, desc",
     [
         ({}, "format=rgb24"),
         ({"quality": "fast"}, "format=rgb24"),
@@ -135,8 +136,8 @@ def test_video_descriptions(arguments: dict[str, Any], desc: str | None) -> None
     assert get_video_filter_desc(**arguments) == desc
 
 
-@pytest.mark.parametrize(
-    ("arguments", "desc"),
+@each(
+    "arguments, desc",
     [
         ({}, "aformat=sample_fmts=fltp"),
         ({"sample_fmt": None}, None),
@@ -153,8 +154,8 @@ def test_audio_descriptions(arguments: dict[str, Any], desc: str | None) -> None
     assert get_audio_filter_desc(**arguments) == desc
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+@each(
+    "arguments, error, match",
     [
         ({"scale_width": 0}, ValueError, "scale_width must be positive.*not 0"),
         (
@@ -226,8 +227,8 @@ def test_bad_audio_arguments_are_refused(arguments: dict[str, Any], match: str) 
         get_audio_filter_desc(**arguments)
 
 
-@pytest.mark.parametrize("source", FORMATS)
-@pytest.mark.parametrize("target", ["rgb24", "rgba", "bgr24"])
+@each("source", FORMATS)
+@each("target", ["rgb24", "rgba", "bgr24"])
 def test_planar_rgb_on_the_way_equals_one_accurate_step(source: str, target: str) -> None:
     frame = picture(source)
     small: Any = {"scale_width": 32, "scale_height": 24}
@@ -254,9 +255,9 @@ def test_deep_rgb_is_rgb(source: str) -> None:
     assert np.abs(deep - 257 * plain).max() <= 2 * 257
 
 
-@pytest.mark.parametrize("source", ["yuv420p", "yuvj420p", "rgb24", "gray", "nv12", "yuv410p"])
-@pytest.mark.parametrize("target", ["rgb24", "yuv420p", "gray", "nv12", None])
-@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@each("source", ["yuv420p", "yuvj420p", "rgb24", "gray", "nv12", "yuv410p"])
+@each("target", ["rgb24", "yuv420p", "gray", "nv12", None])
+@each("mode", ["pad", "crop", None])
 def test_sizes_are_exact(source: str, target: str | None, mode: Any) -> None:
     for width, height in ((32, 32), (33, 31), (226, 17), (7, 50)):
         desc = get_video_filter_desc(
@@ -266,7 +267,7 @@ def test_sizes_are_exact(source: str, target: str | None, mode: Any) -> None:
         assert (frame.width, frame.height) == (width, height)
 
 
-@pytest.mark.parametrize("source", FORMATS)
+@each("source", FORMATS)
 def test_borders_are_black_and_the_picture_is_in_the_middle(source: str) -> None:
     desc = get_video_filter_desc(scale_width=33, scale_height=33)
     rgb = run(desc, picture(source, 66, 22, 255))[0].to_ndarray()
@@ -288,9 +289,9 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "the picture's own"])
-@pytest.mark.parametrize("size", [(640, 427), (427, 640), (101, 33), (500, 375), (61, 61)])
-@pytest.mark.parametrize("to", [(224, 224), (64, 64), (65, 63)])
+@each("asked", [True, False])
+@each("size", [(640, 427), (427, 640), (101, 33), (500, 375), (61, 61)])
+@each("to", [(224, 224), (64, 64), (65, 63)])
 @pytest.mark.parametrize("pix_fmt", SAMPLES)
 def test_the_whole_picture_is_inside_the_border(
     pix_fmt: str, to: tuple[int, int], size: tuple[int, int], asked: bool
@@ -351,10 +352,8 @@ def test_odd_crop_of_subsampled_chroma_is_exact() -> None:
     assert (frame.width, frame.height) == (5, 7)
 
 
-@pytest.mark.parametrize(
-    ("colorspace", "red"), [(1, 0.2126), (6, 0.299), (5, 0.299), (2, 0.299), (9, 0.2627)]
-)
-@pytest.mark.parametrize("full", [False, True])
+@each("colorspace, red", [(1, 0.2126), (6, 0.299), (5, 0.299), (2, 0.299), (9, 0.2627)])
+@each("full", [False, True])
 def test_matrix_and_range_of_the_frame_count(colorspace: int, red: float, full: bool) -> None:
     frame = av.VideoFrame(16, 16, "yuv444p")
     for plane, value in zip(frame.planes, (100, 128, 200), strict=True):
@@ -469,9 +468,7 @@ def test_every_name_that_ffmpeg_has_is_taken(pix_fmt: str) -> None:
     assert f"format={pix_fmt}" in (get_video_filter_desc(pix_fmt=pix_fmt) or "")
 
 
-@pytest.mark.parametrize(
-    "color", ["White", "#ff8000", "#ff800080", "0xff8000", "red@0.5", "red@0x80", "random"]
-)
+@each("color", ["White", "#ff8000", "#ff800080", "0xff8000", "red@0.5", "red@0x80", "random"])
 def test_every_colour_that_ffmpeg_has_is_taken(color: str) -> None:
     size: dict[str, Any] = {"scale_width": 8, "scale_height": 8}
     assert f":color={color}," in (get_video_filter_desc(**size, pad_color=color) or "")
@@ -512,8 +509,8 @@ def gray_frame(width: int, height: int) -> av.VideoFrame:
     return av.VideoFrame.from_ndarray(np.full((height, width, 3), 128, np.uint8), format="rgb24")
 
 
-@pytest.mark.parametrize("size", [(2000, 3), (3, 2000), (2000, 1), (1, 2000), (1, 1)])
-@pytest.mark.parametrize("pix_fmt", ["rgb24", "yuv420p", "gray"])
+@each("size", [(2000, 3), (3, 2000), (2000, 1), (1, 2000), (1, 1)])
+@each("pix_fmt", ["rgb24", "yuv420p", "gray"])
 def test_thin_pictures_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -> None:
     """FFmpeg's own fitting rounds the thin side to 0, and refuses the picture."""
     frame = gray_frame(*size)

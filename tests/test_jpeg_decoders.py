@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media import _jpeg
@@ -135,7 +136,7 @@ def test_tables_are_not_taken_from_the_picture_before(marker: int) -> None:
     assert not stands_alone(bare)
 
 
-@pytest.mark.parametrize("size", range(0, 700, 13))
+@each("size", range(0, 700, 13))
 def test_headers_that_end_early_stand_not_alone(size: int) -> None:
     data = PICTURES[0]
     scan = data.index(b"\xff\xda")
@@ -188,8 +189,8 @@ def test_the_walk_reads_what_is_there() -> None:
     )
 
 
-@pytest.mark.parametrize("orientation", range(10))
-@pytest.mark.parametrize("cut", [0, 1, 9, 20])
+@each("orientation", range(10))
+@each("cut", [0, 1, 9, 20])
 def test_the_walk_reads_the_orientation(orientation: int, cut: int) -> None:
     block = b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0" + bytes([orientation, 0, 0])
     data = with_segment(PICTURES[0], 0xE1, block[: len(block) - cut])

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from effort import each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
@@ -143,7 +144,7 @@ def test_every_module_has_its_place() -> None:
     assert not unknown, f"not in the table of {Path(__file__).name}: {sorted(unknown)}"
 
 
-@pytest.mark.parametrize("module", [module for module in _modules() if module in FLAT])
+@each("module", [module for module in _modules() if module in FLAT])
 def test_imports_only_modules_before_it(module: str) -> None:
     allowed = set(FLAT[: FLAT.index(module)])
     if module in JOINS_PIPELINE:

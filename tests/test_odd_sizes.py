@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media import _picture_filter
@@ -84,9 +85,9 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("made", SAMPLINGS, ids="-".join)
-@pytest.mark.parametrize("pix_fmt", ["rgb24", "rgba", "gbrp", "rgb48", "yuv444p"])
-@pytest.mark.parametrize("size", [(127, 95), (128, 96)])
+@each("made", SAMPLINGS)
+@each("pix_fmt", ["rgb24", "rgba", "gbrp", "rgb48", "yuv444p"])
+@each("size", [(127, 95), (128, 96)])
 def test_what_is_cut_and_mirrored_is_part_of_the_whole(
     made: tuple[str, str], pix_fmt: str, size: tuple[int, int], rng: np.random.Generator
 ) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-import pytest
+from effort import each
 
 import spdl_media
 
@@ -112,7 +112,7 @@ def _names_imported_by_siblings(module: ModuleType) -> set[str]:
     return _imported_names().get(module.__name__, set()) | through_module
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_all_is_a_sorted_tuple_of_own_names(name: str) -> None:
     module = importlib.import_module(name)
     names = module.__all__
@@ -124,7 +124,7 @@ def test_all_is_a_sorted_tuple_of_own_names(name: str) -> None:
         assert from_elsewhere <= set(names) - _defined_names(module)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_public_functions_outside_all_are_shared_inside_the_package(name: str) -> None:
     """A function without underscore is public, or another module of the package needs it."""
     module = importlib.import_module(name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import (
@@ -119,7 +120,7 @@ def test_duration_is_cut_by_pts_on_the_containers_clock(both: bytes) -> None:
     assert everything == pytest.approx([start + k / 10 for k in range(60)])
 
 
-@pytest.mark.parametrize("duration", [1, 0.5, Fraction(1, 3), Decimal("0.25"), 100])
+@each("duration", [1, 0.5, Fraction(1, 3), Decimal("0.25"), 100])
 def test_durations(both: bytes, duration: Any) -> None:
     with sm.Demuxer(both) as demuxer:
         sizes = [len(packets) for packets in demuxer.streaming_demux(0, duration=duration)]
@@ -266,8 +267,8 @@ def test_a_loop_left_half_way_leaves_the_demuxer_free(both: bytes) -> None:
         assert sum(len(p) for p in demuxer.streaming_demux(0, num_packets=3)) == 60
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+@each(
+    "arguments, error, message",
     [
         ({}, ValueError, "exactly one of duration"),
         ({"duration": 1, "num_packets": 1}, ValueError, "exactly one of duration"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,12 +76,8 @@ def test_whole_seconds(value: Any) -> None:
     assert parse_window((value, None)).start == 2
 
 
-@pytest.mark.parametrize(
-    "open_start", [None, -math.inf, "-inf", Decimal("-Infinity"), np.float32("-inf")]
-)
-@pytest.mark.parametrize(
-    "open_end", [None, math.inf, "inf", Decimal("Infinity"), np.float64("inf")]
-)
+@each("open_start", [None, -math.inf, "-inf", Decimal("-Infinity"), np.float32("-inf")])
+@each("open_end", [None, math.inf, "inf", Decimal("Infinity"), np.float64("inf")])
 def test_none_and_infinity_leave_a_side_open(open_start: Any, open_end: Any) -> None:
     assert parse_window((open_start, open_end)) == Window(None, None)
     assert parse_window((1, open_end)) == Window(Fraction(1), None)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_formats.made_files import npy, npy_with_header
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -56,8 +57,8 @@ def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
     assert one.tobytes("A") == other.tobytes("A")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [*PLAIN_TYPES, *RECORD_TYPES], ids=str)
+@each("shape", SHAPES)
+@each("dtype", [*PLAIN_TYPES, *RECORD_TYPES])
 @pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")
 @pytest.mark.filterwarnings("ignore:metadata on a dtype:UserWarning")
 def test_round_trip(dtype: Any, shape: tuple[int, ...]) -> None:
@@ -156,9 +157,9 @@ def test_records_in_records(depth: int, is_read: bool) -> None:
             sm.load_npy(data)
 
 
-@pytest.mark.parametrize("num_dimensions", [31, 32, 33, 64, 65])
-@pytest.mark.parametrize("dtype", ["|i1", ("|i1", (1,))], ids=str)
-@pytest.mark.parametrize("kind", [bytes, bytearray])
+@each("num_dimensions", [31, 32, 33, 64, 65])
+@each("dtype", ["|i1", ("|i1", (1,))])
+@each("kind", [bytes, bytearray])
 def test_as_many_dimensions_as_numpy_has(num_dimensions: int, dtype: Any, kind: Any) -> None:
     """NumPy 1.26 has 32, and 2.0 has 64; a head of the usual length has room for more than 32."""
     shape = f"({'1,' * num_dimensions})"
@@ -277,9 +278,7 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
     return HEADER.format(descr, fortran, shape)
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
+@each("text, match", [
         (header(shape="(-2,)"), r"shape \(-2,\) has a negative side"),
         (header(shape="(2)"), "the shape is 2, not a tuple of whole numbers"),
         (header(shape="(True,)"), "the shape is .True,., not a tuple"),
@@ -327,8 +326,7 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         (header("'\\U00110000'"), "which is no character"),
         (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "nested too deeply"),
         (header(66 * "[('a', " + "'<i2'" + 66 * ")]"), "nested too deeply"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_headers_that_cannot_be(text: str, match: str) -> None:
     data = npy_with_header(text, b"\1\0\2\0")
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
@@ -359,7 +357,7 @@ def test_long_headers_make_short_errors(text: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 6, 7, 8, 9, 10, 50, 127, 128, 129, 147])
+@each("size", [0, 1, 5, 6, 7, 8, 9, 10, 50, 127, 128, 129, 147])
 def test_every_cut_is_noticed(size: int) -> None:
     data = npy(np.arange(5, dtype=np.int32))[:size]
     with pytest.raises(sm.ArrayFormatError, match=r"cut short|not an npy file"):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_formats.made_files import npy, npz
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -85,10 +86,8 @@ def test_any_array_comes_back(array: np.ndarray[Any, Any], compressed: bool) -> 
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    "size", [1, 2**18 - 128, 2**18, 2**20 - 129, 2**20 - 128, 2**20 + 1, 3_000_000]
-)
-@pytest.mark.parametrize("what", ["zeros", "noise"])
+@each("size", [1, 2**18 - 128, 2**18, 2**20 - 129, 2**20 - 128, 2**20 + 1, 3_000_000])
+@each("what", ["zeros", "noise"])
 def test_inflating_across_the_pieces(size: int, what: str, rng: np.random.Generator) -> None:
     noise = rng.integers(0, 256, size, np.uint8)
     array = noise if what == "noise" else noise * np.uint8(0)
@@ -331,9 +330,7 @@ def test_every_cut_is_noticed(compressed: bool) -> None:
             sm.load_npz(data[:size])
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
+@each("data, match", [
         (b"", "is not an npz file"),
         (b"RIFF" + PLAIN, "it begins with b'RIFF'"),
         (PLAIN[:-1], "the directory of the archive is missing"),
@@ -362,8 +359,7 @@ def test_every_cut_is_noticed(compressed: bool) -> None:
         (changed(PLAIN, ENTRY_B + 46, "<B", ord("a")), "member 'a.npy': is there twice"),
         (changed(changed(PLAIN, ENTRY_B + 8, "<H", 0x800), ENTRY_B + 46, "<B", 0xFF),
          "has a name that is not UTF-8"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_archives_that_cannot_be(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npz(data)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_formats.made_files import tar, tar_header, tar_member
+from effort import each
 from http_server import serve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,7 +112,7 @@ def as_source(
             source.close()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@each("format", FORMATS)
 def test_round_trip(format: str, as_source: Callable[[bytes], Any]) -> None:
     members = dict(MEMBERS)
     if format != "ustar":
@@ -339,8 +340,8 @@ def test_an_archive_without_members(blocks: int) -> None:
 CUT = tar_member(b"first", b"x" * 700) + tar_member(b"second", b"y" * 10) + END
 
 
-@pytest.mark.parametrize(
-    ("size", "match", "member"),
+@each(
+    "size, match, member",
     [
         (0, "is not a tar archive: it has 0 bytes", None),
         (511, "is not a tar archive: it has 511 bytes", None),
@@ -417,9 +418,7 @@ def with_field(start: int, value: bytes, kind: bytes = b"0") -> bytes:
 GOOD = tar_member(b"good", b"abc")
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
+@each("data, match", [
         (b"garbage" * 1000, "is not a tar archive: it begins with b'garbage"),
         (gzip.compress(CUT) + END, r"is packed by gzip; unpack it on the way in, as with gzip.open"),
         (bz2.compress(CUT) + END, "is packed by bz2"),
@@ -448,8 +447,7 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + tar_member(b"p", b"10 size=x\n", b"x") + tar_member(b"n", b""), "the size b'x'"),
         (GOOD + tar_member(b"p", b"22 GNU.sparse.major=1\n", b"x") + tar_member(b"n", b""),
          "member 'n': is a sparse file"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_archives_that_cannot_be(
     data: bytes, match: str, as_source: Callable[[bytes], Any]
 ) -> None:

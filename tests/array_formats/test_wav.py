@@ -21,6 +21,7 @@ from array_formats.made_files import (
     wav,
     wav_format,
 )
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +41,8 @@ def samples(dtype: Any, num_samples: int = 500, num_channels: int = 2) -> np.nda
     return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
-@pytest.mark.parametrize("num_channels", [1, 2, 5])
-@pytest.mark.parametrize("dtype", ["u1", "i2", "i4", "i8", "f4", "f8"])
+@each("num_channels", [1, 2, 5])
+@each("dtype", ["u1", "i2", "i4", "i8", "f4", "f8"])
 def test_what_scipy_writes(dtype: str, num_channels: int) -> None:
     wavfile = pytest.importorskip("scipy.io.wavfile")
     original = samples(dtype, num_channels=num_channels)
@@ -452,9 +453,7 @@ def extensible(guid_end: bytes) -> bytes:
     return wav_format(EXTENSIBLE, 1, 16, sub_code=1).replace(GUID_END, guid_end)
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
+@each("data, match", [
         (b"", "is not a WAV file: it begins with b''"),
         (b"RIFF", "is not a WAV file"),
         (b"RIFF\0\0\0\0AVI " + bytes(100), "is not a WAV file"),
@@ -482,8 +481,7 @@ def extensible(guid_end: bytes) -> bytes:
          "'ds64' has 8 bytes, less than 28"),
         (wav(wav_format(1, 1, 8), b"", kind=b"RF64", size=0xFFFFFFFF,
              before=chunk(b"ds64", bytes(8) + b"\xfe" * 20)), "of 18374403900871474942 bytes of samples"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_files_that_cannot_be(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_wav(data)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from color_kernel import DLPackArray, FakeArray, FakeCupy
+from effort import each
 
 import spdl_media as sm
 from spdl_media.config import cuda_config as cuda_config_of
@@ -133,7 +134,7 @@ def test_out_is_filled_in_place() -> None:
     assert not whole[[0, 2]].any()
 
 
-@pytest.mark.parametrize("rows", range(2, 40))
+@each("rows", range(2, 40))
 def test_height_of_one_array_is_found(rows: int) -> None:
     heights = [h for h in range(1, 40) if h + -(-h // 2) == rows]
     block = np.zeros((rows, 8), np.uint8)
@@ -145,9 +146,9 @@ def test_height_of_one_array_is_found(rows: int) -> None:
     assert planes[0].shape[1] == heights[0]
 
 
-@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("size", [1, 2, 7, 16, 31, 100])
-@pytest.mark.parametrize("length", [1, 2, 3, 16, 31, 640])
+@each("algo", ["bicubic", "bilinear"])
+@each("size", [1, 2, 7, 16, 31, 100])
+@each("length", [1, 2, 3, 16, 31, 640])
 def test_windows_lie_inside_and_weigh_one(length: int, size: int, algo: Any) -> None:
     for sub, place in ((1, 0.0), (2, 0.5), (2, 0.0), (2, 1.0), (4, 0.5)):
         taps = line_taps(length, size, sub, place, algo, stretch=True)

@@ -14,6 +14,7 @@ import color_kernel
 import numpy as np
 import pytest
 from color_kernel import KERNELS, FakeArray, FakeCupy
+from effort import each
 
 from spdl_media.buffer import CUDABuffer
 from spdl_media.cuda._color_formats import yuv_format
@@ -87,12 +88,12 @@ def test_matrices_and_ranges(matrix: str | None, color_range: Any) -> None:
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize(
+@each(
     "pix_fmt",
     "nv12 nv21 nv16 nv24 nv42 p010 p012 p016 p210 p410 yuv420p yuvj420p yuv422p yuv444p yuv440p yuv411p "
     "yuv410p yuv420p9 yuv420p10 yuv422p12 yuv444p14 yuv444p16 yuv444p10msb yuv444p12msb gray gray10".split(),
 )
-@pytest.mark.parametrize("size", [(32, 16), (33, 17), (1, 1)])
+@each("size", [(32, 16), (33, 17), (1, 1)])
 def test_formats_and_odd_sizes(pix_fmt: str, size: tuple[int, int]) -> None:
     assert_same(noise(pix_fmt, *size), pix_fmt)
 
@@ -111,10 +112,8 @@ def test_layouts_and_types(layout: Any, normalize: Any, frames: int | None) -> N
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("algo", [None, "bicubic", "bilinear"])
-@pytest.mark.parametrize(
-    "size", [(64, 48), (63, 47), (32, 24), (20, 11), (5, 3), (1, 1), (63, 24), (97, 131)]
-)
+@each("algo", [None, "bicubic", "bilinear"])
+@each("size", [(64, 48), (63, 47), (32, 24), (20, 11), (5, 3), (1, 1), (63, 24), (97, 131)])
 def test_sizes(algo: Any, size: tuple[int, int]) -> None:
     for pix_fmt in ("nv12", "yuv422p10", "yuv444p"):
         planes = noise(pix_fmt, 63, 47)

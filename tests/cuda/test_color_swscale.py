@@ -8,6 +8,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import frame_of
 
 import spdl_media as sm
@@ -104,21 +105,21 @@ def test_matrices_and_ranges(matrix: str, color_range: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each(
     "pix_fmt",
     "yuv420p yuv422p yuv444p yuv440p yuv411p yuv410p yuvj420p yuvj422p nv12 nv21 nv16 nv24 p010le "
     "p012le p016le p210le p410le yuv420p9le yuv420p12le yuv422p10le yuv444p16le yuv444p10msble gray "
     "gray16le".split(),
 )
-@pytest.mark.parametrize("size", [(64, 48), (40, 30), (90, 100)])
+@each("size", [(64, 48), (40, 30), (90, 100)])
 def test_formats(pix_fmt: str, size: tuple[int, int]) -> None:
     color_range = "pc" if yuv_format(pix_fmt).full_range else "tv"
     assert_within_one(pix_fmt, (64, 48), size, color_range=color_range)
 
 
-@pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
-@pytest.mark.parametrize(
-    ("source", "size"),
+@each("algo", ["bicubic", "bilinear"])
+@each(
+    "source, size",
     [
         ((64, 48), (64, 48)),
         ((64, 48), (63, 48)),
@@ -193,14 +194,16 @@ def test_full_range_of_deep_formats_is_that_of_ffmpeg() -> None:
 @pytest.mark.parametrize("size", [None, (224, 126), (100, 200)])
 @pytest.mark.parametrize("name", ["nasa_13013.mp4", "technician_turned.jpg"])
 def test_same_as_decoding_to_rgb(name: str, size: tuple[int, int] | None) -> None:
-    """Stored pictures and what the CPU path makes of them by default, and scaled."""
+    """Stored pictures and what the CPU path makes of them with all its chroma, and scaled."""
     stored = sm.decode_config(orient=False)
     if name.endswith("jpg"):
         packets: Any = sm.demux_image(str(MEDIA / name))
     else:
         packets = sm.demux_video(str(MEDIA / name), timestamp=(1, 1.1))
     width, height = size or (None, None)
-    desc = sm.get_video_filter_desc(scale_width=width, scale_height=height, scale_mode=None)
+    desc = sm.get_video_filter_desc(
+        scale_width=width, scale_height=height, scale_mode=None, quality="accurate"
+    )
     expected = np.asarray(sm.convert_frames(sm.decode_packets(packets, desc, stored)))
     native = sm.decode_packets(packets, None, stored)
     result = yuv_to_rgb(

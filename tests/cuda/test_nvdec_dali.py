@@ -79,8 +79,17 @@ def test_auto_takes_dali_for_frames_in_their_own_size_alone() -> None:
         assert device.opened == ([] if way == "dali" else ["vp9"])
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [{}, {"width": 30, "height": 50}, {"width": 31}])
+SIZES: list[dict[str, int]] = [{}, {"width": 30, "height": 50}, {"width": 31}]
+
+
+# All orientations, and all sizes of one that keeps the sides and of one that swaps them.
+@pytest.mark.parametrize(
+    ("orientation", "size"),
+    [
+        *((orientation, SIZES[orientation % 3]) for orientation in (2, 3, 4, 5, 7, 8)),
+        *((orientation, size) for orientation in (1, 6) for size in SIZES),
+    ],
+)
 def test_orientation_and_size(orientation: int, size: dict[str, int]) -> None:
     data = oriented_clip(orientation, codec="libvpx-vp9", format="matroska")
     for mode in ("pad", "crop"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
@@ -108,9 +109,9 @@ def test_what_nvdec_decodes(codec: str, pix_fmt: str | None, refusal: str | None
             choose(one, "pyav", may_use_dali=True, source="x")
 
 
-@pytest.mark.parametrize("format", ["mp4", "mpegts", "matroska"])
-@pytest.mark.parametrize("profile", ["baseline", "main", "high", "high10", "high444"])
-@pytest.mark.parametrize("scaling", ["flat", "jvt"])
+@each("format", ["mp4", "mpegts", "matroska"])
+@each("profile", ["baseline", "main", "high", "high10", "high444"])
+@each("scaling", ["flat", "jvt"])
 def test_interlaced_h264_is_told_from_its_header(format: str, profile: str, scaling: str) -> None:
     pix_fmt = {"high10": "yuv420p10le", "high444": "yuv444p"}.get(profile, "yuv420p")
     planes = index_planes(4, 64, 64, pix_fmt)
