@@ -200,24 +200,24 @@ class _Batch:
         self._count, self._request = count, request
         self._lock = threading.Lock()
 
-    def add(self, position: int, picture: ImageFrames) -> None:
+    def add(self, position: int, image: ImageFrames) -> None:
         """Copy the image of the input at a position.
 
         Raises:
             ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
                 its format makes no array, or the storage is too small.
         """
-        loaded = _Loaded(position, picture.source, _kind_of(picture))
+        loaded = _Loaded(position, image.source, _kind_of(image))
         with self._lock:
             is_first = self._first is None
             if self._first is None:
                 self._first = loaded
                 # Takes the memory, which no other thread may do meanwhile.
-                self._rows.put(position, picture)
+                self._rows.put(position, image)
         if loaded.kind != self._first.kind:
-            raise _pictures_differ(*sorted((self._first, loaded)))
+            raise _images_differ(*sorted((self._first, loaded)))
         if not is_first:
-            self._rows.put(position, picture)
+            self._rows.put(position, image)
         self._positions.append(position)
 
     def finish(self) -> CPUBuffer:
@@ -262,25 +262,25 @@ class _Batch:
         return buffer
 
 
-# Size and format, and the matrix and range of YUV: what pictures of one array have in common.
+# Size and format, and the matrix and range of YUV: what images of one array have in common.
 _Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
 
 
 class _Loaded(NamedTuple):
-    """What is remembered of a picture."""
+    """What is remembered of an image."""
 
     position: int
     source: str
     kind: _Kind
 
 
-def _kind_of(picture: ImageFrames) -> _Kind:
-    frame = av_frames(picture)[0]
+def _kind_of(image: ImageFrames) -> _Kind:
+    frame = av_frames(image)[0]
     return (frame.width, frame.height, frame.format.name), colors_of(frame)
 
 
-def _pictures_differ(one: _Loaded, other: _Loaded) -> ConvertError:
-    """The error for two pictures of different kinds."""
+def _images_differ(one: _Loaded, other: _Loaded) -> ConvertError:
+    """The error for two images of different kinds."""
     size, colors = one.kind
     other_size, other_colors = other.kind
     if size == other_size:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import count
 from typing import Any, TypeAlias
 
 import av
@@ -76,11 +78,22 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
     return BuiltGraph(graph, tuple(sources), tuple(sinks))
 
 
-def describe_frame(frame: AvFrame) -> str:
-    """Size and format of a frame in words, as far as an input must know them."""
+def frame_options(frame: AvFrame) -> dict[str, str]:
+    """Size and format of a frame, by the names of FFmpeg's ``buffer`` and ``abuffer``."""
     if isinstance(frame, av.AudioFrame):
-        return f"{frame.format.name} {frame.layout.name} {frame.sample_rate} Hz"
-    return f"{frame.width}x{frame.height} {frame.format.name}"
+        return {
+            "sample_rate": str(frame.sample_rate),
+            "sample_fmt": frame.format.name,
+            "channel_layout": frame.layout.name,
+        }
+    return {"video_size": f"{frame.width}x{frame.height}", "pix_fmt": frame.format.name}
+
+
+def in_words(options: dict[str, str]) -> str | None:
+    """Size and format for messages; ``None``: nothing is said of them."""
+    parts = map(options.get, ("video_size", "pix_fmt", "sample_fmt", "channel_layout"))
+    rate = options.get("sample_rate")
+    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
 
 
 def source_args(
@@ -91,20 +104,21 @@ def source_args(
     sample_aspect_ratio: Fraction | None = None,
 ) -> str:
     """Arguments of the ``buffer`` or ``abuffer`` that takes frames like this one."""
+    options: dict[str, object] = {**frame_options(frame)}
     base = as_fraction(frame.time_base) or time_base
     if isinstance(frame, av.AudioFrame):
-        base = base or Fraction(1, frame.sample_rate)
-        return (
-            f"sample_rate={frame.sample_rate}:sample_fmt={frame.format.name}:"
-            f"channel_layout={quote_option(frame.layout.name)}:time_base={base}"
-        )
-    rate = frame_rate or _rate_by_duration(frame, base)
-    aspect = f":pixel_aspect={sample_aspect_ratio}" if sample_aspect_ratio else ""
-    return (
-        f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:"
-        f"time_base={base or Fraction(1)}:colorspace={int(frame.colorspace)}:"
-        f"range={int(frame.color_range)}{f':frame_rate={rate}' if rate else ''}{aspect}"
-    )
+        # Layouts such as "5.1(side)" have characters that mean something between options.
+        options["channel_layout"] = quote_option(frame.layout.name)
+        options["time_base"] = base or Fraction(1, frame.sample_rate)
+    else:
+        # Filters negotiate matrix and range like the format; left out, they count as unspecified.
+        options["time_base"] = base or Fraction(1)
+        options["colorspace"], options["range"] = int(frame.colorspace), int(frame.color_range)
+        if rate := frame_rate or _rate_by_duration(frame, base):
+            options["frame_rate"] = rate
+        if sample_aspect_ratio:
+            options["pixel_aspect"] = sample_aspect_ratio
+    return ":".join(f"{name}={value}" for name, value in options.items())
 
 
 def _rate_by_duration(frame: av.VideoFrame, time_base: Fraction | None) -> Fraction | None:
@@ -317,6 +331,7 @@ def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
     return AudioChunk(frame, 0, frame.samples, position)
 
 
+@dataclass(slots=True, eq=False)
 class Port:
     """An end of a graph: where frames enter or leave.
 
@@ -325,100 +340,72 @@ class Port:
         kind: What flows there.
         name: What messages call it.
         key: What callers call it.
-        declared: Whether the text has a node for it; otherwise it is left open.
-        options: What that node says of the frames, by FFmpeg's names.
+        options: What a node of the text says of the frames, by FFmpeg's names; ``None``: it is left open.
         format: The same in words, or that of the first frame of an open end; ``None``: not yet known.
         time_base: The unit of time that the frames have, if known; sound is brought to it.
         args: Arguments of the source that feeds an open input, once its first frame has come.
         waiting: Frames that came before the graph could be made.
     """
 
-    def __init__(
-        self, node: int, kind: Kind, name: str, key: str, *, options: dict[str, str] | None
-    ) -> None:
-        self.node = node
-        self.kind = kind
-        self.name = name
-        self.key = key
-        self.declared = options is not None
-        self.options = options or {}
-        self.format = _declared_format(self.options)
-        self.time_base = _declared_time_base(self.options)
-        self.args = ""
-        self.waiting: deque[AvFrame] = deque()
+    node: int
+    kind: Kind
+    name: str
+    key: str
+    options: dict[str, str] | None = None
+    format: str | None = None
+    time_base: Fraction | None = None
+    args: str = ""
+    waiting: deque[AvFrame] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        if self.options is not None:
+            self.format = in_words(self.options)
+            # An expression is FFmpeg's to evaluate.
+            with suppress(KeyError, ValueError):
+                self.time_base = Fraction(self.options["time_base"])
+
+    @property
+    def declared(self) -> bool:
+        """Whether the text has a node for it."""
+        return self.options is not None
 
 
 def make_ports(wiring: Wiring, *, inputs: bool) -> list[Port]:
     """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
     kinds = SOURCES if inputs else SINKS
-    declared = [
-        Port(
-            position,
-            kinds[node.name],
-            f"{node.name}@{node.id}" if node.id else node.name,
-            node.id or "",
-            options=_options(node.args or ""),
-        )
-        for position, node in enumerate(wiring.nodes)
-        if node.name in kinds
-    ]
-    pads = wiring.inputs if inputs else wiring.outputs
-    side = "in" if inputs else "out"
-    unnamed = [pad for pad in pads if not pad.label]
+    ports = []
+    for position, node in enumerate(wiring.nodes):
+        if node.name in kinds:
+            name = f"{node.name}@{node.id}" if node.id else node.name
+            options = _options(node.args or "")
+            ports.append(Port(position, kinds[node.name], name, node.id or "", options))
+    side, pads = ("in", wiring.inputs) if inputs else ("out", wiring.outputs)
     # One without a label needs no name; of several, each must be reachable.
-    numbers = {id(pad): str(number) for number, pad in enumerate(unnamed)} if unnamed[1:] else {}
-    return declared + [
-        Port(
-            pad.node,
-            pad.kind,
-            pad.label or side + numbers.get(id(pad), ""),
-            pad.label or (side + numbers[id(pad)] if numbers else ""),
-            options=None,
-        )
-        for pad in pads
-    ]
+    has_several = sum(not pad.label for pad in pads) > 1
+    numbers = count()
+    for pad in pads:
+        key = pad.label or (f"{side}{next(numbers)}" if has_several else "")
+        ports.append(Port(pad.node, pad.kind, key or side, key))
+    return ports
 
 
 def _options(args: str) -> dict[str, str]:
     pairs = (part.partition("=") for part in args.split(":"))
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    options = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    # FFmpeg takes the size in either form.
+    if "width" in options and "height" in options:
+        options.setdefault("video_size", f"{options['width']}x{options['height']}")
+    return options
 
 
-def _declared_format(options: dict[str, str]) -> str | None:
-    size = options.get("video_size")
-    if size is None and "width" in options and "height" in options:
-        size = f"{options['width']}x{options['height']}"
-    parts = (size, options.get("pix_fmt"), options.get("sample_fmt"), options.get("channel_layout"))
-    rate = options.get("sample_rate")
-    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None))) or None
-
-
-def fits_port(port: Port, frame: AvFrame, given: str) -> bool:
+def fits_port(port: Port, frame: AvFrame, given: str | None) -> bool:
     """Whether an input takes a frame, which is ``given`` in words."""
-    if not port.declared:
+    options = port.options
+    if options is None:
         return given == port.format
-    # Only words that both sides say are compared: a declaration may leave some out, or give numbers.
-    if isinstance(frame, av.AudioFrame):
-        said = {
-            "sample_rate": str(frame.sample_rate),
-            "sample_fmt": frame.format.name,
-            "channel_layout": frame.layout.name,
-        }
-    else:
-        said = {
-            "video_size": f"{frame.width}x{frame.height}",
-            "width": str(frame.width),
-            "height": str(frame.height),
-            "pix_fmt": frame.format.name,
-        }
     declared = port.time_base
     if declared is not None and frame.time_base and declared != as_fraction(frame.time_base):
         return False
-    return all(port.options.get(name, value) == value for name, value in said.items())
-
-
-def _declared_time_base(options: dict[str, str]) -> Fraction | None:
-    try:
-        return Fraction(options["time_base"]) if "time_base" in options else None
-    except ValueError:  # an expression, which FFmpeg evaluates
-        return None
+    # Only what both sides say is compared: a declaration may leave some out.
+    said = frame_options(frame)
+    return all(options.get(name, value) == value for name, value in said.items())

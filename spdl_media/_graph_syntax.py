@@ -125,17 +125,13 @@ def _check_labels(desc: str, graph: Graph) -> None:
         for label, count in counts.items():
             if count > 1:
                 helps = " Use split (asplit for sound) for copies." if side == "inputs" else ""
-                raise FilterError(
-                    f"filter description {desc!r}: the label [{label}] names {count} {side}, but joins one "
-                    f"output to one input.{helps}",
-                    filter_desc=desc,
+                raise graph_error(
+                    desc,
+                    f"the label [{label}] names {count} {side}, but joins one output to one input.{helps}",
                 )
     for node in graph.nodes:
         if loop := sorted(set(node.inputs) & set(node.outputs)):
-            raise FilterError(
-                f"filter description {desc!r}: [{loop[0]}] joins {node.name} to itself",
-                filter_desc=desc,
-            )
+            raise graph_error(desc, f"[{loop[0]}] joins {node.name} to itself")
 
 
 class _Parser:
@@ -147,6 +143,7 @@ class _Parser:
 
     def graph(self) -> Graph:
         self._refuse_head()
+        # The text ends there for FFmpeg, which would leave out the rest without a word.
         if "\0" in self._desc:
             raise self._error("a zero character", self._desc.index("\0"))
         chains = [self._chain()]
@@ -245,9 +242,7 @@ class _Parser:
     def _error(self, what: str, position: int) -> FilterError:
         rest = self._desc[position : position + _EXCERPT]
         where = f"at position {position} ({rest!r})" if rest else "at the end"
-        return FilterError(
-            f"filter description {self._desc!r}: {what}, {where}", filter_desc=self._desc
-        )
+        return graph_error(self._desc, f"{what}, {where}")
 
 
 Kind: TypeAlias = Literal["video", "audio"]
@@ -269,7 +264,7 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A description, parsed and with every pad accounted for, so that graphs are built without thought.
+    """A description, parsed and with every pad accounted for: all that building a graph needs.
 
     Attributes:
         nodes: The filters.
@@ -285,6 +280,7 @@ class Wiring:
     outputs: tuple[Pad, ...]
 
 
+# Descriptions repeat, and each filter of a new one is made to count its pads.
 @lru_cache(maxsize=512)
 def wire(desc: str) -> Wiring:
     """Parse a description and find out how its filters are joined.
@@ -296,6 +292,7 @@ def wire(desc: str) -> Wiring:
     """
     graph = parse_graph(desc)
     nodes = tuple(graph.nodes)
+    # Made only to count their pads: nothing here is joined or configured.
     scratch = AvGraph()
     pads = [_count_pads(scratch, desc, node) for node in nodes]
     links = tuple(_links(graph, pads))
@@ -317,10 +314,8 @@ def _count_pads(scratch: AvGraph, desc: str, node: Node) -> tuple[int, int]:
         (node.inputs, node.outputs), counts, ("input", "output"), strict=True
     ):
         if len(labels) > count:
-            raise FilterError(
-                f"filter description {desc!r}: {node} has {len(labels)} {side} labels, but the filter has "
-                f"{count} {side}s",
-                filter_desc=desc,
+            raise graph_error(
+                desc, f"{node} has {len(labels)} {side} labels, but the filter has {count} {side}s"
             )
     return counts
 
@@ -386,10 +381,7 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
     if node.name not in av.filter.filters_available:
         close = difflib.get_close_matches(node.name, av.filter.filters_available, n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise FilterError(
-            f"filter description {desc!r}: this FFmpeg has no filter {node.name!r}{hint}",
-            filter_desc=desc,
-        )
+        raise graph_error(desc, f"this FFmpeg has no filter {node.name!r}{hint}")
     with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
         full_name = f"{node.name}@{node.id}" if node.id else None
         return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
@@ -401,4 +393,5 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
 
 
 def graph_error(desc: str, what: str) -> FilterError:
+    """Say what is wrong with a description."""
     return FilterError(f"filter description {desc!r}: {what}", filter_desc=desc)

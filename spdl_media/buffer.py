@@ -182,9 +182,9 @@ class CPUBuffer(_Buffer):
     Attributes:
         failures: Inputs that could not be loaded, in their order.
         indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
-        colorspace: Of YUV pictures, the matrix between RGB and YUV: ``"bt601"`` (for both of FFmpeg's names,
+        colorspace: Of YUV images, the matrix between RGB and YUV: ``"bt601"`` (for both of FFmpeg's names,
             and where the file says nothing), ``"bt709"``, ``"bt2020nc"``, ... ``None``: no YUV.
-        color_range: Of YUV pictures, ``"pc"`` (full) or ``"tv"`` (limited). ``None``: no YUV.
+        color_range: Of YUV images, ``"pc"`` (full) or ``"tv"`` (limited). ``None``: no YUV.
 
     Thread safety: safe; the memory is writable and shared as the caller shares it.
 

@@ -177,9 +177,8 @@ def decode_config(
             or ``"drop"`` it, counted in ``frames.num_dropped``.
         downscale: ``"dct"`` lets large JPEG stills shrink while they are decoded, to 1/2, 1/4 or 1/8 of
             their sides but 1.2 times those of the result at least, by libjpeg-turbo; the filters then
-            scale as they do without it. It needs the package simplejpeg, and has an effect on YCbCr
-            pictures that a filter of this library scales to RGB; all else is decoded as ever, and so is
-            what libjpeg-turbo finds anything the matter with.
+            scale as they do without it. It needs the package simplejpeg. It has an effect on YCbCr images
+            that a filter of this library scales to RGB; all others, and damaged ones, are decoded as usual.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -204,7 +203,7 @@ def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, st
     return MappingProxyType(strings)
 
 
-# What the functions give without arguments, made once: they are asked for with every picture.
+# What the functions give without arguments, made once: each still needs both.
 DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
 

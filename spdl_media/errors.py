@@ -6,7 +6,7 @@
     ├── DecodeError (ValueError)        damaged or unsupported data
     │   └── ArrayFormatError            the same of npy, npz, wav and tar (in ``array_formats``)
     ├── FilterError (ValueError)        the filter description cannot be used
-    │   └── PictureSizeError            one picture is too thin or too large for it
+    │   └── PictureSizeError            one image is too thin or too large for it
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage
     ├── TransferError (RuntimeError)    memory cannot be had on a CUDA device, or not be copied there
@@ -59,7 +59,7 @@ class MediaError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields, and
         # OSError and ImportError keep some of theirs outside __dict__. A process pool dies of an
-        # exception that cannot be rebuilt, so every subclass takes this one way.
+        # exception that cannot be rebuilt, so all subclasses are rebuilt here.
         return _rebuild, (type(self), self.args, self._state())
 
     def _state(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class FilterError(MediaError, ValueError):
 
 
 class PictureSizeError(FilterError):
-    """The filters take pictures, but none of this size: scaled, it would be larger than FFmpeg allows."""
+    """The filters take images, but none of this size: scaled, it would be larger than FFmpeg allows."""
 
 
 class ConvertError(MediaError, ValueError):

@@ -17,9 +17,10 @@ from spdl_media._frame_filter import (
     Port,
     build,
     copy_chunk,
-    describe_frame,
     exact_pts,
     fits_port,
+    frame_options,
+    in_words,
     make_ports,
     place_frame,
     placed_chunk,
@@ -29,7 +30,7 @@ from spdl_media._frame_filter import (
     source_args,
     whole_frame,
 )
-from spdl_media._graph_syntax import Kind, Wiring, filter_errors, quote_value, wire
+from spdl_media._graph_syntax import Kind, Wiring, filter_errors, graph_error, quote_value, wire
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio
@@ -80,7 +81,7 @@ class FilterGraph:
         https://ffmpeg.org/ffmpeg-filters.html
     """
 
-    __slots__ = ("_built", "_facts", "_flushed", "_guard", "_inputs", "_outputs", "_wiring")
+    __slots__ = ("_built", "_flushed", "_guard", "_inputs", "_metadata", "_outputs", "_wiring")
 
     def __init__(self, desc: str) -> None:
         self._wiring = wire(desc)
@@ -90,7 +91,7 @@ class FilterGraph:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
         self._guard = OneThread("FilterGraph")
-        self._facts: FrameMetadata | None = None
+        self._metadata: FrameMetadata | None = None
         self._built: BuiltGraph | None = None
         self._flushed = False
         self._try_to_build()
@@ -114,7 +115,7 @@ class FilterGraph:
         """Put frames into an input.
 
         Args:
-            frames: Pictures or sound, as the input takes. Not consumed.
+            frames: Images or audio, as the input takes. Not consumed.
             key: Which input, where there are several.
 
         Raises:
@@ -129,7 +130,7 @@ class FilterGraph:
             for frame in _frames_of(frames, port, self._wiring.desc):
                 self._check_format(port, frame)
                 port.waiting.append(frame)
-            self._facts = self._facts or frame_metadata(frames)
+            self._metadata = self._metadata or frame_metadata(frames)
             self._run()
 
     def get_frames(self, *, key: str | None = None) -> VideoFrames | AudioFrames | None:
@@ -139,7 +140,7 @@ class FilterGraph:
             key: Which output, where there are several.
 
         Returns:
-            The frames, pictures always as ``VideoFrames``; ``None``: nothing is ready.
+            The frames, images always as ``VideoFrames``; ``None``: nothing is ready.
 
         Raises:
             FilterError: A filter fails, or there is no such output.
@@ -152,7 +153,7 @@ class FilterGraph:
             sink = self._built.sinks[self._outputs.index(port)]
             with filter_errors(self._wiring.desc, "it failed"):
                 frames, _ = pull_all(sink)
-            return _wrap_frames(frames, port.kind, self._facts) if frames else None
+            return _wrap_frames(frames, port.kind, self._metadata) if frames else None
 
     def flush(self) -> None:
         """End all inputs, so that the filters give out what they hold.
@@ -166,10 +167,7 @@ class FilterGraph:
                 return
             if self._built is None:
                 empty = [port.key for port in self._inputs if port.format is None]
-                raise FilterError(
-                    f"filter description {self._wiring.desc!r}: the inputs {empty} have had no frame",
-                    filter_desc=self._wiring.desc,
-                )
+                raise graph_error(self._wiring.desc, f"the inputs {empty} have had no frame")
             self._flushed = True
             for source in self._built.sources:
                 with filter_errors(self._wiring.desc, "it failed"):
@@ -206,23 +204,17 @@ class FilterGraph:
             if key is not None and key in (port.key, port.name):
                 return port
         asked = "no key was given" if key is None else f"there is no {side} {key!r}"
-        raise FilterError(
-            f"filter description {self._wiring.desc!r}: {asked}; its {side}s are "
-            f"{', '.join(repr(port.key) for port in ports)}",
-            filter_desc=self._wiring.desc,
-        )
+        keys = ", ".join(repr(port.key) for port in ports)
+        raise graph_error(self._wiring.desc, f"{asked}; its {side}s are {keys}")
 
     def _check_format(self, port: Port, frame: AvFrame) -> None:
-        given = describe_frame(frame)
+        given = in_words(frame_options(frame))
         if port.format is None:
             port.format = given
             port.args = source_args(frame)
         elif not fits_port(port, frame, given):
-            raise FilterError(
-                f"filter description {self._wiring.desc!r}: the input {port.name} takes {port.format}, but "
-                f"the frames are {given}",
-                filter_desc=self._wiring.desc,
-            )
+            what = f"the input {port.name} takes {port.format}, but the frames are {given}"
+            raise graph_error(self._wiring.desc, what)
 
     def _try_to_build(self) -> None:
         open_inputs = [port for port in self._inputs if not port.declared]
@@ -258,25 +250,22 @@ def _frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
     if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
         raise TypeError(f"frames must be AudioFrames, VideoFrames or ImageFrames, not {frames!r}")
     if kind != port.kind:
-        raise FilterError(
-            f"filter description {desc!r}: the input {port.name} takes {port.kind}, but the frames are "
-            f"{kind}",
-            filter_desc=desc,
-        )
+        what = f"the input {port.name} takes {port.kind}, but the frames are {kind}"
+        raise graph_error(desc, what)
     if isinstance(frames, AudioFrames):
         return _shared_frames(frames, port)
     return iter(av_frames(frames))
 
 
 def _wrap_frames(
-    frames: list[Any], kind: Kind, facts: FrameMetadata | None
+    frames: list[Any], kind: Kind, metadata: FrameMetadata | None
 ) -> VideoFrames | AudioFrames:
     """Our frames around those that came out."""
-    facts = facts or FrameMetadata()
+    metadata = metadata or FrameMetadata()
     if kind == "video":
-        return VideoFrames(frames, facts)
-    chunks = [placed_chunk(frame, facts.zero) for frame in frames]
-    return AudioFrames(chunks, facts, first_sample=chunks[0].position or 0)
+        return VideoFrames(frames, metadata)
+    chunks = [placed_chunk(frame, metadata.zero) for frame in frames]
+    return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0)
 
 
 def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
@@ -295,7 +284,7 @@ def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
 
 def _time_base_at(port: Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
     """The unit of time that an input takes sound in."""
-    if port.time_base is None and "time_base" in port.options:
+    if port.time_base is None and "time_base" in (port.options or ()):
         return _time_base_of(frame)  # an expression, which FFmpeg evaluates
     if port.time_base is None:
         rate = frame.sample_rate
