@@ -7,7 +7,6 @@ import operator
 import threading
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -188,12 +187,7 @@ class OneThread:
                 "Give each thread its own"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,7 +143,10 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
                 f"{type(value).__name__}; one field holds one kind"
             )
     if convert is not None:
-        return convert(values, storage, where)
+        try:
+            return convert(values, storage, where)
+        except TypeError as error:  # does not say which of many fields it was
+            raise TypeError(f"{where}: {error}") from error
     if storage is not None:
         raise ValueError(
             f"{where} is {type(first).__name__}, which stays a list and needs no storage"
@@ -186,31 +188,19 @@ def _collate_frames(values: list[Any], storage: Storage | None, _: str) -> CPUBu
     return convert_frames(values, storage)
 
 
-def _collate_numbers(values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
-    with _named(where):
-        return convert_array(values, storage)
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Say which field a value of the wrong kind belongs to."""
-    try:
-        yield
-    except TypeError as error:
-        raise TypeError(f"{where}: {error}") from error
+def _collate_numbers(values: list[Any], storage: Storage | None, _: str) -> CPUBuffer:
+    return convert_array(values, storage)
 
 
 def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
-    with _named(where):
-        arrays = [as_numpy(value) for value in values]
+    arrays = [as_numpy(value) for value in values]
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise ConvertError(
                 f"{where} of item 0 has shape {arrays[0].shape} and type {arrays[0].dtype}, of item "
                 f"{position} {array.shape} and {array.dtype}; one buffer holds one shape and type"
             )
-    with _named(where):
-        return stack_arrays(arrays, storage)
+    return stack_arrays(arrays, storage)
 
 
 _CONVERTERS: tuple[tuple[Callable[[Any], bool], _Converter], ...] = (

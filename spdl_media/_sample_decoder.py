@@ -102,7 +102,7 @@ class SampleDecoder:
         self.num_dropped = 0
         return FrameMetadata(facts.source, facts.zero, facts.window, num_dropped=dropped)
 
-    def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:  # noqa: C901  # calls would cost as much as small frames
+    def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:
         """Hand over what comes out for these packets, and for a final ``None`` what is held back.
 
         Returns:

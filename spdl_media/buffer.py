@@ -6,7 +6,6 @@ import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -102,17 +101,19 @@ class _Buffer:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array."""
-        raise NotImplementedError
+        shape: tuple[int, ...] = self._alive().shape
+        return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of an element."""
-        raise NotImplementedError
+        dtype: np.dtype[Any] = self._alive().dtype
+        return dtype
 
     @property
     def device(self) -> str:
         """``"cpu"``, or ``"cuda:0"`` for the first CUDA device."""
-        raise NotImplementedError
+        return "cpu"
 
     @property
     def ndim(self) -> int:
@@ -148,12 +149,7 @@ class _Buffer:
         self._alive()  # a released buffer cannot be entered
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __len__(self) -> int:
@@ -202,18 +198,6 @@ class CPUBuffer(_Buffer):
         """The memory as a NumPy array, a writable view that keeps it alive."""
         array: npt.NDArray[Any] = self._alive()
         return array
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # noqa: D102  # as in the class above, as are the next two
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:  # noqa: D102
-        return self.array.dtype
-
-    @property
-    def device(self) -> str:  # noqa: D102
-        return "cpu"
 
     def release(self) -> None:
         """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
@@ -322,7 +306,7 @@ class CUDABuffer(_Buffer):
         return self._alive()
 
     @property
-    def shape(self) -> tuple[int, ...]:  # noqa: D102  # as in the class above, as are the next two
+    def shape(self) -> tuple[int, ...]:  # noqa: D102  # as in _Buffer, as are the next two
         return self._shape
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, SupportsIndex, TypeAlias, get_args
 
-from spdl_media._checks import check_choice, check_int
+from spdl_media._checks import as_int, check_choice, check_int
 
 __all__ = (
     "CUDAConfig",
@@ -82,16 +81,10 @@ class CUDAConfig:
     allocator: Allocator | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("device_index", self.device_index), ("stream", self.stream)):
-            if value is None and name == "stream":
-                continue
-            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-                raise TypeError(
-                    f"{name} must be an int{_STREAM_HINT if name == 'stream' else ''}, not {value!r}"
-                )
-            if operator.index(value) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {value!r}")
-            object.__setattr__(self, name, operator.index(value))
+        object.__setattr__(self, "device_index", _check_number("device_index", self.device_index))
+        if self.stream is not None:
+            stream = _check_number("stream", self.stream, _STREAM_HINT)
+            object.__setattr__(self, "stream", stream)
         allocator = self.allocator
         if allocator is not None and not (
             isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
@@ -100,6 +93,15 @@ class CUDAConfig:
                 "allocator must be a tuple of two functions, allocate(nbytes, device_index, stream) and "
                 f"free(address), not {allocator!r}"
             )
+
+
+def _check_number(name: str, value: object, hint: str = "") -> int:
+    number = as_int(value)
+    if number is None:
+        raise TypeError(f"{name} must be an int{hint}, not {value!r}")
+    if number < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value!r}")
+    return number
 
 
 _STREAM_HINT = " (the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream) or None"
@@ -152,8 +154,7 @@ def demux_config(
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
     """
-    options = _string_options("format_options", format_options or {})
-    return DemuxConfig(format, options, buffer_size)
+    return DemuxConfig(format, _string_options("format_options", format_options or {}), buffer_size)
 
 
 def decode_config(
@@ -192,13 +193,14 @@ def decode_config(
 
 
 def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
-    """FFmpeg takes text; numbers are written as text, anything else would be a guess."""
+    # FFmpeg takes text. Numbers have one form in it; how to write anything else would be a guess.
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
     strings = {}
     for key, value in options.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float):
             raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
+        # FFmpeg's flags are 0 and 1, and "True" is none of its words for them.
         strings[key] = str(int(value) if isinstance(value, bool) else value)
     return MappingProxyType(strings)
 
@@ -243,7 +245,7 @@ def as_cuda_config(config: CUDAConfig | SupportsIndex) -> CUDAConfig:
     """
     if isinstance(config, CUDAConfig):
         return config
-    if isinstance(config, bool) or not isinstance(config, SupportsIndex):
+    if as_int(config) is None:
         raise TypeError(
             f"cuda_config must be the number of a device, such as 0, or made by cuda_config(), not {config!r}"
         )

@@ -165,7 +165,11 @@ class CropPlan:
         return self._boxes is None and self._flips is None
 
     def check(self, count: int) -> None:
-        """Refuse plans for another number of images."""
+        """Refuse plans for another number of images.
+
+        Raises:
+            ValueError: There is not one entry for each image.
+        """
         for name, values in (("crops", self._boxes), ("flips", self._flips)):
             if values is not None and len(values) != count:
                 raise ValueError(

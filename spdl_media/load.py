@@ -347,7 +347,13 @@ def load_clip(
 def prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
-    """Check the arguments of :func:`load_image_batch`, and return what loads the batch."""
+    """Check the arguments of :func:`load_image_batch`, and return what loads the batch.
+
+    Raises:
+        ValueError: An option is invalid, or there is not one crop or flip for each input.
+        TypeError: ``srcs`` is no sequence.
+        ConvertError: It is empty.
+    """
     check_on_error(arguments["on_error"])
     check_int("num_threads", arguments["num_threads"])
     request = replace(

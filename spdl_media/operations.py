@@ -218,11 +218,8 @@ class SoundOps:
     def normalized(self) -> SoundOps:
         """The same operations, and defaults for every value that has no effect beside the others."""
         window = Window(*map(to_microseconds, (self.window.start, self.window.end)))
-        return replace(
-            self,
-            window=window,
-            filter_desc=((self.filter_desc or "").strip() and self.filter_desc) or None,
-        )
+        own = self.filter_desc if (self.filter_desc or "").strip() else None
+        return replace(self, window=window, filter_desc=own)
 
 
 def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:
@@ -240,7 +237,11 @@ def to_microseconds(seconds: Fraction | None) -> Fraction | None:
 
 
 def parse_rate(value: Rate) -> Fraction:
-    """Read a frame rate."""
+    """Read a frame rate.
+
+    Raises:
+        ValueError: It is no number, or not positive.
+    """
     if isinstance(value, Fraction) and value > 0:
         return value
     try:
@@ -255,7 +256,12 @@ def parse_rate(value: Rate) -> Fraction:
 
 
 def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
-    """Check that FFmpeg has a format of this name."""
+    """Check that FFmpeg has a format of this name.
+
+    Raises:
+        TypeError: The name is no ``str``.
+        ValueError: FFmpeg has no such format.
+    """
     example, exists, usual = _FORMATS[argument]
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")

@@ -389,7 +389,12 @@ Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
 
 
 def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
-    """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable."""
+    """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable.
+
+    Raises:
+        TypeError: ``storage`` is none.
+        StorageTooSmallError: It has fewer bytes.
+    """
     if storage is None:
         return _pageable(nbytes)
     if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
