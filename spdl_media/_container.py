@@ -159,7 +159,7 @@ class Container:
         tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
         if kind == "video" and tiles and self.av.duration is None:
             raise self.error(
-                f"the picture is split into {len(tiles)} tiles, and joining them is not supported. Write it "
+                f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 "anew without tiles, or take one of them: demux_video(src, stream_index="
                 f"{tiles[0].index})"
             )
@@ -270,7 +270,7 @@ class Container:
         head = self._input.head(HEAD_SIZE) if self._input.seekable else b""
         if kind := container_still(head) or still_codec(head):
             if self._empty:  # a parser of FFmpeg's that finds the header implausible
-                raise self.error(f"FFmpeg finds no picture in this {kind} data")
+                raise self.error(f"FFmpeg finds no image in this {kind} data")
             return check_complete(kind, self.content())
         return self._input.missing_end() or self._short_packet(packets)
 

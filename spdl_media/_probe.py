@@ -337,4 +337,4 @@ def _first_frame(packets: ImagePackets) -> av.VideoFrame:
             frame: av.VideoFrame
             for frame in context.decode(packet):
                 return frame
-    raise DecodeError(f"the {codec.name} data holds no picture", source=packets.source)
+    raise DecodeError(f"the {codec.name} data holds no image", source=packets.source)

@@ -43,20 +43,33 @@ _MAX_REORDER = 16
 _WHOLE = Window()
 
 
-class _VideoRun:
-    """Packets of a video stream as they are read, until those of the window are complete.
+class _Run:
+    """Packets of one stream as they are read, until those of the window are complete.
 
     Args:
-        stop: Timestamp at which the window ends.
-        restart: Timestamp up to which each key frame makes those before it needless.
+        stop: Timestamp from which packets cannot belong to the window.
+        restart: Timestamp up to which a packet where decoding can begin makes those before it needless.
     """
 
     def __init__(self, stop: int | None, restart: int | None = None) -> None:
         self._stop = math.inf if stop is None else stop
         self._restart = -math.inf if restart is None else restart
         self._kept: list[AvPacket] = []
-        self._inside = self._late = 0
         self.complete = False
+
+    def add(self, packet: AvPacket) -> None:
+        """Take the next packet of the stream."""
+        raise NotImplementedError
+
+    def packets(self) -> list[AvPacket]:
+        """Those that the window needs."""
+        return self._kept
+
+
+class _VideoRun(_Run):
+    """Those of a video stream, where decoding can begin at each key frame."""
+
+    _inside = _late = 0
 
     def add(self, packet: AvPacket) -> None:
         pts = packet.pts
@@ -80,21 +93,12 @@ class _VideoRun:
         return self._kept[: self._inside]
 
 
-class _AudioRun:
-    """Packets of an audio stream as they are read, until those of the window are complete.
-
-    Args:
-        codec: Of the stream.
-        stop: Timestamp from which packets cannot belong to the window.
-        restart: Timestamp up to which packets that tell their sample make those before them needless.
-    """
+class _AudioRun(_Run):
+    """Those of an audio stream, where decoding can begin at each packet that tells its sample."""
 
     def __init__(self, codec: AudioCodec, stop: int | None, restart: int | None = None) -> None:
+        super().__init__(stop, restart)
         self._codec = codec
-        self._stop = math.inf if stop is None else stop
-        self._restart = -math.inf if restart is None else restart
-        self._kept: list[AvPacket] = []
-        self.complete = False
 
     def add(self, packet: AvPacket) -> None:
         pts = packet.pts
@@ -109,9 +113,6 @@ class _AudioRun:
         # One past the end too: it shows whether something before it is missing.
         self._kept.append(packet)
         self.complete = pts is not None and pts >= self._stop
-
-    def packets(self) -> list[AvPacket]:
-        return self._kept
 
 
 def read_video(container: Container, stream_index: int | None, window: Window) -> VideoPackets:
@@ -231,7 +232,7 @@ def our_packets(
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 
 
-def _run(packets: Iterator[AvPacket], run: _VideoRun | _AudioRun) -> list[AvPacket]:
+def _run(packets: Iterator[AvPacket], run: _Run) -> list[AvPacket]:
     for packet in packets:
         run.add(packet)
         if run.complete:

@@ -436,7 +436,7 @@ def _first_image(container: Container) -> ImagePackets:
     with container.reading():
         key = next((p for p in container.packets([index]) if p.is_keyframe), None)
     if key is None:
-        raise container.error("the video stream has no key frame, so there is no first picture")
+        raise container.error("the video stream has no key frame, so there is no first image")
     orientation = container.orientation(index, [key])
     metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
     return ImagePackets([key], codec, metadata)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 
@@ -23,8 +23,8 @@ Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 # Times closer than this are one. A moment that users compute in floats, as start + duration or by adding up,
 # lies a few of their last places beside the exact one: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s
 # apart.
-_HAIR = Fraction(1, 10**10)
-_HAIR_AS_FLOAT = float(_HAIR)
+_TOLERANCE = Fraction(1, 10**10)
+_TOLERANCE_AS_FLOAT = float(_TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Window:
             )
 
     def __contains__(self, seconds: Fraction) -> bool:
-        time = float(seconds) + _HAIR_AS_FLOAT
+        time = float(seconds) + _TOLERANCE_AS_FLOAT
         return (self.start is None or float(self.start) <= time) and (
             self.end is None or time < float(self.end)
         )
@@ -69,7 +69,7 @@ class Window:
             zero: Second 0 of the container on FFmpeg's clock.
         """
         start, end = (
-            None if side is None else math.ceil((side - _HAIR + zero) / time_base)
+            None if side is None else math.ceil((side - _TOLERANCE + zero) / time_base)
             for side in (self.start, self.end)
         )
         return start, end
@@ -87,7 +87,7 @@ class Window:
 
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
     """The first sample at or after a time."""
-    return max(0, math.ceil((seconds - _HAIR) * sample_rate))
+    return max(0, math.ceil((seconds - _TOLERANCE) * sample_rate))
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:
@@ -168,20 +168,16 @@ def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
     return pts * time_base - zero
 
 
-class _Ratio(Protocol):
-    """A Fraction, or PyAV's own rational."""
-
-    @property
-    def numerator(self) -> int: ...
-    @property
-    def denominator(self) -> int: ...
-
-
-def nearest_sample(pts: int, time_base: _Ratio, zero: Fraction, sample_rate: int) -> int:
+def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -> int:
     """The sample that a timestamp of FFmpeg means, on the container's clock.
 
-    In whole numbers: fractions take as long as a small audio frame takes to filter.
+    Args:
+        pts: The timestamp.
+        time_base: Seconds in one unit of it: a Fraction, or PyAV's own rational.
+        zero: Second 0 of the container on FFmpeg's clock.
+        sample_rate: Samples of one channel in a second.
     """
+    # In whole numbers: fractions take as long as a small audio frame takes to filter.
     ticks = pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
     divisor = time_base.denominator * zero.denominator
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)

@@ -129,7 +129,7 @@ def _mp4(read: Read, size: int) -> str | None:
 
 def _au(read: Read, size: int) -> str | None:
     start, length = struct.unpack_from(">II", read(0, 12), 4)
-    return _short(size, start + length, "the sound") if 0 < length < _UNKNOWN_SIZE else None
+    return _short(size, start + length, "the audio data") if 0 < length < _UNKNOWN_SIZE else None
 
 
 def _matroska(read: Read, size: int) -> str | None:
@@ -354,7 +354,7 @@ def _heif(view: memoryview, size: int) -> str | None:
             if last > size:
                 return _short(size, last, "the last item")
             found |= last > 0
-    return None if described and found else _missing(size, "before the boxes that hold the picture")
+    return None if described and found else _missing(size, "before the boxes that hold the image")
 
 
 def _iloc_end(view: memoryview, start: int, stop: int) -> int:

@@ -107,7 +107,7 @@ def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: st
     data = made(name)[: len(made(name)) // 2]
     with pytest.raises(sm.DecodeError) as caught:
         decode_still(data, name, on_corrupt="keep")
-    assert "no picture" in str(caught.value) or caught.value.__cause__ is not None
+    assert "no image" in str(caught.value) or caught.value.__cause__ is not None
 
 
 def decode(name: str, data: object, **options: object) -> sm.VideoFrames | sm.AudioFrames:

@@ -87,7 +87,7 @@ def test_a_grid_of_tiles_is_refused(columns: int, brand: bytes) -> None:
         assert len(file.streams.video) == columns, "as FFmpeg shows it today"
     for read in (sm.demux_image, sm.demux_video):
         with pytest.raises(
-            sm.DemuxError, match=f"photo: the picture is split into {columns} tiles, and joining"
+            sm.DemuxError, match=f"photo: the image is split into {columns} tiles, and joining"
         ):
             read(data, name="photo")
     tile = sm.decode_packets(sm.demux_video(data, stream_index=1))
@@ -108,7 +108,7 @@ def test_a_video_without_a_key_frame() -> None:
             if packet.size and not packet.is_keyframe:
                 packet.stream = stream
                 sink.mux(packet)
-    with pytest.raises(sm.DemuxError, match="no key frame, so there is no first picture"):
+    with pytest.raises(sm.DemuxError, match="no key frame, so there is no first image"):
         sm.demux_image(headless.getvalue())
 
 

@@ -165,7 +165,7 @@ def test_no_cut_goes_unnoticed(name: str) -> None:
         ("gif", -1, "before the trailer of a GIF"),
         ("avif", -1, "but the last item should end at byte"),
         ("avif", 20, "but the box ftyp should end at byte 32"),
-        ("avif", 32, "before the boxes that hold the picture"),
+        ("avif", 32, "before the boxes that hold the image"),
     ],
 )
 def test_messages(name: str, length: int, message: str) -> None:

@@ -131,7 +131,7 @@ def test_blank_and_turned_pictures_are_told(turn: Callable[[np.ndarray], np.ndar
 
 @pytest.mark.parametrize("shape", [(4, 9), (9,), (1, 9, 9, 3)])
 def test_what_is_no_picture_has_no_index(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a picture of uint8"):
+    with pytest.raises(ValueError, match="an image of uint8"):
         frame_index(np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="dtype float64"):
         frame_index(np.zeros((9, 9)))

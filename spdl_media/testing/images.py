@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 __all__ = ("frame_index", "index_frames", "index_planes", "index_samples", "make_tone")
 
 _GRID = 5
-# The first column and row of the grid hold the same seven marks in every frame; a blank picture,
+# The first column and row of the grid hold the same seven marks in every frame; a blank image,
 # and one that was turned or mirrored, does not show them. The other cells are the bits of the
 # index.
 _MARKS = {(0, 0): 1, (0, 1): 1, (1, 0): 0, (0, 4): 0, (4, 0): 0, (4, 4): 0, (2, 0): 1}
@@ -92,13 +92,13 @@ def frame_index(array: NDArray[Any]) -> int:
         array: ``(H, W, 3)`` or ``(H, W, 4)`` RGB, or ``(H, W)`` luma, uint8.
 
     Raises:
-        ValueError: No such picture: the marks are not where they should be (blank, turned,
-            mirrored, cropped), or the array is no picture of uint8.
+        ValueError: No such image: the marks are not where they should be (blank, turned,
+            mirrored, cropped), or the array is no image of uint8.
     """
     array = np.asarray(array)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or min(array.shape[:2]) < _GRID:
         raise ValueError(
-            f"a picture of uint8, (H, W) or (H, W, 3), at least 5 x 5, is needed; "
+            f"an image of uint8, (H, W) or (H, W, 3), at least 5 x 5, is needed; "
             f"got shape {array.shape}, dtype {array.dtype}"
         )
     luma = array if array.ndim == 2 else _luma(array)
@@ -110,7 +110,7 @@ def frame_index(array: NDArray[Any]) -> int:
         for x in range(_GRID)
     }
     if any(light[cell] != bool(mark) for cell, mark in _MARKS.items()):
-        raise ValueError("the picture does not show the marks of index_frames: blank or turned?")
+        raise ValueError("the image does not show the marks of index_frames: blank or turned?")
     return sum(light[cell] << bit for bit, cell in enumerate(_BITS))
 
 
@@ -135,7 +135,7 @@ def index_samples(num_samples: int, num_channels: int = 1, *, start: int = 0) ->
 def make_tone(
     num_samples: int, sample_rate: int, frequencies: Sequence[float] = (440.0,)
 ) -> NDArray[np.int16]:
-    """Make sine waves at half of full scale, one a channel, for codecs made for sound.
+    """Make sine waves at half of full scale, one a channel, for codecs made for audio.
 
     Returns:
         New array of int16, shape ``(num_samples, len(frequencies))``.
@@ -157,7 +157,7 @@ def _edges(size: int) -> list[int]:
 
 
 def _cells(index: int, width: int, height: int) -> NDArray[np.int64]:
-    """A picture of the index alone, without the ripple."""
+    """An image of the index alone, without the ripple."""
     light = dict(_MARKS) | {cell: index >> bit & 1 for bit, cell in enumerate(_BITS)}
     grid = np.array([[light[y, x] for x in range(_GRID)] for y in range(_GRID)], np.int64)
     rows, columns = (np.diff(_edges(size)) for size in (height, width))
@@ -168,8 +168,8 @@ def _luma(rgb: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(rgb[..., :3] @ np.array([0.299, 0.587, 0.114]))
 
 
-Picture: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
-"""One picture: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes."""
+Image: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
+"""One image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes."""
 
 
 def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
@@ -195,10 +195,10 @@ def find_encoder(name: str, kind: str) -> av.Codec:
     return encoder
 
 
-def best_pix_fmt(codec: str, picture: Picture) -> str:
-    """The pixel format of an encoder that loses least of a picture."""
+def best_pix_fmt(codec: str, image: Image) -> str:
+    """The pixel format of an encoder that loses least of an image."""
     formats = [format.name for format in find_encoder(codec, "video").video_formats or ()]
-    given = _given_format(picture)
+    given = _given_format(image)
     if given is None:
         raise ValueError("planes need a pix_fmt that says what they are")
     if codec == "mjpeg":
@@ -219,30 +219,30 @@ _ARRAYS = {
 _LIKES = dict(_ARRAYS.values())
 
 
-def _given_format(picture: Picture) -> str | None:
+def _given_format(image: Image) -> str | None:
     """The pixel format that an array has as it stands; None for planes."""
-    if not isinstance(picture, np.ndarray):
+    if not isinstance(image, np.ndarray):
         return None
-    known = _ARRAYS.get((picture.shape[2:], picture.dtype.name))
-    if picture.ndim not in (2, 3) or known is None:
+    known = _ARRAYS.get((image.shape[2:], image.dtype.name))
+    if image.ndim not in (2, 3) or known is None:
         raise ValueError(
-            "a picture must be (H, W), (H, W, 3) or (H, W, 4) of uint8 or uint16, or planes, "
-            f"not {picture.shape} of {picture.dtype}"
+            "an image must be (H, W), (H, W, 3) or (H, W, 4) of uint8 or uint16, or planes, "
+            f"not {image.shape} of {image.dtype}"
         )
     return known[0]
 
 
-def video_frame(picture: Picture, pix_fmt: str) -> av.VideoFrame:
-    """A picture as a frame of ``pix_fmt``; luma and planes go in as they are."""
-    given = _given_format(picture)
-    if given is None or not isinstance(picture, np.ndarray):
-        return _frame_of_planes(list(picture), pix_fmt)
+def video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
+    """An image as a frame of ``pix_fmt``; luma and planes go in as they are."""
+    given = _given_format(image)
+    if given is None or not isinstance(image, np.ndarray):
+        return _frame_of_planes(list(image), pix_fmt)
     if given == "gray" and pix_fmt.startswith("yuv"):
-        shapes, shift = _plane_shapes(pix_fmt, picture.shape[1], picture.shape[0])
+        shapes, shift = _plane_shapes(pix_fmt, image.shape[1], image.shape[0])
         dtype = np.uint16 if shift else np.uint8
         neutral = [np.full(shape, 128 << shift, dtype) for shape in shapes[1:]]
-        return _frame_of_planes([np.left_shift(picture, shift, dtype=dtype), *neutral], pix_fmt)
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format=given)
+        return _frame_of_planes([np.left_shift(image, shift, dtype=dtype), *neutral], pix_fmt)
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format=given)
     return frame if pix_fmt == given else frame.reformat(format=pix_fmt)
 
 

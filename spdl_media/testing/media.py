@@ -19,7 +19,8 @@ from av.codec.context import CodecContext
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
-from spdl_media.testing.images import Picture, best_pix_fmt, find_encoder, video_frame
+from spdl_media.orientation import boxes
+from spdl_media.testing.images import Image, best_pix_fmt, find_encoder, video_frame
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
@@ -59,7 +60,7 @@ class VideoTrack:
     """One video stream of a file to be made.
 
     Attributes:
-        frames: Pictures: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or luma ``(H, W)`` arrays, or tuples
+        frames: Images: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or luma ``(H, W)`` arrays, or tuples
             of planes. Planes and luma go into the encoder as they are (luma gets neutral chroma);
             RGB is exact for RGB formats, and converted by swscale for all others.
         codec: FFmpeg encoder. ``ffv1``, ``libx264`` and ``libx264rgb`` without B frames,
@@ -76,12 +77,12 @@ class VideoTrack:
             ``max_b_frames + 1``, which leaves no B frame before the key frame.
         pts: Time of each frame in ticks of ``time_base``, rising; default 0, 1, 2, ...
         time_base: Seconds a tick; default ``1 / frame_rate``.
-        orientation: EXIF's 1 to 8: how the file says the pictures are to be turned. MP4 and MOV
+        orientation: EXIF's 1 to 8: how the file says the frames are to be turned. MP4 and MOV
             only.
         options: More options of the encoder.
     """
 
-    frames: Sequence[Picture]
+    frames: Sequence[Image]
     codec: str = "ffv1"
     pix_fmt: str = "yuv420p"
     frame_rate: int | Fraction = 10
@@ -158,7 +159,7 @@ def _video_options(track: VideoTrack) -> dict[str, str]:
         # x264 makes no B frames when it is lossless; at 1 it is off by a level or two.
         options["qp"] = "1"
     if track.codec in _OPEN_GOP_CODECS:
-        # Where key frames and B frames stand must follow from the arguments, not from the pictures.
+        # Where key frames and B frames stand must follow from the arguments, not from the images.
         name = _OPEN_GOP_CODECS[track.codec]
         fixed = f"scenecut=0:b-adapt=0:open-gop={int(track.open_gop)}"
         structure = f"{fixed}:keyint={track.gop_size}:min-keyint={track.gop_size}"
@@ -181,7 +182,7 @@ def _checked_options(track: VideoTrack | AudioTrack) -> dict[str, str]:
 
 
 def make_video(
-    frames: Sequence[Picture],
+    frames: Sequence[Image],
     *,
     format: str = "matroska",
     faststart: bool = False,
@@ -277,19 +278,19 @@ def make_media(
 
 
 def make_image(
-    picture: Picture,
+    image: Image,
     *,
     codec: str = "png",
     pix_fmt: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Make a file with one still picture.
+    """Make a file with one still image.
 
     Args:
-        picture: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or gray ``(H, W)``, uint8 or uint16, or
+        image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or gray ``(H, W)``, uint8 or uint16, or
             planes.
         codec: FFmpeg encoder. ``png``, ``bmp``, ``tiff``, ``ppm``, ``pgm``, ``pam``, ``qoi``,
-            ``targa``, ``jpeg2000`` and ``libwebp`` are lossless here. ``gif`` is for gray pictures,
+            ``targa``, ``jpeg2000`` and ``libwebp`` are lossless here. ``gif`` is for gray images,
             and takes RGB to 256 fixed colours. ``mjpeg`` is JPEG, and ``libsvtav1`` AVIF.
         pix_fmt: Pixel format of the file; by default the encoder's own that loses least.
         options: More options of the encoder, such as ``{"qmin": "5", "qmax": "5"}``.
@@ -303,22 +304,22 @@ def make_image(
     """
     try:
         track = VideoTrack(
-            frames=[picture],
+            frames=[image],
             codec=codec,
-            pix_fmt=pix_fmt or best_pix_fmt(codec, picture),
+            pix_fmt=pix_fmt or best_pix_fmt(codec, image),
             frame_rate=1,
             options=options or {},
         )
         if codec in _STILL_FORMATS:
             return make_media([track], format=_STILL_FORMATS[codec])
-        frame = video_frame(picture, track.pix_fmt)
+        frame = video_frame(image, track.pix_fmt)
         frame.pts, frame.time_base = 0, _time_base(track)
         context: Any = CodecContext.create(codec, "w")
         _set_up_video(context, track, frame)
         context.options = _video_options(track)
         return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
     except (av.error.FFmpegError, ValueError) as error:
-        raise ValueError(f"cannot make a picture with {codec}: {error}") from error
+        raise ValueError(f"cannot make an image with {codec}: {error}") from error
 
 
 # The packets of these are no files by themselves.
@@ -381,8 +382,8 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
     _set_up_video(stream.codec_context, track, first)
     stream.time_base = _time_base(track)
     yield None
-    for number, picture in enumerate(track.frames):
-        frame = video_frame(picture, track.pix_fmt)
+    for number, image in enumerate(track.frames):
+        frame = video_frame(image, track.pix_fmt)
         if (frame.width, frame.height) != (first.width, first.height):
             raise ValueError(
                 f"frame {number} is {frame.width} x {frame.height}, "
@@ -424,7 +425,8 @@ def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any
 
 def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
     content = bytearray(data)
-    position, end = _box(content, b"moov", 0, len(content))
+    found = {kind: (start, end) for kind, start, end in boxes(memoryview(data))}
+    position, end = found[b"moov"]
     for track in tracks:
         header = content.index(b"tkhd", position, end)
         position = header + 4
@@ -434,15 +436,3 @@ def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
             matrix = position + (52 if content[position] else 40)
             struct.pack_into(">9i", content, matrix, a, b, 0, c, d, 0, 0, 0, 1 << 30)
     return bytes(content)
-
-
-def _box(data: bytearray, kind: bytes, position: int, end: int) -> tuple[int, int]:
-    """Where the content of a box begins and ends, among the boxes from ``position`` on."""
-    while position < end:
-        size, name = struct.unpack_from(">I4s", data, position)
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, position + 8)
-        if name == kind:
-            return position + 8, position + size
-        position += size
-    raise ValueError(f"the file has no {kind.decode()} box")
