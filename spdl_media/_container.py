@@ -28,6 +28,7 @@ from spdl_media._ffmpeg import (
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
+    mp3_frame_size,
     muxed_header,
     read_audio_codec,
     read_video_codec,
@@ -37,7 +38,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
 from spdl_media.orientation import exif_orientation, matrix_orientation
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
-from spdl_media.truncation import check_complete, mp3_frame_size
+from spdl_media.truncation import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
 

@@ -39,6 +39,7 @@ _logger = logging.getLogger("libav")
 class _LogState:
     """Whether FFmpeg's lines are kept for messages, and whether they are passed on as well."""
 
+    # PyAV has one log level and one logger for the process.
     captured = False
     forwarded = False
     handler: logging.Handler = logging.NullHandler()
@@ -154,6 +155,8 @@ def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[list[LogL
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:
     """FFmpeg's own words for an error: the text of its number, then its last error line in brackets."""
+    # str() of it would add an error number, and the name of the file, which our messages have
+    # already.
     text = getattr(error, "strerror", None) or str(error)
     said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
     return f"{text} ({said[-1]})" if said else str(text)
@@ -202,6 +205,7 @@ _TEXT_OPTIONS = frozenset(
     protocol_blacklist protocol_whitelist seg_format_options sub_name video_stream_expr
     """.split()
 )
+# No number, flag or size; FFmpeg then complains of the option, or of this value.
 _NO_VALUE = "(no value)"
 
 
@@ -213,6 +217,7 @@ def format_has_option(format: str, option: str) -> bool:
     _capture_log()
     with av.logging.Capture() as lines:
         try:
+            # One byte is no file of any format, but options are read before the content is.
             av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()
         except (av.FFmpegError, ValueError):
             return any(option in line or _NO_VALUE in line for _, _, line in lines)
@@ -235,6 +240,7 @@ def check_format(format: str) -> None:
         ValueError: FFmpeg has no demuxer of this name.
     """
     if not _is_demuxer(format):
+        # FFmpeg lists all names of a format as one: "mov,mp4,m4a".
         names = {part for name in av.format.formats_available for part in name.split(",")}
         hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
         raise ValueError(

@@ -40,6 +40,7 @@ INSTALL = MappingProxyType(
 def is_available(package: str) -> bool:
     """Whether an optional package is installed, without importing it."""
     try:
+        # It imports the parents of a dotted name, but not the module itself.
         return importlib.util.find_spec(INSTALL[package][0]) is not None
     except (ImportError, ValueError):  # an import hook forbids it; a stand-in without a spec
         return False

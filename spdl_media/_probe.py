@@ -197,6 +197,7 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
     )
     return MediaInfo(
         format="wav",
+        # Rounded to microseconds, as FFmpeg rounds the duration of a container.
         duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
         streams=(stream,),
         best_audio=0,
@@ -258,6 +259,7 @@ def _video_info(
 
 def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoStreamInfo:
     size = codec.width, codec.height
+    # What the user gets is upright, so the sizes here are as well.
     width, height = reversed(size) if swaps_sides(orientation) else size
     color_range, colorspace, primaries, trc = codec.color
     return VideoStreamInfo(
@@ -333,6 +335,7 @@ def _first_frame(packets: ImagePackets) -> av.VideoFrame:
         )
     ):
         context: Any = make_decoder(codec, decode_config(), packets.source)  # a video decoder
+        # Decoders with a delay give the frame only when told that no more data come.
         for packet in (*av_packets(packets), None):
             frame: av.VideoFrame
             for frame in context.decode(packet):

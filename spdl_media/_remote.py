@@ -148,6 +148,7 @@ class ReadAhead(Positioned):
                 break
             before = span if stop == position else before
         else:
+            # Whoever reads on in a row will go on; a new place may be one look only.
             ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH
             fetched = max(size, ahead)
             span = _Span(position, self._fetch(position, fetched), fetched)

@@ -82,6 +82,7 @@ def read_chunks(
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:
     chunk: _Chunk = {}
     for packet in packets:
+        # The next packet of a full stream opens a chunk, so that the last one is never empty.
         if len(chunk.get(packet.stream_index, ())) == num_packets:
             yield chunk
             chunk = {}
@@ -140,6 +141,7 @@ class _TimeCutter:
         ticks = packet.pts if packet.pts is not None else packet.dts
         if ticks is None:
             ticks = self._next[index]
+        # A packet without a time follows the one before it.
         self._next[index] = ticks + (packet.duration or 0)
         complete: list[_Chunk] = []
         if ticks < self._limits[index][0]:

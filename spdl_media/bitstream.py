@@ -49,9 +49,11 @@ def apply_bsf(packets: P, bsf: str) -> P:
             source=packets.source,
         )
     ):
+        # With None the filter gives what it has held back.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))
     for packet in filtered:
+        # Filters leave it unset.
         packet.time_base = packets.time_base
     return packets.with_packets(filtered, codec)  # type: ignore[arg-type]  # the kind stays
 

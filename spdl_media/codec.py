@@ -233,6 +233,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     context.thread_count = 1
     if "threads" in config.decoder_options:
         context.thread_type = "AUTO"
+    # Without it a decoder cannot move the timestamp of a frame whose first samples it skips.
     options = {"pkt_timebase": _rational(codec.time_base)}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
@@ -252,6 +253,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         ):
             context.open(strict=False)
     except DecodeError as error:
+        # FFmpeg reports a bad value as it does bad data; only its log names the option.
         bad = re.search(r"Error setting option (\S+) to value (.*)\.\)", str(error))
         if bad and bad[1] in config.decoder_options:
             raise ValueError(
@@ -318,6 +320,7 @@ def _set_video(context: CodecContext, codec: VideoCodec) -> None:
     # out of order; the demuxer has already found it.
     for name in ("extradata", "width", "height", "reorder_depth"):
         setattr(context, name, getattr(codec, name))
+    # What is not stated is left to the decoder, which finds it in the data.
     for name in ("pix_fmt", "bits_per_coded_sample", "sample_aspect_ratio"):
         if value := getattr(codec, name):
             setattr(context, name, value)
@@ -338,7 +341,31 @@ def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:
         context.format = codec.sample_fmt
     if codec.bit_rate:
         context.bit_rate = codec.bit_rate
+    # PyAV has no properties for these; they are options of FFmpeg as well.
     for name in ("codec_tag", "block_align", "bits_per_coded_sample"):
         if value := getattr(codec, name):
             options[name] = str(value)
     return options
+
+
+# Kilobits a second by the index in the header, of layer III in MPEG-1 and in MPEG-2 and 2.5.
+_MP3_RATES = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+_MP3_SAMPLE_RATES = (44100, 48000, 32000)
+
+
+def mp3_frame_size(header: bytes) -> int | None:
+    """Bytes in the MP3 frame that begins with these four; ``None``: no such frame, or one of free size."""
+    # Eleven bits of synchronisation, then layer III.
+    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
+        return None
+    version, rate, sample_rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
+    # Version 1 is reserved, rate 0 is free, rate 15 forbidden.
+    if version == 1 or rate in (0, 15) or sample_rate == 3:
+        return None
+    is_mpeg1 = version == 3
+    bits = _MP3_RATES[not is_mpeg1][rate] * (144_000 if is_mpeg1 else 72_000)
+    # MPEG-2 halves the sample rates, MPEG-2.5 quarters them. The last bit is a byte of padding.
+    return bits // (_MP3_SAMPLE_RATES[sample_rate] >> (3 - version + 1) // 2) + (header[2] >> 1 & 1)

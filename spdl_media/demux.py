@@ -347,6 +347,7 @@ class Demuxer:
             if indices is None:
                 has_video = container.best_index("video") is not None
                 return [container.video()[0] if has_video else container.audio()[0]]
+            # A set of indices is as good as a list, and an index named twice is one stream.
             given = indices if isinstance(indices, Collection) else [indices]
             numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
             if not numbers:
@@ -413,6 +414,8 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
     codec = _still_stream(decoder)
+    # One walk over the segments gives the orientation, and what a faster decoder asks before it
+    # takes the image.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
     metadata = PacketMetadata(
         input.name,
@@ -426,6 +429,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
 
 @cache
 def _still_stream(decoder: str) -> VideoCodec:
+    # A still has no stream to copy these from.
     return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)
 
 
@@ -434,6 +438,7 @@ def _first_image(container: Container) -> ImagePackets:
     index, codec = container.video()
     container.rewind()
     with container.reading():
+        # What stands before the first key frame cannot be decoded alone.
         key = next((p for p in container.packets([index]) if p.is_keyframe), None)
     if key is None:
         raise container.error("the video stream has no key frame, so there is no first image")

@@ -208,6 +208,8 @@ class Input:
         self._close_container()
         target = self._target(config)
         self._container = container = self._open_container(target, config)
+        # FFmpeg has only now found out which format it is, and ignores options that the format does
+        # not have.
         if config.format is None and config.format_options:
             try:
                 _ffmpeg.check_format_options(container.format.name, config.format_options)
@@ -256,6 +258,7 @@ class Input:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    # A descriptor is a plain number: nothing else would close it.
     def __del__(self) -> None:
         self._close_file()
 
@@ -344,10 +347,12 @@ class Input:
             self._memory_reader = reading
             return reading
         reader = self._stream()
+        # The head may have been read, to tell stills from other media.
         reader.rewind()
         if not reader.head(1):
             raise self._empty()
-        if not self.seekable and _may_be_mp4(config.format) and _index_is_last(reader):
+        names = _MP4_NAMES if config.format is None else config.format.split(",")
+        if not self.seekable and not _MP4_NAMES.isdisjoint(names) and _index_is_last(reader):
             raise DemuxError(
                 "this MP4 has its index (moov) at the end, and the source cannot seek to it. Give "
                 "it as a path, bytes or a seekable file object, or write the file anew with the "
@@ -376,6 +381,7 @@ class Input:
                     **_METADATA,
                 )
         except DemuxError as error:
+            # FFmpeg takes the failure of a source for bad data.
             self._raise_better(error, config)
             raise
         self.checksum_failed = _ffmpeg.says_checksum_failed(lines)
@@ -431,11 +437,6 @@ def _os_error(name: str, error: OSError) -> SourceError:
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})
 _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
-
-
-def _may_be_mp4(format: str | None) -> bool:
-    """Whether a format as given by the user (or not) allows for an MP4 or QuickTime file."""
-    return format is None or not _MP4_NAMES.isdisjoint(format.split(","))
 
 
 def _index_is_last(reader: FileReader) -> bool:

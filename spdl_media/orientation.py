@@ -83,12 +83,9 @@ def _turn(orientation: int) -> _Turn:
 
 
 def rotation(orientation: int) -> int:
-    """Say by how much the image is turned to stand upright.
+    """Say by how many degrees the image is turned clockwise, 0, 90, 180 or 270, to be upright.
 
-    The image is first mirrored left to right, if :func:`is_mirrored` says so, and then turned.
-
-    Returns:
-        Clockwise degrees: 0, 90, 180 or 270.
+    It is first mirrored left to right, if :func:`is_mirrored` says so.
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -107,7 +104,7 @@ def is_mirrored(orientation: int) -> bool:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Say whether width and height change places on the way upright (5 to 8).
+    """Say whether width and height change places when the image is turned upright (5 to 8).
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -125,6 +122,7 @@ def stored_flips(orientation: int) -> tuple[bool, bool]:
         ValueError: ``orientation`` is not one of 1 to 8.
     """
     a, b, c, d = _turn(orientation).matrix
+    # Each column of the matrix has one number that is not 0, so its sum has that sign.
     return a + c < 0, b + d < 0
 
 
@@ -250,6 +248,7 @@ def _heif(view: memoryview) -> int:
         if 0 < index <= len(known):
             kind, start, end = known[index - 1]
             p, q, r, s = _transform(kind, view[start : min(end, start + 1)])
+            # A transform applies to the result of those before it, so its matrix goes to the left.
             a, b, c, d = p * a + q * c, p * b + q * d, r * a + s * c, r * b + s * d
     return _ORIENTATIONS[a, b, c, d]
 
@@ -320,6 +319,7 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
             yield marker, position, position
             continue
         (length,) = struct.unpack_from(">H", view, position)
+        # The length counts its own two bytes. A smaller one is broken, but the walk must get ahead.
         yield marker, position + 2, position + max(2, length)
         position += max(2, length)
 
@@ -378,6 +378,7 @@ def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
         header = read(position, 16)
         length, kind = struct.unpack_from(">I4s", header)
         start = position + 8
+        # The length does not fit into 32 bits and follows the kind.
         if length == 1:
             (length,), start = struct.unpack_from(">Q", header, 8), position + 16
         end = stop if length == 0 else position + length  # 0: up to the end
@@ -417,6 +418,7 @@ def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, _TiffTag]:
     Raises:
         struct.error: The data ends before the directory does.
     """
+    # Only the first directory counts: others describe thumbnails and further pages.
     order = _TIFF_ORDERS.get(bytes(view[:4]))
     if order is None:
         return {}

@@ -139,28 +139,28 @@ class _Packets(Generic[C]):
                 f"packets need those before them, so a slice has step 1, not {key.step}"
             )
         start, stop, _ = key.indices(len(self))
-        metadata = replace(
-            self._metadata,
+        return self._with(
+            self._packets[key],
+            self._codec,
             continues=self._metadata.continues or start > 0,
             incomplete=self._metadata.incomplete if stop == len(self) else None,
         )
-        return type(self)(self._packets[key], self._codec, metadata, self._discarded)
+
+    def _with(self, packets: Sequence[AvPacket], codec: C, **changes: Any) -> Self:
+        metadata = replace(self._metadata, **changes)
+        return type(self)(packets, codec, metadata, self._discarded)
 
     def with_metadata(self, **changes: Any) -> Self:
         """The same packets with other metadata, for modules of this package."""
-        return type(self)(
-            self._packets, self._codec, replace(self._metadata, **changes), self._discarded
-        )
+        return self._with(self._packets, self._codec, **changes)
 
     def with_packets(self, packets: Sequence[AvPacket], codec: C) -> Self:
         """Other packets with the same metadata, for modules of this package."""
-        # The header was that of other data.
-        metadata = (
-            self._metadata if self._metadata.jpeg is None else replace(self._metadata, jpeg=None)
-        )
-        return type(self)(packets, codec, metadata, self._discarded)
+        # The header of the JPEG was that of other data.
+        return self._with(packets, codec, jpeg=None)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Packets of PyAV cannot be pickled.
         rows = [_to_row(packet) for packet in self._packets]
         return _unpickle, (type(self), rows, self._codec, self._metadata, self._discarded)
 
@@ -309,6 +309,7 @@ def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
     packet = make_packet(_padded(data), time_base)
     for name, value in zip(_FIELDS, values, strict=True):
         setattr(packet, name, value)
+    # Palettes, skipped samples and the like come with packets, and decoders need them.
     for kind, content in side_data:
         entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
         entry.update(content)

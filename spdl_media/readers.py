@@ -90,6 +90,7 @@ class Positioned:
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a byte, as in ``io``; give its position."""
+        # SEEK_SET counts from 0.
         origin = self.size() if whence == io.SEEK_END else self._position * (whence == io.SEEK_CUR)
         self._position = max(0, origin + offset)
         return self._position
@@ -170,6 +171,7 @@ class FileReader:
         pieces = []
         if self._seekable:
             self._move(start)
+        # Sockets and pipes give what they have, but a signature must be read whole.
         while size > 0 and (data := self._pull(size)):
             pieces.append(data)
             size -= len(data)
@@ -268,6 +270,7 @@ class FileReader:
     def _move(self, offset: int, whence: int = io.SEEK_SET) -> int:
         try:
             position = self._file.seek(offset, whence)
+            # Some file-like objects return nothing from seek().
             return int(self._file.tell() if position is None else position)
         except Exception as error:  # whatever a caller's own file object may raise
             raise self._source_error("seek", error) from error
@@ -287,6 +290,7 @@ class FileReader:
         if size is not None and len(data) > size:
             # PyAV would write them past the end of its buffer, whose length it does not look at.
             raise self._source_error("read", ValueError(f"read({size}) gave {len(data)} bytes"))
+        # A view may be of memory that the file uses again for its next read.
         return data if type(data) is bytes else bytes(data)
 
     def _source_error(self, verb: str, error: Exception) -> SourceError:
@@ -307,6 +311,7 @@ def read_file_object(file: Any, name: str | None) -> FileReader:
         SourceError: Its position cannot be told.
     """
     if name is None:
+        # The name of a file that was opened by its descriptor is a number.
         label, kind = getattr(file, "name", None), type(file).__name__
         name = f"{kind} {label!r}" if isinstance(label, str | int) else f"{kind} object"
     if isinstance(file, io.TextIOBase):
@@ -325,7 +330,9 @@ def _position(file: Any, name: str) -> int | None:
         return None
     try:
         if callable(getattr(file, "seekable", None)):
+            # A pipe has seek() and tell() too, and only seekable() says that they fail.
             return int(file.tell()) if file.seekable() else None
+        # Of an object without seekable(), only trying tells.
         position = int(file.tell())
         file.seek(position)
         return position

@@ -253,6 +253,7 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
             orientation = exif_block_orientation(memoryview(data)[start:end])
         elif marker >= _APP0:
             ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
+        # Arithmetic coding, lossless frames and the like are left to FFmpeg.
         elif marker != _DRI:
             return None
     if len(frame) < 6:
@@ -305,9 +306,11 @@ def _defined(marker: int, body: bytes) -> int:
         kind = body[position]
         if marker == _DQT:
             tables |= 1 << _QUANTISATION + (kind & 15)
+            # A number, then 64 values of two bytes or one.
             position += 129 if kind >> 4 else 65
         else:
             tables |= 1 << (kind & 31)
+            # A number, sixteen counts of codes by length, and a value for each code.
             position += 17 + sum(body[position + 1 : position + 17])
     return tables if position == len(body) else 0
 
@@ -315,11 +318,13 @@ def _defined(marker: int, body: bytes) -> int:
 @_remembered
 def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
     """Whether the scan has all three components, in one go, and their tables were defined."""
+    # All 64 coefficients at full precision: a progressive scan has other numbers at its end.
     if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
         return False
     named = 0
     for number in frame[4::3]:
         named |= 1 << _QUANTISATION + (number & 15)
     for number in scan[2:7:2]:
+        # Tables of AC coefficients are of class 1, which is bit 4.
         named |= 1 << (number >> 4) | 1 << (16 | number & 15)
     return named & ~tables == 0 and scan[1:6:2] == frame[2::3]

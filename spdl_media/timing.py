@@ -44,6 +44,8 @@ class Window:
             )
 
     def __contains__(self, seconds: Fraction) -> bool:
+        # In floats, which compare faster than fractions. Up to a day their error is below the
+        # tolerance.
         time = float(seconds) + _TOLERANCE_AS_FLOAT
         return (self.start is None or float(self.start) <= time) and (
             self.end is None or time < float(self.end)
@@ -141,6 +143,7 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
 
 def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
     """Read one side of a window; a float is an infinity."""
+    # True is an int in Python, but no time.
     if isinstance(value, bool) or not (
         isinstance(value, int | float | Decimal | Fraction | str) or hasattr(value, "__float__")
     ):
@@ -156,6 +159,8 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
         number = float(value)
         if math.isinf(number):  # also what is too large for a float: no file lasts that long
             return number
+        # By the shortest decimal form, so that 0.1 is a tenth and not the binary number a little
+        # above it: a window that ends at frame 3 of a 10 fps video must not hold frame 3.
         return Fraction(value if isinstance(value, Fraction) else str(value))
     except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise ValueError(
@@ -178,6 +183,9 @@ def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -
         sample_rate: Samples of one channel in a second.
     """
     # In whole numbers: fractions take as long as a small audio frame takes to filter.
-    ticks = pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
-    divisor = time_base.denominator * zero.denominator
+    ticks: int = (
+        pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
+    )
+    divisor: int = time_base.denominator * zero.denominator
+    # Halves go up, whatever the sign: not round(), which takes them to the even side.
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)

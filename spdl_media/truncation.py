@@ -31,7 +31,7 @@ from spdl_media.orientation import (
     tiff_tags,
 )
 
-__all__ = ("check_complete", "missing_end", "mp3_frame_size")
+__all__ = ("check_complete", "missing_end")
 
 _Check: TypeAlias = Callable[[Read, int], str | None]
 
@@ -145,12 +145,15 @@ def _matroska(read: Read, size: int) -> str | None:
 def _ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
     """Where the payload of an element begins, and its size; None: it is not known, as in live streams."""
     (first,) = struct.unpack_from("B", data, position)
+    # The zeros in front of the first 1 say how many bytes follow; all ones behind it mean
+    # "unknown".
     width = 9 - first.bit_length()
     (value,) = struct.unpack_from(f"{width}s", data, position)
     number = int.from_bytes(value, "big") - (1 << 7 * width)
     return position + width, None if number == (1 << 7 * width) - 1 else number
 
 
+# The largest page: header, table of segments, 255 segments of 255 bytes.
 _OGG_PAGE = 27 + 255 + 255 * 255
 
 
@@ -158,6 +161,7 @@ def _ogg(read: Read, size: int) -> str | None:
     """Only a page that the cut goes through can be noticed: recordings of live streams have no last page."""
     start = max(0, size - _OGG_PAGE)
     tail = bytes(read(start, _OGG_PAGE))
+    # The version, 0, belongs to the signature: four letters alone may stand in coded data.
     position = tail.rfind(b"OggS\0")
     if position < 0:
         return None
@@ -178,25 +182,6 @@ _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
     (0, b"\x1a\x45\xdf\xa3", _matroska),
     (0, b"OggS", _ogg),
 )
-
-# Kilobits a second by the index in the header, of layer III in MPEG-1 and in MPEG-2 and 2.5.
-_MP3_RATES = (
-    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-)
-_MP3_SAMPLE_RATES = (44100, 48000, 32000)
-
-
-def mp3_frame_size(header: bytes) -> int | None:
-    """Bytes in the MP3 frame that begins with these four; ``None``: no such frame, or one of free size."""
-    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
-        return None
-    version, rate, sample_rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
-    if version == 1 or rate in (0, 15) or sample_rate == 3:
-        return None
-    is_mpeg1 = version == 3
-    bits = _MP3_RATES[not is_mpeg1][rate] * (144_000 if is_mpeg1 else 72_000)
-    return bits // (_MP3_SAMPLE_RATES[sample_rate] >> (3 - version + 1) // 2) + (header[2] >> 1 & 1)
 
 
 def check_complete(codec: str, data: Bytes) -> str | None:
@@ -251,6 +236,7 @@ def _webp(view: memoryview, size: int) -> str | None:
 
 def _bmp(view: memoryview, size: int) -> str | None:
     pixels, header = struct.unpack_from("<II", view, 10)
+    # The header of OS/2 has no compression, and sizes of 16 bits.
     if header == 12:
         width, height, _, depth = struct.unpack_from("<HHHH", view, 18)
         compression = length = 0
@@ -280,6 +266,7 @@ def _tiff(view: memoryview, size: int) -> str | None:
     for tag in _TIFF_PIXEL_TAGS:
         if tag in tags and tags[tag].end > size:
             return _short(size, tags[tag].end, f"the value of tag {tag}")
+    # The numbers of the tags: places and sizes of the pieces that hold pixels.
     for name, *pair in (("strip", 273, 279), ("tile", 324, 325)):
         starts, lengths = (tags[tag].values(view) if tag in tags else () for tag in pair)
         end = max(map(add, starts, lengths), default=0)
@@ -305,6 +292,7 @@ def _targa(view: memoryview, size: int) -> str | None:
     position = 18 + view[0] + (colors * ((color_depth + 7) // 8) if view[1] else 0)
     missing = width * height
     while missing > 0 and position < size:
+        # With the highest bit set, one pixel stands for the whole run.
         code = view[position]
         pixels = (code & 127) + 1
         missing -= pixels
@@ -325,6 +313,7 @@ def _gif(view: memoryview, size: int) -> str | None:
         if kind == 0x3B:  # the trailer
             return None
         if kind in (0x21, 0x2C):  # an extension or an image
+            # An image has nine bytes of place and size, its colours, and the size of its codes.
             position += 1 if kind == 0x21 else 10 + _gif_colors(view, position + 8)
             while position < size and view[position]:  # blocks of data, the last one empty
                 position += view[position] + 1
@@ -413,6 +402,7 @@ def _exr(view: memoryview, size: int) -> str | None:
     _, top, _, bottom = struct.unpack_from("<4i", attributes.get(b"dataWindow", b""))
     chunks = (bottom - top) // _EXR_ROWS.get(compression, 1) + 1
     table = struct.unpack_from(f"<{min(max(chunks, 0), MAX_PARTS)}Q", view, position + 1)
+    # Writers reserve the table first, and fill it in as blocks are done.
     if not all(table):
         return f"the data has no pixels for {table.count(0)} of {chunks} blocks of rows"
     last = max(table, default=0)

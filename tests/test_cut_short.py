@@ -26,9 +26,10 @@ from damage import (
 )
 
 import spdl_media as sm
+from spdl_media.codec import mp3_frame_size
 from spdl_media.packets import av_packets
 from spdl_media.testing import make_audio, make_video
-from spdl_media.truncation import missing_end, mp3_frame_size
+from spdl_media.truncation import missing_end
 
 # What each container of the table in docs/damage.md notices.
 ALWAYS = [

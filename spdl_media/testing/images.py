@@ -17,6 +17,7 @@ _GRID = 5
 # index.
 _MARKS = {(0, 0): 1, (0, 1): 1, (1, 0): 0, (0, 4): 0, (4, 0): 0, (4, 4): 0, (2, 0): 1}
 _BITS = [(y, x) for y in range(_GRID) for x in range(_GRID) if (y, x) not in _MARKS]
+# With the ripple, dark cells average 56 and light ones 192; 124 is half way between them.
 _DARK, _LIGHT, _RIPPLE = 24, 160, 64
 
 
@@ -129,6 +130,7 @@ def index_samples(num_samples: int, num_channels: int = 1, *, start: int = 0) ->
         New array of int16, shape ``(num_samples, num_channels)``.
     """
     ramp = np.arange(start, start + num_samples, dtype=np.int64)[:, None]
+    # A prime: channels stay apart for any shift that a mistake could make.
     return (ramp + 7919 * np.arange(num_channels)).astype(np.uint16).view(np.int16)
 
 
@@ -176,6 +178,7 @@ def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int
     """The shape of each plane, and the bits that each value has beyond 8."""
     format = av.VideoFormat(pix_fmt, width, height)
     components = sorted(format.components, key=lambda component: component.plane)
+    # Packed formats have several components in one plane.
     if [component.plane for component in components] != list(range(len(components))):
         raise ValueError(f"pix_fmt must be planar, such as 'yuv420p' or 'gbrp', not {pix_fmt!r}")
     if not 8 <= components[0].bits <= 16:
@@ -201,6 +204,7 @@ def best_pix_fmt(codec: str, image: Image) -> str:
     given = _given_format(image)
     if given is None:
         raise ValueError("planes need a pix_fmt that says what they are")
+    # Its list begins with 4:2:0, which loses most of the chroma.
     if codec == "mjpeg":
         return "yuvj444p"
     return next((like for like in _LIKES[given] if like in formats), formats[0])
@@ -255,6 +259,7 @@ def _frame_of_planes(planes: Sequence[NDArray[Any]], pix_fmt: str) -> av.VideoFr
         raise ValueError(f"{pix_fmt} planes must be {shapes} of {np.dtype(dtype)}, not {given}")
     frame = av.VideoFrame(width, height, pix_fmt)
     for plane, values in zip(frame.planes, planes, strict=True):
+        # Rows of FFmpeg are longer than the image, for alignment.
         padded = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
         rows = np.ascontiguousarray(values).view(np.uint8)
         padded[: rows.shape[0], : rows.shape[1]] = rows

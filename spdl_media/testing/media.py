@@ -175,6 +175,7 @@ def _time_base(track: VideoTrack) -> Fraction:
 def _checked_options(track: VideoTrack | AudioTrack) -> dict[str, str]:
     """The caller's options; FFmpeg would ignore those that the encoder does not have."""
     supported = CodecContext.create(track.codec, "w").supported_options
+    # An encoder has FFmpeg's options for all codecs, and its own.
     names = {option.name for option in (*supported.generic, *supported.private)}
     if unknown := sorted(set(track.options) - names):
         raise ValueError(f"encoder {track.codec!r} has no option {', '.join(map(repr, unknown))}")
@@ -369,6 +370,7 @@ def _write(container: OutputContainer, tracks: Sequence[VideoTrack | AudioTrack]
         next(encoder)
     container.start_encoding()
     packets = [packet for encoder in encoders for packet in encoder if packet is not None]
+    # Muxers want the packets of all streams in the order of decoding.
     packets.sort(key=lambda packet: packet.dts * Fraction(packet.time_base))
     for packet in packets:
         container.mux(packet)
@@ -425,6 +427,7 @@ def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any
 
 def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
     content = bytearray(data)
+    # The matrix stands in the header of each track, and those in the index.
     found = {kind: (start, end) for kind, start, end in boxes(memoryview(data))}
     position, end = found[b"moov"]
     for track in tracks:
