@@ -7,12 +7,10 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequenc
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import count
-from typing import Any, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
-from spdl_media._checks import check_int
-from spdl_media.pipeline.executors import ExecutorConfig, TaskHook, kind_of, name_of
-from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.pipeline import Pipeline
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     Aggregator,
@@ -210,47 +208,24 @@ class PipelineBuilder(Generic[T_co]):
             )
         return with_unique_names(PipelineConfig(self._source, tuple(self._stages), self._sink))
 
-    def build(
-        self,
-        *,
-        num_threads: int = 8,
-        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
-        on_failure: Callable[[FailureRecord, Any], object] | None = None,
-        report_stats_interval: float | None = None,
-        task_hook_factory: Callable[[str], TaskHook | None] | None = None,
-        progress: bool | str = False,
-    ) -> Pipeline[T_co]:
+    def build(self, **options: Unpack[PipelineOptions]) -> Pipeline[T_co]:
         """Make a pipeline, which starts when it is iterated. Each call makes an independent one.
 
         Args:
-            num_threads: How many synchronous calls may run at once, in all stages together,
-                those with an executor apart.
-            max_failures: How many items (``int``) or which part of them (``float``) may fail in
-                the stages without a limit of their own before the run ends with
-                :class:`PipelineFailure`. The default is half of them; ``math.inf`` is no limit.
-            on_failure: Called with each failure and the item that failed.
-            report_stats_interval: Seconds between reports of the statistics in the log.
-            task_hook_factory: Called with the name of each stage; gives what is called around
-                each of its tasks, or ``None``.
-            progress: Show a progress bar, which needs tqdm; a string is its label.
+            **options: ``num_threads``, ``max_failures``, ``on_failure``, ``report_stats_interval``,
+                ``task_hook_factory`` and ``progress`` of :class:`Pipeline`.
 
         Raises:
             TypeError: An argument has the wrong type.
             ValueError: There is no source, or an argument is out of range.
             MissingPackageError: A progress bar was asked for without tqdm.
         """
-        check_int("num_threads", num_threads, remedy="1 runs one call at a time.")
         config = self.get_config()
-        warn_of_idle_concurrency(config, num_threads, stacklevel=2)
-        return Pipeline(
-            replace(config, sink=config.sink or SinkConfig()),
-            num_threads=num_threads,
-            max_failures=max_failures,
-            on_failure=on_failure,
-            report_stats_interval=report_stats_interval,
-            task_hook_factory=task_hook_factory,
-            progress=progress,
+        pipeline: Pipeline[T_co] = Pipeline(
+            replace(config, sink=config.sink or SinkConfig()), **options
         )
+        warn_of_idle_concurrency(config, options.get("num_threads", 8), stacklevel=2)
+        return pipeline
 
     def __repr__(self) -> str:
         calls = [stage.name for stage in self._stages]

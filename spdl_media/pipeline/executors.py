@@ -278,13 +278,25 @@ class StagePool(ABC):
         """End what is ours, without waiting: running calls are cut short where that is possible."""
 
 
+NOT_OURS = (
+    "It is not the pipeline's to replace; for one that is, use a description such as {}(...)."
+)
+
+
+def pool_broken(executor: Executor, stage: str, error: BaseException, remedy: str) -> PoolBroken:
+    """Make the failure of an executor that takes no more items."""
+    broken = PoolBroken(
+        f"The {type(executor).__name__} of stage {stage!r} takes no more items: "
+        f"{str(error) or type(error).__name__}. {remedy}"
+    )
+    broken.__cause__ = error
+    return broken
+
+
 class CallersPool(StagePool):
     """An executor that belongs to the caller, who alone may shut it down."""
 
-    _remedy = (
-        "It is not the pipeline's to replace; for one that is, use a description such as "
-        "ProcessPoolExecutorConfig(...)."
-    )
+    _remedy = NOT_OURS.format("ProcessPoolExecutorConfig")
 
     def __init__(self, stage: PipeConfig, executor: Executor) -> None:
         self._stage = stage
@@ -328,12 +340,7 @@ class CallersPool(StagePool):
         return error
 
     def _broken(self, error: BaseException) -> PoolBroken:
-        broken = PoolBroken(
-            f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more "
-            f"items: {str(error) or type(error).__name__}. {self._remedy}"
-        )
-        broken.__cause__ = error
-        return broken
+        return pool_broken(self._executor, self._stage.name, error, self._remedy)
 
 
 class InterpreterPool(CallersPool):

@@ -8,9 +8,8 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
@@ -28,7 +27,6 @@ from spdl_media.pipeline.stages import (
     PipeConfig,
     PipelineConfig,
     StageConfig,
-    check_failure_limit,
     source_length,
     with_unique_names,
 )
@@ -40,6 +38,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 # Of the second within which stop() returns; the rest is for machines that are busy.
 STOP_SECONDS = 0.8
+
+
+class PipelineOptions(TypedDict, total=False):
+    """The options of :class:`Pipeline`, which says what they mean."""
+
+    num_threads: int
+    max_failures: int | float | None  # a number or a rate
+    on_failure: Callable[[FailureRecord, Any], object] | None
+    report_stats_interval: float | None
+    task_hook_factory: Callable[[str], TaskHook | None] | None
+    progress: bool | str
 
 
 class Pipeline(Generic[T_co]):
@@ -54,8 +63,8 @@ class Pipeline(Generic[T_co]):
 
     Args:
         config: What to run.
-        num_threads: How many synchronous calls may run at once, those of all stages that have no
-            executor of their own together.
+        num_threads: How many synchronous calls may run at once (default 8), those of all stages that
+            have no executor of their own together.
         max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
             ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
             The default is 0.5: items may fail, but no more than half of them. A rate is that of one
@@ -68,42 +77,20 @@ class Pipeline(Generic[T_co]):
         task_hook_factory: Called with each stage's name when a run starts; makes its hook, or ``None``.
         progress: Show a progress bar, which needs tqdm; a string is its label.
 
+    Raises:
+        TypeError: An option is unknown, or has the wrong type.
+        ValueError: An option is out of range.
+        MissingPackageError: A progress bar was asked for without tqdm.
+
     Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
     """
 
-    def __init__(
-        self,
-        config: PipelineConfig,
-        *,
-        num_threads: int = 8,
-        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
-        on_failure: Callable[[FailureRecord, Any], object] | None = None,
-        report_stats_interval: float | None = None,
-        task_hook_factory: Callable[[str], TaskHook | None] | None = None,
-        progress: bool | str = False,
-    ) -> None:
-        check_int("num_threads", num_threads, remedy="1 runs one call at a time.")
-        check_failure_limit("max_failures", max_failures)
-        check_seconds("report_stats_interval", report_stats_interval)
-        if on_failure is not None:
-            check_callable("on_failure", on_failure)
-        if task_hook_factory is not None:
-            check_callable("task_hook_factory", task_hook_factory)
-        if not isinstance(progress, bool | str):
-            raise TypeError(
-                f"progress must be True, False or a label for the bar, not {progress!r}"
-            )
-        if progress is not False:
-            _bar_class()  # here, where a missing package is told before anything runs
+    def __init__(self, config: PipelineConfig, **options: Unpack[PipelineOptions]) -> None:
+        self._options = RunOptions(**options)
+        if self._options.progress is not False:
+            # Here, so that a missing package is told of before anything runs.
+            _bar_class()
         self._config = with_unique_names(config)
-        self._progress = progress
-        self._options = RunOptions(
-            num_threads=num_threads,
-            max_failures=max_failures,
-            on_failure=on_failure,
-            report_stats_interval=report_stats_interval,
-            task_hook_factory=task_hook_factory,
-        )
         # Held while a run is started, which may take long. stop() does not take it.
         self._starting = threading.RLock()
         self._run: Run | None = None
@@ -266,9 +253,10 @@ class Pipeline(Generic[T_co]):
             return self._run
 
     def _make_bar(self) -> Any:
-        if self._progress is False:
+        progress = self._options.progress
+        if progress is False:
             return None
-        label = self._progress if isinstance(self._progress, str) else None
+        label = progress if isinstance(progress, str) else None
         total = _number_of_outputs(self._config)
         # miniters: without its thread, tqdm has to look at the clock with each item.
         return _bar_class()(desc=label, total=total, unit="item", miniters=1)

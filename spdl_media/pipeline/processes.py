@@ -8,7 +8,6 @@ interpreter exits.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import multiprocessing
 import os
@@ -52,8 +51,6 @@ _parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 def open_pool(stage: PipeConfig) -> StagePool:
     """Start the executor of a stage; to be called before the pipeline starts threads.
 
-    Threads of a stage's own are not made here: they are threads of the pipeline.
-
     Raises:
         PoolBroken: The caller's executor is broken or was shut down.
     """
@@ -61,9 +58,9 @@ def open_pool(stage: PipeConfig) -> StagePool:
         return CallersPool(stage, stage.executor)
     if isinstance(stage.executor, ProcessPoolExecutorConfig):
         return ProcessPool(stage, stage.executor)
-    if isinstance(stage.executor, InterpreterPoolExecutorConfig):
-        return InterpreterPool(stage, stage.executor)
-    raise TypeError(f"Stage {stage.name!r} runs in threads, it has no pool. Please report this.")
+    # Threads of a stage's own are no pool: they are threads of the pipeline.
+    assert isinstance(stage.executor, InterpreterPoolExecutorConfig)
+    return InterpreterPool(stage, stage.executor)
 
 
 class ProcessPool(StagePool):
@@ -234,7 +231,7 @@ class _Worker:
             WorkerDied: It ended instead.
             PoolBroken: It cannot work: the initializer failed.
         """
-        if self._is_ready and not self._is_dead():
+        if self._is_ready and self.process.is_alive():
             return
         problem = self._receive().decode()
         if problem:
@@ -262,8 +259,11 @@ class _Worker:
             self._pipe.send_bytes(data)
         except OSError as error:
             raise self._death() from error
-        answer: tuple[bool, Any] = pickle.loads(self._receive(timeout))  # noqa: S301  # our own process
-        return answer
+        succeeded, value, text = pickle.loads(self._receive(timeout))  # noqa: S301  # our own process
+        if not succeeded:
+            # Pickle leaves tracebacks out, so that of the worker comes as text.
+            value.__cause__ = _RemoteTraceback(text)
+        return succeeded, value
 
     def end(self) -> None:
         """Close the pipe, at which an idle worker ends by itself, and see that it does."""
@@ -277,8 +277,10 @@ class _Worker:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             # The pipe alone would do, if no process forked elsewhere could hold its other end open.
-            while not (ready := wait([self._pipe, self.process.sentinel], timeout=_step(deadline))):
-                if self._is_dead():
+            ends = (self._pipe, self.process.sentinel)
+            while not (ready := wait(ends, min(1.0, deadline - time.monotonic()))):
+                # Asked each second: a process that the worker itself has forked holds both ends open.
+                if not self.process.is_alive():
                     break
                 if time.monotonic() >= deadline:
                     self.must_go = True
@@ -290,9 +292,6 @@ class _Worker:
             pass
         raise self._death()
 
-    def _is_dead(self) -> bool:
-        return not self.process.is_alive()
-
     def _death(self) -> WorkerDied:
         self.must_go = True
         self.process.join(_GRACE_SECONDS)
@@ -302,11 +301,6 @@ class _Worker:
             f"A worker process of stage {self._stage.name!r} ended ({how}) with this item. "
             "Processes end this way when memory runs out, native code crashes or os._exit() is called."
         )
-
-
-def _step(deadline: float) -> float:
-    """Seconds to wait before looking around."""
-    return max(0.0, min(1.0, deadline - time.monotonic()))
 
 
 class _RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from
@@ -354,50 +348,32 @@ def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, 
     return ""
 
 
-def _outcome(fn: Callable[[Any], Any], data: bytes) -> bytes:
-    """Result or exception of a call, as the bytes of ``(succeeded, value)``."""
+def _outcome(fn: Callable[[Any], Any], data: bytes) -> memoryview:
+    """Result or exception of a call, as the bytes of ``(succeeded, value, traceback)``."""
     try:
         result = fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
-        return _dumps((True, result))
+        return _dumps((True, result, ""))
     except BaseException as error:  # noqa: BLE001  # even SystemExit fails the item, not the worker
         return _failure(error)
 
 
-def _failure(error: BaseException) -> bytes:
+def _failure(error: BaseException) -> memoryview:
     text = "".join(traceback.format_exception(error))
     try:
-        data = _dumps((False, _Failure(error, text)))
+        data = _dumps((False, error, text))
         pickle.loads(data)  # noqa: S301  # many exceptions can be pickled, but not made again
     except Exception:  # noqa: BLE001  # __reduce__ of a foreign exception may raise anything
         stand_in = PipelineError(
             f"{describe(error)} (raised in a worker process; this stands in for the exception itself, "
             "which cannot be pickled)"
         )
-        data = _dumps((False, _Failure(stand_in, text)))
+        data = _dumps((False, stand_in, text))
     return data
 
 
-def _dumps(value: object) -> bytes:
-    """Pickle as multiprocessing does, which knows how to send connections, and tensors of torch."""
-    buffer = io.BytesIO()
-    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
-
-
-class _Failure:
-    """Pickles an exception together with its traceback as text, which pickle leaves out."""
-
-    def __init__(self, error: BaseException, text: str) -> None:
-        self._error = error
-        self._text = text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _with_traceback, (self._error, self._text)
-
-
-def _with_traceback(error: BaseException, text: str) -> BaseException:
-    error.__cause__ = _RemoteTraceback(text)
-    return error
+def _dumps(value: object) -> memoryview:
+    # Plain pickle cannot send connections, nor tensors of torch.
+    return ForkingPickler.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def _default_start_method() -> str:

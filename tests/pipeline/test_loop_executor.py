@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from spdl_media.pipeline.engine.run import LoopExecutor
+from spdl_media.pipeline.engine.workers import LoopExecutor
 
 WAIT = 20
 

@@ -12,16 +12,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.fan_out import close_generator
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
 from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.workers import FailureHandler, OnFailure
+from spdl_media.pipeline.engine.workers import FailureHandler, LoopExecutor, OnFailure
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
     FailureLog,
@@ -31,15 +30,12 @@ from spdl_media.pipeline.failures import (
     describe,
     pipeline_failure,
 )
-from spdl_media.pipeline.stages import PipelineConfig
+from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit
 from spdl_media.pipeline.stats import PipelineStatistics
 
-__all__ = ("LoopExecutor", "Run", "RunOptions")
+__all__ = ("Run", "RunOptions")
 
 LOG = logging.getLogger("spdl_media.pipeline")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # Of the second within which stop() returns, for tasks that clean up after being cancelled.
 CANCEL_SECONDS = 0.4
@@ -53,13 +49,32 @@ EXIT_SECONDS = 0.6
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`."""
+    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`.
 
-    num_threads: int
-    max_failures: float | None
-    on_failure: OnFailure | None
-    report_stats_interval: float | None
-    task_hook_factory: TaskHookFactory | None
+    Raises:
+        TypeError: An option has the wrong type.
+        ValueError: An option is out of range.
+    """
+
+    num_threads: int = 8
+    max_failures: float | None = None
+    on_failure: OnFailure | None = None
+    report_stats_interval: float | None = None
+    task_hook_factory: TaskHookFactory | None = None
+    progress: bool | str = False
+
+    def __post_init__(self) -> None:
+        check_int("num_threads", self.num_threads, remedy="1 runs one call at a time.")
+        check_failure_limit("max_failures", self.max_failures)
+        check_seconds("report_stats_interval", self.report_stats_interval)
+        if self.on_failure is not None:
+            check_callable("on_failure", self.on_failure)
+        if self.task_hook_factory is not None:
+            check_callable("task_hook_factory", self.task_hook_factory)
+        if not isinstance(self.progress, bool | str):
+            raise TypeError(
+                f"progress must be True, False or a label for the bar, not {self.progress!r}"
+            )
 
 
 class Run:
@@ -315,61 +330,6 @@ class Run:
         if self._failure is not None:
             return self._failure()
         return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
-
-
-class LoopExecutor(ThreadPoolExecutor):
-    """The default executor of the pipeline's event loop, in which ``asyncio.to_thread`` runs.
-
-    asyncio accepts no default executor but a ``ThreadPoolExecutor``, whose threads interpreter exit
-    waits for. This is one by name only: daemon threads, started as they are needed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_workers=1)
-        self.threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
-        self._idle = threading.Semaphore(0)
-        self._guard = threading.Lock()
-        self._is_shut = False
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a thread.
-
-        Raises:
-            RuntimeError: The run is ending.
-        """
-        future: Future[T] = Future()
-        with self._guard:
-            if self._is_shut:
-                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
-            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
-                name = f"spdl_media to_thread-{len(self.threads) + 1}"
-                self.threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                self.threads[-1].start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Have each thread end after its current call. Does not wait."""
-        with self._guard:
-            self._is_shut = True
-            for _ in self.threads:
-                self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (task := self._calls.get()) is not None:
-            future, call = task
-            if self._is_shut:
-                future.cancel()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
-                    future.set_exception(error)
-            # The thread may wait for its next task for long, and would keep this one alive.
-            del task, future, call
-            self._idle.release()
 
 
 def _stopped_from_inside(error: BaseException) -> str:

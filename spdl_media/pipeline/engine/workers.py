@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from spdl_media.pipeline.engine.hub import Hub, Slot
+from spdl_media.pipeline.executors import NOT_OURS, pool_broken
 from spdl_media.pipeline.failures import (
     FailureExcess,
     FailureLog,
     FailureRecord,
-    PoolBroken,
     describe,
     short_repr,
 )
@@ -29,6 +30,7 @@ from spdl_media.pipeline.stats import StageCounters
 __all__ = (
     "BorrowedThreads",
     "FailureHandler",
+    "LoopExecutor",
     "OnFailure",
     "Threads",
     "Worker",
@@ -37,6 +39,9 @@ __all__ = (
 )
 
 LOG = logging.getLogger("spdl_media.pipeline")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OnFailure = Callable[[FailureRecord, Any], object]
 Release: TypeAlias = Callable[[Any], None]
@@ -207,12 +212,8 @@ class BorrowedThreads(Threads):
             self._hub.post(self._report_loss, error)
 
     def _report_loss(self, error: BaseException) -> None:
-        broken = PoolBroken(
-            f"The {type(self._executor).__name__} of stage {self.name!r} takes no more items: "
-            f"{describe(error)}. It is not the pipeline's to replace; for one that is, use a description "
-            "such as ThreadPoolExecutorConfig(...)."
-        )
-        broken.__cause__ = error
+        remedy = NOT_OURS.format("ThreadPoolExecutorConfig")
+        broken = pool_broken(self._executor, self.name, error, remedy)
         self._hub.events.fail(self.name, str(broken), broken)
 
     def _serve(self, serve: Serve) -> None:
@@ -337,6 +338,58 @@ class WorkerGroup:
         )
         self._on_timeout(slot)
         self.dispatch()
+
+
+class LoopExecutor(ThreadPoolExecutor):
+    """Daemon threads for ``asyncio.to_thread`` in a pipeline, started as they are needed."""
+
+    # By name only: asyncio accepts no other default executor, and interpreter exit waits for its threads.
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self.threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
+        self._idle = threading.Semaphore(0)
+        self._guard = threading.Lock()
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in a thread.
+
+        Raises:
+            RuntimeError: The run is ending.
+        """
+        future: Future[T] = Future()
+        with self._guard:
+            if self._is_shut:
+                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
+            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
+                name = f"spdl_media to_thread-{len(self.threads) + 1}"
+                self.threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self.threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Have each thread end after its current call. Does not wait."""
+        with self._guard:
+            self._is_shut = True
+            for _ in self.threads:
+                self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (task := self._calls.get()) is not None:
+            future, call = task
+            if self._is_shut:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
+                    future.set_exception(error)
+            # The thread may wait for its next task for long, and would keep this one alive.
+            del task, future, call
+            self._idle.release()
 
 
 class FailureHandler:
