@@ -122,6 +122,12 @@ class PictureOps:
         return not (self.is_scaled or self.window or self.filter_desc) and changes == (None,) * 4
 
     @property
+    def keeps_frames(self) -> bool:
+        """Whether frames stay as they are."""
+        asked = (self.pix_fmt, self.box, self.color_matrix, self.color_range)
+        return self.is_conversion and not self.mirror and asked == (None,) * 4
+
+    @property
     def gives_one(self) -> bool:
         """Whether each frame gives one, at once."""
         in_time = (self.num_frames, self.frame_rate, self.filter_desc)
