@@ -16,6 +16,7 @@ The modules with public names, of which each imports only those above it:
 ``_probe``        :func:`probe`: what is in a source
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
+``geometry``      :func:`random_resized_crop`: sizes and boxes as numbers
 ``frames``        decoded planes with their metadata
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
@@ -23,7 +24,6 @@ The modules with public names, of which each imports only those above it:
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``async_load``    the same as awaitables
 ``_collate``      :func:`collate`: items of several fields into buffers
-``crops``         :func:`random_resized_crop`
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 ``samplers``      indices for the processes of a distributed training
 ``source``        samplers, and sources made of others
@@ -69,7 +69,6 @@ from spdl_media.config import (
     demux_config,
 )
 from spdl_media.convert import convert_array, convert_frames
-from spdl_media.crops import random_resized_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
@@ -92,6 +91,7 @@ from spdl_media.filter_desc import (
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames
+from spdl_media.geometry import random_resized_crop
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,

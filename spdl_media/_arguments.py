@@ -20,10 +20,11 @@ from typing import (
 
 from spdl_media._checks import check_choice, did_you_mean
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
-from spdl_media.crops import Box, Flips
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.geometry import Flips
 from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
+from spdl_media.orientation import Box
 from spdl_media.storage import Storage
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]

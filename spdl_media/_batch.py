@@ -15,7 +15,6 @@ from spdl_media._rows import PictureRows, colors_differ, colors_of, decode_rows,
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array
-from spdl_media.crops import Box, CropPlan
 from spdl_media.decode import Default, decode_packets
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
@@ -30,9 +29,10 @@ from spdl_media.errors import (
 )
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.frames import ImageFrames, av_frames
-from spdl_media.geometry import fits
+from spdl_media.geometry import CropPlan, fits
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
+from spdl_media.orientation import Box
 from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.storage import Storage
 

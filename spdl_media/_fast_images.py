@@ -1,13 +1,6 @@
 """Images cut, scaled, padded and converted by FFmpeg's scaler alone, without a filter graph.
 
-A graph is made anew for each still, as each has its own size. Where the scaler alone gives the same image,
-bit for bit, it is called directly, and borders are made and cut in NumPy. Microseconds for a JPEG of 500x375
-(of 1920x1280), decoding not counted:
-
-    224x224 rgb24, bicubic        graph 470 (1970)    scaler alone 290 (1680)
-    the same, padded              graph 480 (1920)    scaler alone 290 (1610)
-    the same, area, padded        graph 340 (990)     scaler alone 165 (690)
-    FFmpeg's own one step         graph 610 (2290)
+It is called directly where it gives the same image, bit for bit. Borders are made and cut in NumPy.
 """
 
 from __future__ import annotations
@@ -264,6 +257,12 @@ class FastChain:
 _kept = threading.local()
 
 
+# A graph is made anew for each still, as each has its own size. Microseconds for a JPEG of 500x375 (of
+# 1920x1280), decoding not counted:
+#     224x224 rgb24, bicubic        graph 470 (1970)    scaler alone 290 (1680)
+#     the same, padded              graph 480 (1920)    scaler alone 290 (1610)
+#     the same, area, padded        graph 340 (990)     scaler alone 165 (690)
+#     FFmpeg's own one step         graph 610 (2290)
 def fast_chain(ops: PictureOps) -> FastChain | None:
     """The conversions that perform operations without a graph; ``None``: they take one."""
     if ops.frame_rate is not None or ops.window or ops.num_frames is not None:

@@ -129,6 +129,7 @@ def _rate_by_duration(frame: av.VideoFrame, time_base: Fraction | None) -> Fract
 def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
     """All frames that a sink has ready, and whether it has ended."""
     frames: list[Any] = []
+    # FFmpeg tells "not yet" from "no more" by two errors.
     while True:
         try:
             frames.append(sink.pull())
@@ -140,6 +141,7 @@ def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
 
 def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
     """Put a frame in; False: the filters have ended and take no more."""
+    # Filters such as trim end before their input does.
     try:
         source.push(frame)
     except av.EOFError:
@@ -159,7 +161,7 @@ class FrameFilter:
         time_base: Of the frames, where they carry none themselves.
         frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
         sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
-        gives_one: Each frame gives one at once. Asking for a second one costs 10 microseconds a frame.
+        gives_one: Each frame gives one at once.
 
     Raises:
         FilterError: The description is bad, or has more than one input or output, or turns one kind into
@@ -208,6 +210,7 @@ class FrameFilter:
         try:
             if not push_frame(source, frame):
                 self.finished = True
+            # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
             if self._gives_one and not done:
                 return [sink.pull()]
             return done + self._pull()
@@ -227,6 +230,7 @@ class FrameFilter:
         """Make the graph fit the frame; what the graph before it still held."""
         rest = self._drain()
         time_base, frame_rate, aspect = self._of_stream
+        # A source has one size and format for good.
         args = source_args(
             frame, time_base=time_base, frame_rate=frame_rate, sample_aspect_ratio=aspect
         )

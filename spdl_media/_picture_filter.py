@@ -1,15 +1,4 @@
-"""Turn the decoded images of one stream upright and filter them, by the scaler alone or through a graph.
-
-Without scaling, chroma is put where it belongs. In 4:2:0, the last chroma sample of an odd row covers
-one pixel, not two. FFmpeg's scaler stretches the row of chroma over the row of pixels all the same, so
-that colour drifts by up to a pixel across the image: 4 levels of 255 on average for a photograph, and 40
-at edges. With one more column of pixels, a copy of the last, it has nothing to stretch. When an image is
-scaled as well, the drift is below a fifth of a pixel for common sizes (0.2 levels at 224x224), and left
-alone.
-
-A box cut out of such an image begins and ends amid chroma samples, too. So a larger one of whole samples is
-converted, and cut then: what comes out is the same part of the whole image's conversion, bit for bit.
-"""
+"""Turn the decoded images of one stream upright and filter them, by the scaler alone or through a graph."""
 
 from __future__ import annotations
 
@@ -141,6 +130,8 @@ class PictureFilter:
         name = frame.format.name
         if turn or _has_cut_chroma(name, frame.width, frame.height):
             return True
+        # A box begins and ends amid chroma samples. So a larger one of whole samples is converted and then
+        # cut, which gives the same part of the whole image's conversion, bit for bit.
         return (self._ops.box is not None or self._ops.mirror) and max(chroma_steps(name)) > 1
 
     def _route_of(self, frame: av.VideoFrame, turn: str) -> _Route:
@@ -258,6 +249,11 @@ def _around(start: int, end: int, side: int) -> tuple[int, int]:
     )
 
 
+# In 4:2:0, the last chroma sample of an odd row covers one pixel, not two. FFmpeg's scaler stretches the row
+# of chroma over the row of pixels all the same, so colour drifts by up to a pixel across the image: 4 levels
+# of 255 on average for a photograph, and 40 at edges. With one more column of pixels, a copy of the last, it
+# has nothing to stretch. When an image is scaled as well, the drift is below a fifth of a pixel for common
+# sizes (0.2 levels at 224x224), and left alone.
 def _whole_samples(frame: av.VideoFrame, box: Box) -> av.VideoFrame:
     """A copy of a box, with further rows and columns, equal to the last, where they make a sample whole.
 

@@ -198,11 +198,13 @@ async def async_load_image_batch(
 
     Thread safety: safe.
     """
+    # In the loop's own thread: wrong arguments are told before the batch waits for a thread.
     load = prepare_image_batch(srcs, **arguments)
     stopped = threading.Event()
     try:
         return await _run(executor, partial(load, stopped.is_set))
     finally:
+        # Cancelling reaches the await alone; the thread asks before its next image.
         stopped.set()
 
 

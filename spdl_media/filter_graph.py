@@ -129,6 +129,7 @@ class FilterGraph:
             port = self._port(self._inputs, key, "input")
             for frame in _frames_of(frames, port, self._wiring.desc):
                 self._check_format(port, frame)
+                # Until the first frames of all open inputs are there, no graph can be made.
                 port.waiting.append(frame)
             self._metadata = self._metadata or frame_metadata(frames)
             self._run()
@@ -325,6 +326,7 @@ def get_buffer_desc(
         )
     width, height = codec.width, codec.height
     aspect = codec.sample_aspect_ratio or Fraction(1)
+    # A pixel that is wider than high is higher than wide when it lies on its side.
     if swaps_sides(orientation):
         width, height, aspect = height, width, 1 / aspect
     rate = f":frame_rate={ratio(codec.frame_rate)}" if codec.frame_rate else ""

@@ -37,13 +37,13 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.config import one_cuda_config
 from spdl_media.convert import convert_frames
-from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_image, demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.frames import AudioFrames
+from spdl_media.geometry import CropPlan
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Rate, SoundOps
 from spdl_media.packets import VideoPackets
@@ -198,6 +198,7 @@ def load_video(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
+    # The device is opened first: where there is none, nothing is read.
     decode = _frame_steps(_video_request(arguments, "load_video(cuda=)"))
     packets = demux_video(
         src,
@@ -347,13 +348,7 @@ def load_clip(
 def prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
-    """Check the arguments of :func:`load_image_batch`, and return what loads the batch.
-
-    Raises:
-        ValueError: An option is invalid, or there is not one crop or flip for each input.
-        TypeError: ``srcs`` is no sequence.
-        ConvertError: It is empty.
-    """
+    """Check the arguments of :func:`load_image_batch`, and return what loads the batch."""
     check_on_error(arguments["on_error"])
     check_int("num_threads", arguments["num_threads"])
     request = replace(
@@ -381,6 +376,7 @@ def _steps(
 ) -> ImageSteps:
     if request.config is None:
         return on_cpu
+    # Whoever uses the CPU alone does not pay for the import of cuda/.
     from spdl_media.cuda.image_routes import device_steps
 
     return device_steps(inputs, request, request.config, on_cpu)

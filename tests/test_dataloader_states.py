@@ -13,7 +13,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_media.crops import random_resized_crop
+from spdl_media import random_resized_crop
 from spdl_media.dataloader import DataLoader
 
 N = 30

@@ -25,7 +25,7 @@ ORDER = [
     ["codec", "packets"],
     ["_container", "_window", "_streaming", "demux", "_probe"],
     ["bitstream"],
-    ["operations", "geometry", "filter_desc"],
+    ["operations", "filter_desc", "geometry"],
     ["frames"],
     [
         "_graph_syntax",
@@ -55,7 +55,7 @@ ORDER = [
     ["_rows", "_audio_arrays", "convert"],
     ["transfer"],
     ["arrays"],
-    ["crops", "_collate"],
+    ["_collate"],
     ["_arguments", "_batch"],
     ["cuda"],
     ["load", "async_load"],
