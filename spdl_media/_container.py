@@ -68,7 +68,7 @@ class Container:
     Attributes:
         name: What is being read, for messages.
         av: PyAV's container. Another one after a rewind that had to open the source anew.
-        turn: How often reading was started, so that a reader can tell that another has moved the place.
+        turn: Number of reads begun, so that a reader notices when another one has moved the position.
     """
 
     def __init__(self, input: Input, config: DemuxConfig) -> None:

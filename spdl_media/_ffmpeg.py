@@ -138,7 +138,7 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
 
 @contextmanager
 def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[list[LogLine]]:
-    """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's last words.
+    """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's own message.
 
     Gives what :func:`ffmpeg_log` gives: the lines that FFmpeg logs in the block.
 

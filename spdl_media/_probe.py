@@ -22,12 +22,13 @@ from spdl_media.codec import (
     read_video_codec,
 )
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
-from spdl_media.demux import is_still, read_image
+from spdl_media.demux import read_image, still_decoder
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
-from spdl_media.inputs import Source, open_input
+from spdl_media.inputs import Input, Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
+from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 
@@ -155,7 +156,7 @@ def probe(
 ) -> MediaInfo:
     """Tell what a source holds.
 
-    Of a still one frame is decoded, because its size stands in the data; of all else none.
+    One frame of a still is decoded, because its size is in the data. Nothing of other media is decoded.
 
     Args:
         src: As for :func:`~spdl_media.demux_image`.
@@ -167,7 +168,7 @@ def probe(
 
     Raises:
         SourceError: It cannot be opened or read.
-        DemuxError: It is no media.
+        DemuxError: It is not a media file.
         DecodeError: It is a still that cannot be decoded.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
@@ -175,13 +176,22 @@ def probe(
     """
     config = as_demux_config(demux_config)
     with open_input(src, name=name) as input:
-        if is_still(input, config):
+        if _is_still(input, config):
             return _probe_still(read_image(input, config))
         # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
         if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
             return _wav_info(wav)
         with closing(Container(input, config)) as container:
             return _probe_container(container)
+
+
+def _is_still(input: Input, config: DemuxConfig) -> bool:
+    """Whether the source is one image, coded as one packet or in a container of stills."""
+    if still_decoder(input, config) is not None:
+        return True
+    head = input.head(HEAD_SIZE)
+    # The brand "avis" is an image sequence: a video, for all that matters here.
+    return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
 
 
 def _wav_info(wav: WAVInfo) -> MediaInfo:

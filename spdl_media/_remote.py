@@ -92,8 +92,8 @@ class ReadAhead(Positioned):
     Args:
         file: A seekable file that fetches exactly what it is asked for, without a cache of its own.
         forward: It is read once, from its first byte to its last: of a server without ranges nothing is kept.
-            Otherwise such a file is held in memory. (Ranges are tried first even so: one request lasts no
-            more than some minutes, and whoever reads may take hours.)
+            Otherwise such a file is held in memory. (Ranges are tried first even so: a request lasts
+            some minutes at most, and reading may take hours.)
     """
 
     def __init__(self, file: Any, *, forward: bool = False) -> None:
@@ -148,7 +148,7 @@ class ReadAhead(Positioned):
                 break
             before = span if stop == position else before
         else:
-            # Whoever reads on in a row will go on; a new place may be one look only.
+            # A sequential read will go on; a new position may be read once only.
             ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH
             fetched = max(size, ahead)
             span = _Span(position, self._fetch(position, fetched), fetched)

@@ -282,9 +282,9 @@ def _decodes_audio(decoder: str) -> bool:
 
 
 def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
-    """Let a decoder's own threads come to rest before it is freed."""
+    """Wait for a decoder's own threads before it is freed."""
     # PyAV frees it with the GIL held, and waits for the threads; one of them that has something to log
-    # wants the GIL, and neither gives way. A decoder without threads needs nothing.
+    # waits for the GIL: a deadlock. A decoder without threads needs nothing.
     if "threads" in config.decoder_options:
         # Waits for them without the GIL. Draining would not do: it ends at the first damaged frame, while
         # the threads that have later ones go on.

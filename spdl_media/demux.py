@@ -61,7 +61,7 @@ def demux_image(
     Raises:
         SourceError: It cannot be opened or read.
         MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is no image.
+        DemuxError: It is not an image.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -97,8 +97,8 @@ def demux_video(
     Raises:
         SourceError: It cannot be opened or read.
         MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+        DemuxError: It is not a media file, or has no such stream.
+        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
             does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -133,8 +133,8 @@ def demux_audio(
     Raises:
         SourceError: It cannot be opened or read.
         MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is no media, or has no such stream.
-        ValueError: The window holds no time, or ``demux_config`` has a format or an option that FFmpeg
+        DemuxError: It is not a media file, or has no such stream.
+        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
             does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -156,7 +156,7 @@ class Demuxer:
 
     Raises:
         SourceError: It cannot be opened or read.
-        DemuxError: It is no media.
+        DemuxError: It is not a media file.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
@@ -179,7 +179,7 @@ class Demuxer:
                 self._input.close()
 
     def close(self) -> None:
-        """Close what was opened. A file-like object of the caller's is left open, where it was found."""
+        """Close the source. A file-like object of the caller stays open, at its original position."""
         with self._guard:
             if self._container is not None:
                 self._container.close()
@@ -210,12 +210,20 @@ class Demuxer:
 
     @property
     def video_stream_index(self) -> int | None:
-        """Index of the best video stream; ``None``: there is none."""
+        """Index of the best video stream; ``None``: there is none.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+        """
         return self._best_index("video")
 
     @property
     def audio_stream_index(self) -> int | None:
-        """Index of the best audio stream; ``None``: there is none."""
+        """Index of the best audio stream; ``None``: there is none.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+        """
         return self._best_index("audio")
 
     def _best_index(self, kind: Kind) -> int | None:
@@ -249,7 +257,7 @@ class Demuxer:
 
         Raises:
             DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window holds no time.
+            ValueError: The window is empty.
         """
         window = parse_window(timestamp)
         with self._guard:
@@ -265,7 +273,7 @@ class Demuxer:
 
         Raises:
             DemuxError: One of the two is missing.
-            ValueError: The window holds no time.
+            ValueError: The window is empty.
         """
         window = parse_window(timestamp)
         with self._guard:
@@ -278,7 +286,7 @@ class Demuxer:
 
         Raises:
             DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window holds no time.
+            ValueError: The window is empty.
         """
         window = parse_window(timestamp)
         with self._guard:
@@ -373,8 +381,8 @@ class Demuxer:
 
 
 def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
-    """Read one image from an opened input."""
-    decoder = _still_decoder(input, config)
+    """Read one image from an opened input; raises what :func:`demux_image` does."""
+    decoder = still_decoder(input, config)
     if decoder is not None:
         return _whole_file(input, decoder)
     kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
@@ -393,16 +401,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     return _whole_file(input, decoder)
 
 
-def is_still(input: Input, config: DemuxConfig) -> bool:
-    """Whether the source is one image, coded as one packet or in a container of stills."""
-    if _still_decoder(input, config) is not None:
-        return True
-    head = input.head(HEAD_SIZE)
-    # The brand "avis" is an image sequence: a video, for all that matters here.
-    return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
-
-
-def _still_decoder(input: Input, config: DemuxConfig) -> str | None:
+def still_decoder(input: Input, config: DemuxConfig) -> str | None:
     """The decoder that takes the whole file as one packet; ``None``: a container has to be opened."""
     if config.format is not None:
         return STILL_FORMATS.get(config.format)

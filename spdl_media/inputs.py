@@ -46,7 +46,7 @@ CPU tensor, or a binary file object."""
 
 
 def open_input(src: Source | Input, *, name: str | None = None) -> Input:
-    """Take a source of any kind, so that the rest of the package needs to know only one.
+    """Open a source of any kind.
 
     Args:
         src: A path (``PathLike``, or a ``str`` without ``://``), a URL for fsspec, or content:
@@ -130,7 +130,7 @@ class Input:
 
     Attributes:
         name: What messages call it: the path, the URL, "bytes of length n", or the file object.
-        seekable: Whether FFmpeg can go to and fro in it.
+        seekable: Whether FFmpeg can seek in it.
         checksum_failed: Whether FFmpeg has left out damaged pages when it opened the source.
 
     Thread safety: one thread at a time.
@@ -227,7 +227,7 @@ class Input:
         return missing_end(self.read_at, self.size()) if self.seekable else None
 
     def check(self) -> None:
-        """Raise what stopped a read inside FFmpeg, if something did.
+        """Raise the error that stopped a read inside FFmpeg, if there was one.
 
         PyAV raises such an error by itself where it can. Call this where FFmpeg says that the
         source has ended, so that no partial result is taken for a whole one.

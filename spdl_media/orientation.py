@@ -319,7 +319,7 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
             yield marker, position, position
             continue
         (length,) = struct.unpack_from(">H", view, position)
-        # The length counts its own two bytes. A smaller one is broken, but the walk must get ahead.
+        # The length counts its own two bytes. A smaller one is broken, but the walk must advance.
         yield marker, position + 2, position + max(2, length)
         position += max(2, length)
 
@@ -351,7 +351,7 @@ class _Chunks(NamedTuple):
                 return
             first, second = self.header.unpack(read(position, self.header.size))
             kind, length = (first, second) if isinstance(first, bytes) else (second, first)
-            # A negative length means an unknown one in CAF; whoever walks on must still get ahead.
+            # A negative length means an unknown one in CAF; the walk must still advance.
             position += self.header.size
             end = position + max(0, length)
             yield kind, position, position + length

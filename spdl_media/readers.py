@@ -1,4 +1,4 @@
-"""What FFmpeg reads instead of a local file: memory, and file objects whatever they do.
+"""What FFmpeg reads instead of a local file: memory and file objects.
 
 Nothing of the caller's is handed to PyAV directly: it copies whatever ``read`` gives into FFmpeg's buffer.
 """
@@ -132,7 +132,7 @@ class FileReader:
         file: What is read. If it can seek, it is used from its first byte, otherwise from where it is.
         name: What messages call it.
         seekable: Whether it can seek.
-        restore: Where to leave it.
+        restore: The position to leave it at.
 
     Thread safety: one thread at a time.
     """
@@ -148,7 +148,7 @@ class FileReader:
         self.failure: BaseException | None = None
 
     def seekable(self) -> bool:
-        """PyAV asks, and gives FFmpeg no way to seek where it is False."""
+        """PyAV asks, and FFmpeg cannot seek where it is False."""
         return self._seekable
 
     def head(self, size: int) -> bytes:
@@ -167,7 +167,11 @@ class FileReader:
         return self._head[:size]
 
     def peek(self, start: int, size: int) -> bytes:
-        """Up to ``size`` bytes, joined from short reads. A file that can seek stays at its place."""
+        """Up to ``size`` bytes, joined from short reads. A file that can seek keeps its position.
+
+        Raises:
+            SourceError: They cannot be read.
+        """
         pieces = []
         if self._seekable:
             self._move(start)
@@ -180,7 +184,11 @@ class FileReader:
         return b"".join(pieces)
 
     def size(self) -> int:
-        """Bytes in a file that can seek; the place of reading stays."""
+        """Bytes in a file that can seek; the position stays.
+
+        Raises:
+            SourceError: The file cannot tell.
+        """
         size = self._move(0, io.SEEK_END)
         self._move(self._position)
         return size
@@ -228,7 +236,11 @@ class FileReader:
         self.failure = None
 
     def check(self) -> None:
-        """Raise the error that has stopped the reading, if there was one."""
+        """Raise the error that has stopped the reading, if there was one.
+
+        Raises:
+            SourceError: A read or seek failed.
+        """
         if self.failure is not None:
             raise self.failure
 
@@ -251,7 +263,11 @@ class FileReader:
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, as in ``io``; give its position, or FFmpeg's code of an error."""
+        """Go to a byte, as in ``io``; give its position, or FFmpeg's code of an error.
+
+        Raises:
+            SourceError: The file cannot seek there; it is kept in ``failure``.
+        """
         if self.failure is not None:
             return -errno.EIO
         try:

@@ -31,7 +31,7 @@ _TOLERANCE_AS_FLOAT = float(_TOLERANCE)
 class Window:
     """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side.
 
-    What lies less than 1e-10 s before a side counts as at it, so that sides may come from floats.
+    A time less than 1e-10 s before a bound counts as at the bound, so that bounds may come from floats.
     """
 
     start: Fraction | None = None

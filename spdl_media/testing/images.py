@@ -188,7 +188,11 @@ def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int
 
 
 def find_encoder(name: str, kind: str) -> av.Codec:
-    """An encoder of this FFmpeg, for "video" or "audio"."""
+    """An encoder of this FFmpeg, for "video" or "audio".
+
+    Raises:
+        ValueError: There is none of that name and kind.
+    """
     try:
         encoder = av.Codec(name, "w")
     except ValueError as error:
@@ -199,7 +203,11 @@ def find_encoder(name: str, kind: str) -> av.Codec:
 
 
 def best_pix_fmt(codec: str, image: Image) -> str:
-    """The pixel format of an encoder that loses least of an image."""
+    """The pixel format of an encoder that loses least of an image.
+
+    Raises:
+        ValueError: The image is given as planes, which do not say what they are.
+    """
     formats = [format.name for format in find_encoder(codec, "video").video_formats or ()]
     given = _given_format(image)
     if given is None:
@@ -237,7 +245,11 @@ def _given_format(image: Image) -> str | None:
 
 
 def video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
-    """An image as a frame of ``pix_fmt``; luma and planes go in as they are."""
+    """An image as a frame of ``pix_fmt``; luma and planes go in as they are.
+
+    Raises:
+        ValueError: Its shape or type does not fit.
+    """
     given = _given_format(image)
     if given is None or not isinstance(image, np.ndarray):
         return _frame_of_planes(list(image), pix_fmt)
