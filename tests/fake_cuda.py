@@ -21,8 +21,13 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
+import pytest
 
+# The only place of the tests that knows where the package remembers what this process did with CUDA: no
+# public name gives that.
+from spdl_media._devices import cupy_device, torch_device
 from spdl_media._devices.forks import HISTORY
+from spdl_media._devices.own_streams import OwnStreams
 
 JUNK, FREED = 0x5A, 0xDD
 
@@ -32,6 +37,14 @@ class FakeOutOfMemoryError(RuntimeError):
 
 
 FakeOutOfMemoryError.__name__ = "OutOfMemoryError"
+
+
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be one that has not used CUDA, and is no forked child of one that has."""
+    monkeypatch.setattr(HISTORY, "used", False)
+    monkeypatch.setattr(HISTORY, "lost", False)
+    monkeypatch.setattr(torch_device, "_OWN", threading.local())
+    monkeypatch.setattr(cupy_device, "_OWN", OwnStreams())
 
 
 class Event:

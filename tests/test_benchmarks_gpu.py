@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,11 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import real_cuda
-from fake_cuda import Card, FakeTorch
+from fake_cuda import Card, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices import torch_device
-from spdl_media._devices.forks import HISTORY
 from spdl_media.testing import index_planes, make_image, make_video
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -168,9 +165,7 @@ class Machine:
 
 @pytest.fixture
 def machine(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
+    fresh_process(monkeypatch)
     return Machine(gpu, monkeypatch)
 
 

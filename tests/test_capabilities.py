@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_cuda import Card, FakeCupy, FakeTorch
+from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices.forks import HISTORY, driver_is_up
+from spdl_media._devices.forks import driver_is_up
 from spdl_media.cuda import capabilities
 
 PARTS = ("driver", "torch", "cupy", "nvrtc", "headers", "nvcuvid", "dali", "nvimgcodec")
@@ -106,8 +106,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
+    fresh_process(monkeypatch)
     return Machine(monkeypatch)
 
 

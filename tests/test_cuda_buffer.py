@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -15,13 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import Card, DeviceArray, Driver, FakeCupy, FakeTorch
+from fake_cuda import HISTORY, Card, DeviceArray, Driver, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices import torch_device
 from spdl_media._devices.driver import make_wait
-from spdl_media._devices.forks import HISTORY
-from spdl_media._devices.own_streams import OwnStreams
 from spdl_media.cuda._owner import ready_buffer
 
 COPYING, SIDE = 0x4400, 0x5500
@@ -39,10 +35,7 @@ def card() -> Iterator[Card]:
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
+    fresh_process(monkeypatch)
     yield
     gc.collect()
 

@@ -14,15 +14,18 @@ import pytest
 from effort import each
 
 from spdl_media import (
+    AudioFrames,
+    FilterGraph,
+    VideoFrames,
     get_abuffer_desc,
     get_audio_filter_desc,
     get_buffer_desc,
     get_filter_desc,
     get_video_filter_desc,
 )
-from spdl_media._frame_filter import FrameFilter
 from spdl_media.filter_desc import picture_ops, sound_ops
 from spdl_media.formats import picture_planes
+from spdl_media.frames import AudioChunk, av_frames
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 CONVERT = (
@@ -52,9 +55,16 @@ def picture(
 def run(desc: str | None, *frames: Any) -> list[Any]:
     """What comes out for some frames in all."""
     assert desc is not None
-    kind: Any = "video" if isinstance(frames[0], av.VideoFrame) else "audio"
-    filter = FrameFilter(desc, kind=kind, time_base=Fraction(1, 10), frame_rate=Fraction(10))
-    return [*(out for frame in frames for out in filter.push(frame)), *filter.flush()]
+    graph = FilterGraph(desc)
+    if isinstance(frames[0], av.VideoFrame):
+        graph.add_frames(VideoFrames(list(frames)))
+    else:
+        graph.add_frames(AudioFrames([AudioChunk(frame, 0, frame.samples) for frame in frames]))
+    graph.flush()
+    result = graph.get_frames()
+    if isinstance(result, AudioFrames):
+        return [chunk.frame for chunk in result.chunks]
+    return [] if result is None else list(av_frames(result))
 
 
 def clip(count: int) -> list[av.VideoFrame]:

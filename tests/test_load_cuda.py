@@ -13,7 +13,6 @@ import gc
 import importlib
 import importlib.util
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +25,12 @@ import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard, host
 from dali_oracle import CLOSE, differences, jpeg, photo
-from fake_cuda import FakeTorch
+from fake_cuda import HISTORY, FakeTorch, fresh_process
 from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
 from spdl_media._batch import Stopped
-from spdl_media._devices import torch_device
-from spdl_media._devices.forks import HISTORY
-from spdl_media._devices.own_streams import OwnStreams
 from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel, image_routes
 from spdl_media.load import prepare_image_batch
 from spdl_media.testing import (
@@ -77,10 +73,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No library finds a device, and DALI is not installed, unless a test says otherwise."""
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
+    fresh_process(monkeypatch)
     monkeypatch.setattr(image_routes, "_has_dali", lambda: False)
     yield
     gc.collect()

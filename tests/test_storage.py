@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cuda import HISTORY
 from plane_oracle import ROWS, image, rgb
 
 import spdl_media as sm
 from spdl_media import storage as storage_module
 from spdl_media._devices import choose
-from spdl_media._devices.forks import HISTORY
 
 NBYTES = 8 * 6 * 3
 

@@ -18,14 +18,12 @@ from typing import Any, NamedTuple
 import fake_cuda
 import numpy as np
 import pytest
-from fake_cuda import Card, FakeCupy, FakeTorch
+from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices import choose, torch_device
+from spdl_media._devices import choose
 from spdl_media._devices.driver import device_of_stream
-from spdl_media._devices.forks import HISTORY
 from spdl_media._devices.keeper import KEEPER, Keeper
-from spdl_media._devices.own_streams import OwnStreams
 
 transfer = importlib.import_module("spdl_media.transfer")
 
@@ -40,11 +38,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No library finds a device, and none was found before."""
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
+    fresh_process(monkeypatch)
     monkeypatch.setattr(transfer, "_warned", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     yield
     gc.collect()

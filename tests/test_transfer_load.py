@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_rigs import rig_of
+from fake_cuda import fresh_process
 
 import spdl_media as sm
-from spdl_media._devices import torch_device
-from spdl_media._devices.forks import HISTORY
-from spdl_media._devices.own_streams import OwnStreams
 
 TESTS = Path(__file__).resolve().parent
 RIGS = [
@@ -32,10 +29,7 @@ RIGS = [
 
 @pytest.fixture(params=RIGS)
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
+    fresh_process(monkeypatch)
     with rig_of(request.param, monkeypatch) as found:
         yield found
         gc.collect()

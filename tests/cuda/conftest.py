@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from spdl_media._devices.forks import HISTORY
+from fake_cuda import fresh_process
 
 
 @pytest.fixture(autouse=True)
 def unused_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
+    fresh_process(monkeypatch)

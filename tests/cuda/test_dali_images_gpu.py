@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from dali_oracle import host, jpeg
+from fake_cuda import HISTORY, fresh_process
 
 pytest.importorskip("nvidia.dali")
 
-from spdl_media._devices.forks import HISTORY
 from spdl_media.cuda import slots
 from spdl_media.cuda.nvjpeg import decode_image_batch
 from spdl_media.cuda.slots import SlotDevice
@@ -94,8 +94,7 @@ def dynamic(monkeypatch: pytest.MonkeyPatch) -> Dynamic:
     monkeypatch.setattr(slots, "_dynamic", lambda: fake)
     monkeypatch.setattr(slots, "_module", lambda name: fake if name == "backend" else real(name))
     monkeypatch.setattr(slots, "_POOLS", slots._Pools())
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
+    fresh_process(monkeypatch)
     return fake
 
 

@@ -7,9 +7,10 @@ import sys
 import types
 
 import pytest
+from fake_cuda import HISTORY, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices.forks import HISTORY, CUDAHistory
+from spdl_media._devices.forks import CUDAHistory
 from spdl_media.cuda import slots
 from spdl_media.cuda.nvjpeg import decode_image_batch, decode_image_nvjpeg, why_not_dali
 from spdl_media.cuda.slots import SlotDevice, check_device
@@ -56,8 +57,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     backend = types.SimpleNamespace(count=2)
     backend.GetCUDADeviceCount = lambda: backend.count
     monkeypatch.setattr(slots, "_module", lambda name: {"backend": backend}[name])
-    monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(HISTORY, "lost", False)
+    fresh_process(monkeypatch)
     return backend
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard
 from dali_oracle import CLOSE, differences, jpeg
+from fake_cuda import fresh_process
 
 import spdl_media as sm
-from spdl_media._devices.own_streams import OwnStreams
 from spdl_media.cuda import image_routes
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, index_samples, make_media
 
@@ -38,7 +38,7 @@ def new_stream(
     """CuPy alone; what makes a stream on its first device, by its address."""
     for name in ("torch", "nvidia.dali"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("spdl_media._devices.cupy_device._OWN", OwnStreams())
+    fresh_process(monkeypatch)
     monkeypatch.setattr(image_routes, "_has_dali", lambda: False)
     kept: list[Any] = []
     if request.param == "gpu":
