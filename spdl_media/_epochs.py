@@ -147,6 +147,7 @@ class RepeatedSource(Iterator[T]):
             for item in self._iterator:
                 self._position += 1
                 return item
+            # An empty epoch would be repeated for ever.
             if not self._position:
                 raise ValueError(
                     f"the source to repeat, a {type(self._source).__name__}, gave no item in epoch "
@@ -158,12 +159,14 @@ class RepeatedSource(Iterator[T]):
 
     def _begin(self) -> Iterator[T]:
         source, epoch = self._source, self._epoch
+        # What has epochs shuffles by itself.
         if isinstance(source, IterableWithShuffle) and not isinstance(source, HasEpochs):
             source.shuffle(seed=epoch)
         if self._position:
             items = begin_by_position(source, epoch)
             if items is not None:
                 return (items[position] for position in range(self._position, len(items)))
+        # Read again and thrown away: it has neither positions nor a state.
         return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,10 +228,12 @@ class ShuffledSource(Generic[T]):
         if not self._shuffle_last:
             self._source.shuffle(seed=epoch)
             return self._source
+        # Before the first shuffle, after which nothing leads back to this order.
         if self._first_items is None:
             self._first_items = list(self._source)
         if epoch <= self._first:
             return self._first_items
+        # Good for one epoch: meanwhile others may shuffle the source.
         ahead, self._shuffled_ahead = self._shuffled_ahead, None
         if ahead != epoch - 1:
             self._source.shuffle(seed=epoch - 1)

@@ -115,6 +115,7 @@ class SharedSource:
     def snapshot(self, position: int) -> Snapshot:
         """Return a copy of the state of a source that has one."""
         source: Any = self.source
+        # Copied, because a source may hand out the dictionary that it goes on to change.
         return Snapshot(position, copy.deepcopy(source.state_dict()))
 
     def begin(self, start: State, turn: int) -> tuple[int, Any]:
@@ -127,6 +128,7 @@ class SharedSource:
                 source.set_epoch(start.epoch)
             if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
+                # Copied: the same snapshot may be needed for another try.
                 source.load_state_dict(copy.deepcopy(start.snapshot.state))
             # As in pipelines: what can be iterated both ways is asynchronous.
             iterator = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
@@ -267,6 +269,7 @@ def stage_of(
         if make_rng is None:
             value = fn(value_of(tagged))
         else:
+            # By its position: the numbers depend neither on threads nor on other items.
             value = fn(tagged.value, rng=make_rng(tagged.tags[0][0]))
         if kind == "function" and isinstance(value, CoroutineType):
             refuse_coroutine(value, name_of(fn))
@@ -375,6 +378,7 @@ class _Samples:
 
     def tag(self, value: Any) -> Tagged | None:
         """Return the next sample, or ``None`` if it is dropped or was done before the resume."""
+        # Counted even if it is dropped, so that offsets are the same after a resume.
         offset, self._count = self._count, self._count + 1
         if offset in self._done:
             return None

@@ -101,6 +101,7 @@ class State:
 
     @classmethod
     def _read(cls, state: Mapping[str, Any]) -> State:
+        # The first interval was written as one number.
         leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
         source, length = state["source"], state["source_length"]
         return cls(
@@ -148,6 +149,7 @@ class Intervals:
     def add(self, number: int) -> None:
         """Add a number, which may be in the set already."""
         starts, stops = self._starts, self._stops
+        # The interval before this place is the only one that may hold the number or end at it.
         place = bisect_right(starts, number)
         if place and number <= stops[place - 1]:
             place -= 1
@@ -233,12 +235,15 @@ class Ledger:
                     (position, offsets.pairs())
                     for position, offsets in sorted(self._offsets.items())
                 ),
+                # One that is further on would lose the items before it.
                 snapshot=first if first and first.position <= self._done.leading else None,
             )
 
     def _finish_if_complete(self, position: int) -> None:
         offsets = self._offsets.get(position)
+        # Complete when all samples before the last have been settled, in whatever order.
         if self._counts.get(position) == (0 if offsets is None else offsets.leading):
+            # From now on the position alone says it, so the ledger stays small.
             self._offsets.pop(position, None)
             del self._counts[position]
             self._done.add(position)

@@ -86,6 +86,7 @@ class _DistributedSampler(ABC):
 
     def _indices(self, epoch: int) -> Iterator[int]:
         order = self._order_of_rank(epoch)
+        # One tolist() of all would hold an object for each index at once.
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
@@ -94,11 +95,13 @@ class _DistributedSampler(ABC):
         rounds, rest = divmod(self._num_draws, self.world_size)
         if self._uneven == "keep":
             return range(self.rank, self._num_draws, self.world_size)
+        # The last, incomplete round counts if it is filled up.
         rounds += rest > 0 and self._uneven == "pad"
         return range(self.rank, rounds * self.world_size, self.world_size)
 
     def _order_of_rank(self, epoch: int) -> npt.NDArray[np.int64]:
         positions = self._positions()
+        # Modulo: padding goes on from the start of the order.
         places = np.arange(positions.start, positions.stop, positions.step) % self._num_draws
         return self._draw(epoch, places)
 

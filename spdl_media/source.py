@@ -98,6 +98,7 @@ class MapIterator(Generic[V_co]):
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[V_co]:
+        # Lazily: a value is made when the iteration comes to it.
         return map(self._mapping.__getitem__, self._keys())
 
     def __len__(self) -> int:
@@ -113,6 +114,7 @@ class MapIterator(Generic[V_co]):
     @property
     def made_of(self) -> tuple[Iterable[Any], ...]:
         """What is iterated."""
+        # The mapping is asked by key, so it is not read up.
         return () if self.sampler is None else (self.sampler,)
 
     @property
@@ -129,6 +131,7 @@ class MapIterator(Generic[V_co]):
         """Begin an epoch; return its values by position, or ``None`` if the keys have no length."""
         keys = self._keys()
         order = begin_by_position(keys, epoch)
+        # An iterator would be used up by listing it.
         if order is None and not isinstance(keys, Iterator):
             try:
                 len(self)
@@ -339,6 +342,7 @@ class LocalDirectory(Sequence[Path]):
         self._pattern = pattern
         if not self._root.is_dir():
             raise NotADirectoryError(f"{str(self._root)!r} is no folder that can be searched")
+        # Folders may match as well, and nothing can be decoded of them.
         found = (path for path in self._root.glob(pattern) if path.is_file())
         self._sorted = sorted(found, key=lambda path: path.relative_to(self._root).parts)
         self._files = self._sorted
@@ -356,6 +360,7 @@ class LocalDirectory(Sequence[Path]):
         """
         bits = random_bits(Purpose.FILES, check_int("seed", seed, at_least=0))
         order = permutation(bits, len(self._sorted))
+        # From the sorted files: an order depends on its seed alone, not on the one before.
         self._files = [self._sorted[position] for position in order.tolist()]
 
     def __len__(self) -> int:

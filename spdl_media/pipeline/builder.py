@@ -91,6 +91,7 @@ class PipelineBuilder(Generic[T_co]):
         self._refuse_after_sink("merge()")
         merged = [_as_config(pipeline) for pipeline in pipelines]
         if self._source is not None or self._stages:
+            # First, as it was first in the chain: names are made unique in this order.
             merged.insert(0, self.get_config())
         self._source = MergeConfig(tuple(merged))
         self._stages = []
@@ -206,6 +207,7 @@ class PipelineBuilder(Generic[T_co]):
                 "The pipeline has no source. Call add_source(...) first, or merge(...) pipelines "
                 "that have one."
             )
+        # Statistics and failures are kept by name.
         return with_unique_names(PipelineConfig(self._source, tuple(self._stages), self._sink))
 
     def build(self, **options: Unpack[PipelineOptions]) -> Pipeline[T_co]:
@@ -224,6 +226,7 @@ class PipelineBuilder(Generic[T_co]):
         pipeline: Pipeline[T_co] = Pipeline(
             replace(config, sink=config.sink or SinkConfig()), **options
         )
+        # After the pipeline, which has checked that it is a number.
         warn_of_idle_concurrency(config, options.get("num_threads", 8), stacklevel=2)
         return pipeline
 
@@ -254,6 +257,7 @@ def warn_of_idle_concurrency(
         for stage in config.pipes()
         if stage.executor is None
         and stage.concurrency > num_threads
+        # Coroutines take no thread.
         and kind_of(stage.fn) in ("function", "generator")
     ]
     if starved:
@@ -280,6 +284,7 @@ def _as_config(pipeline: object) -> PipelineConfig:
 
 def _as_path(path: object) -> tuple[StageConfig, ...]:
     if isinstance(path, PipelineBuilder):
+        # Its items come from the router, and go where the paths meet.
         if path._source is not None or path._sink is not None:
             raise ValueError(
                 "A path of path_variants() has stages alone. Leave out its add_source(), merge() "
@@ -288,6 +293,7 @@ def _as_path(path: object) -> tuple[StageConfig, ...]:
         return tuple(path._stages)
     if callable(path):
         return (PipeConfig(path),)
+    # A string is a sequence as well, and surely the name of something.
     if isinstance(path, Sequence) and not isinstance(path, str):
         return tuple(path)
     raise TypeError(
@@ -319,6 +325,7 @@ def _outline(config: PipelineConfig) -> Iterator[str]:
         yield "merge"
         for number, pipeline in enumerate(config.source.pipelines):
             yield f"  pipeline {number}"
+            # Indented here, so that nobody has to know how deep it is.
             yield from (f"    {line}" for line in _outline(pipeline))
     else:
         yield f"source: {_source_text(config.source)}"
@@ -330,6 +337,7 @@ def _outline(config: PipelineConfig) -> Iterator[str]:
 def _stage_lines(stages: tuple[StageConfig, ...]) -> Iterator[str]:
     for stage in stages:
         details = _details(stage)
+        # A name may have line breaks, and a stage has one line.
         yield " ".join(stage.name.split()) + (f" ({details})" if details else "")
         for number, path in enumerate(_paths_of(stage)):
             yield f"  path {number}" + ("" if path else ": as it is")
@@ -409,4 +417,5 @@ def _pipe_details(stage: PipeConfig) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
+    # A line break would end the node.
     return " ".join(text.translate(_ENTITIES).split())

@@ -51,6 +51,7 @@ def kind_of(fn: Callable[..., Any]) -> FunctionKind:
 
     A plain function that returns a generator counts as a function: what it returns is an item.
     """
+    # inspect looks into functools.partial, but not at __call__ of an instance.
     fn = _innermost(fn)
     if inspect.isasyncgenfunction(fn):
         return "async_generator"
@@ -88,6 +89,7 @@ def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs in the end: within ``partial``, or ``__call__`` of an instance."""
     while isinstance(fn, functools.partial):
         fn = fn.func
+    # A class is called to make an instance, whatever calling that one does.
     if inspect.isroutine(fn) or isinstance(fn, type):
         return fn
     return _innermost(type(fn).__call__) if callable(fn) else fn
@@ -138,6 +140,7 @@ def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
             async for value in fn(item):
                 yield value
 
+    # One of each kind, because the kind decides who makes the call: a thread, or the event loop.
     wrappers: dict[FunctionKind, Callable[..., Any]] = {
         "function": call,
         "async": call_async,
@@ -150,6 +153,7 @@ def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
 @contextmanager
 def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
     hook.task_start(item)
+    # After the hook, whose own time is not the call's.
     start = perf_counter()
     try:
         yield
@@ -200,6 +204,7 @@ class ProcessPoolExecutorConfig:
 
     def __post_init__(self) -> None:
         _check_pool(self)
+        # Which there are depends on the system: Windows has "spawn" alone.
         if self.mp_context is not None:
             methods = tuple(multiprocessing.get_all_start_methods())
             check_choice("mp_context of ProcessPoolExecutorConfig", self.mp_context, methods)
@@ -227,6 +232,7 @@ class InterpreterPoolExecutorConfig:
 
     def __post_init__(self) -> None:
         _check_pool(self)
+        # Told when the definition is made, not when it is run.
         if sys.version_info < (3, 14):
             version = ".".join(map(str, sys.version_info[:2]))
             raise RuntimeError(
@@ -359,9 +365,11 @@ class InterpreterPool(CallersPool):
         super().__init__(stage, executor)
 
     def shutdown(self) -> None:  # see StagePool
+        # Not waited for: a call in a sub-interpreter may take for ever.
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _translated(self, error: BaseException) -> BaseException:
+        # By name as well, because only CPython 3.14 has the class.
         if not isinstance(error, ImportError) and type(error).__name__ != "NotShareableError":
             return error
         translated = PipelineError(
@@ -377,6 +385,7 @@ def _reason(error: BaseException) -> str:
     """The line that says which import or value it was. It may be deep in the text of a cause."""
     lines = [line.strip() for text in _chain(error) for line in str(text).splitlines()]
     lines = [line for line in lines if line]
+    # CPython's words for an extension module that one interpreter at a time can have.
     telling = [line for line in lines if "does not support" in line]
     return (telling or lines or [type(error).__name__])[0][:300]
 

@@ -90,6 +90,7 @@ class Pipeline(Generic[T_co]):
         if self._options.progress is not False:
             # Here, so that a missing package is told of before anything runs.
             _bar_class()
+        # Again, for a definition that no builder made.
         self._config = with_unique_names(config)
         # Held while a run is started, which may take long. stop() does not take it.
         self._starting = threading.RLock()
@@ -148,6 +149,7 @@ class Pipeline(Generic[T_co]):
         with self._starting:
             if self._run is not None and not self._run.was_stopped:
                 raise PipelineError("the pipeline is running; stop it before starting it again")
+            # Known before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
             if self._finalizer is not None:
                 self._finalizer.detach()
@@ -214,6 +216,7 @@ class Pipeline(Generic[T_co]):
         """
         run, is_own = self._begin()
         bar = self._make_bar()
+        # Looked up once, because it is called for each item.
         take = run.graph.sink.take
         try:
             while (item := take(timeout)) is not END_OF_EPOCH:
@@ -240,6 +243,7 @@ class Pipeline(Generic[T_co]):
             if run is None or run.was_stopped:
                 self.start()
                 return self._running(), True
+            # Else an iteration was broken off, and this one goes on with its epoch.
             if run.graph.sink.has_ended:
                 run.request_epoch()
             return run, False
@@ -351,10 +355,13 @@ def _number_of_outputs(config: PipelineConfig) -> int | None:
 
 def _outputs(stage: StageConfig, number: int) -> int | None:
     if isinstance(stage, PipeConfig):
+        # A generator makes any number of items of one.
         return number if kind_of(stage.fn) in ("function", "async") else None
     if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
+        # Rounded up, unless the rest is dropped.
         return (number if stage.drop_last else number + stage.aggregator - 1) // stage.aggregator
     if isinstance(stage, PathVariantsConfig):
+        # Nobody knows which path an item takes, so each must give one for one.
         kept = all(_outputs(one, 1) == 1 for path in stage.paths for one in path)
         one_each = all(isinstance(one, PipeConfig) for path in stage.paths for one in path)
         return number if kept and one_each else None

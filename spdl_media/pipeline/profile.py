@@ -124,6 +124,7 @@ class _Profiler:
 
     def profile(self, config: PipelineConfig, num_threads: int) -> PipelineProfile:
         """Measure all parts, and then the whole with the items that were taken from its sources."""
+        # Results are told apart by the names.
         config, _ = self._pipeline(with_unique_names(config))
         total = sum(self._source_sizes)
         stages = tuple(
@@ -161,9 +162,11 @@ class _Profiler:
                 f"The source {source.name} gave no items, so nothing can be measured"
             )
         self._source_sizes.append(len(items))
+        # Numbered only where pipelines are merged.
         name = f"source_{len(self._source_sizes)}" if len(self._source_sizes) > 1 else "source"
         # The pipeline has read ahead of what was taken.
         durations = durations[: len(items)]
+        # A source may take no time that the clock can tell, and the rate divides by it.
         calls = _Calls(durations, 0, max(sum(durations), 1e-9))
         self._add(name, 1, calls, len(items), is_configured=True)
         return _Inputs(items, len(items))
@@ -202,6 +205,7 @@ class _Profiler:
 
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
         own = stage.concurrency if isinstance(stage, PipeConfig) else 1
+        # Other stages work on one item at a time, whatever is tried.
         others = self._concurrencies if isinstance(stage, PipeConfig) else set()
         outputs = _Inputs([], 0)
         for concurrency in sorted({own, *others}):
@@ -292,14 +296,17 @@ def _run(
     """
     is_pipe = isinstance(stage, PipeConfig)
     if is_pipe:
+        # Its limit would end the run; that of the pipeline below is infinite.
         stage = replace(stage, concurrency=concurrency, max_failures=None)
     elif isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
+        # Of groups no more than are kept: each takes many inputs.
         number = stage.aggregator * min(number, _MAX_KEPT)
     watch = _Watch(inputs, concurrency if is_pipe else 0, number)
     pipeline: Pipeline[Any] = Pipeline(
         PipelineConfig(SourceConfig(watch), (stage,), SinkConfig(8)),
         num_threads=concurrency,
         max_failures=math.inf,
+        # There is one stage, so one hook serves.
         task_hook_factory=lambda _: watch,
     )
     outputs: list[Any] = []
@@ -345,9 +352,11 @@ class _Watch(TaskHook):
 
     def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:  # noqa: ARG002
         """Take the time of a call."""
+        # Several threads end calls at the same time.
         with self._lock:
             self._num_ended += 1
             if error is not None and self.first_failure is None:
+                # Without the frames, which would keep the input alive.
                 self.first_failure = error.with_traceback(None)
             if self._num_ended > self._num_untimed:
                 self._durations.append(seconds)

@@ -201,6 +201,7 @@ class PipelineProfile:
 
     def _slowest(self) -> StageProfile:
         configured = (stage for stage in self.stages if stage.is_configured)
+        # As configured: a stage that is slow at other concurrencies holds nothing up.
         return min(configured, key=lambda stage: stage.items_per_second)
 
     def _verdict(self) -> Iterator[str]:
@@ -267,6 +268,7 @@ class StageCounters:
     def count_call(self, queued_at: float, started_at: float, ended_at: float) -> None:
         """One more call, by the times of ``time.perf_counter`` at which the item went through."""
         self.calls += 1
+        # Sums for the means over all calls, and the last ones for quantiles.
         self.busy += (duration := ended_at - started_at)
         self.durations.append(duration)
         self.queued += (wait := started_at - queued_at)
@@ -277,6 +279,7 @@ class StageCounters:
     ) -> StageStatistics:
         """What was counted in the ``elapsed`` seconds since ``before`` was copied, or in all."""
         before = before or StageCounters()
+        # Counts only grow, so what happened in between is a difference.
         number = self.calls - before.calls
         return StageStatistics(
             name=name,

@@ -59,6 +59,7 @@ class FanOut(Stage):
 
     def __init__(self, hub: Hub, spec: CallSpec) -> None:
         super().__init__(hub, spec, FanOutSlot)
+        # An equal share for each generator that is open; one value at least, or none would start.
         self.ahead = max(1, spec.slack // spec.concurrency)
         self._open: dict[FanOutSlot, None] = {}
 
@@ -115,6 +116,7 @@ class FanOut(Stage):
     def release(self, slot: FanOutSlot) -> None:
         """Close a slot; it leaves when its values have."""
         slot.finished = True
+        # Its frame may hold big things until the slot leaves.
         slot.generator = None
         del self._open[slot]
         self.leave(slot)
@@ -139,6 +141,7 @@ class FanOut(Stage):
 
     def resume_if_behind(self, slot: FanOutSlot) -> None:
         """Have a paused generator go on if half of its values have been handed on."""
+        # Half, so that one switch of threads serves several values.
         if slot.outstanding <= self.ahead // 2:
             slot.paused = False
             self.resume(slot)
@@ -155,6 +158,7 @@ class ThreadFanOut(FanOut):
 
     def dispatch(self) -> None:
         """Open generators, and have threads step those that can go on."""
+        # First, because opened generators join those that wait for a thread.
         super().dispatch()
         self.group.dispatch()
 
@@ -234,6 +238,7 @@ class AsyncFanOut(FanOut):
     async def _run(self, slot: FanOutSlot) -> None:
         try:
             async with aclosing(self.spec.fn(slot.item)) as generator:
+                # Not by "async for": each value has a time limit of its own.
                 while (value := await self._next(slot, generator)) is not END:
                     self.take_value(slot, value)
                     if self.hub.closed:
@@ -279,6 +284,7 @@ class Disaggregate(ThreadFanOut):
 
     def open(self, slot: FanOutSlot) -> None:
         """Take a group apart, or have a thread do it."""
+        # The exact classes: those that derive from them may run any code when iterated.
         if type(slot.item) not in (list, tuple):
             super().open(slot)
             return

@@ -121,6 +121,7 @@ class Graph:
         except BaseException:
             self.close_pools()
             raise
+        # Each stage has added what it can use, and threads beyond that would idle.
         self._shared.size = min(num_threads, self._shared.size)
 
     def start(self) -> None:
@@ -145,6 +146,7 @@ class Graph:
     def all_threads(self) -> list[threading.Thread]:
         """All threads of the run but the one of the loop."""
         sources = [source.thread for source in self.sources if isinstance(source, ThreadSource)]
+        # Borrowed threads belong to an executor of the user's, who waits for them.
         return sources + [thread for threads in self._own_threads() for thread in threads.threads]
 
     def running_calls(self) -> Iterator[str]:
@@ -195,6 +197,7 @@ class Graph:
     def _merged(self, config: PipelineConfig) -> tuple[Outlet, Callable[[], int]]:
         num_before = len(self.sources)
         tail = self._chain(config)
+        # A merged pipeline may itself be a merge, with several sources.
         sources = self.sources[num_before:]
         return tail, lambda: sum(source.given for source in sources)
 
@@ -266,7 +269,9 @@ class Graph:
         if kind == "function" and not isinstance(config.executor, ThreadPoolExecutorConfig | None):
             pool = open_pool(config)
             self._pools.append(pool)
+            # For the event loop, a call in a pool is something to await.
             fn, kind = call_in_pool(self._hub, config.name, pool), "async"
+            # Our processes are killed when it is over; awaiting less would leave them at work.
             timeout = None if pool.keeps_time else timeout
         spec = CallSpec(
             self._hooked(fn, config.name),
@@ -309,6 +314,7 @@ class Graph:
         hook = self._hook_factory(name) if self._hook_factory is not None else None
         if hook is None:
             return fn
+        # A hook of another class would fail at the first item, in a thread.
         if not isinstance(hook, TaskHook):
             raise TypeError(
                 f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
@@ -414,6 +420,7 @@ class Watchdog:
         if quiet < self.silence:
             return self.silence - quiet
         with self._lock:
+            # Loop and consumers may both come to tell it.
             if self._told_of != last:
                 self._told_of = last
                 calls = "; ".join(self._graph.running_calls()) or "no call runs"

@@ -72,10 +72,12 @@ class Hub:
 
     def touch(self, node: Node) -> None:
         """Have ``node`` advance in this turn. On the loop only."""
+        # Once in a turn is enough: it does all that it can.
         if node.touched:
             return
         node.touched = True
         self._touched.append(node)
+        # In a turn, it comes to the touched nodes by itself.
         if not self._in_turn:
             self._in_turn = True
             self.loop.call_soon(self._advance)
@@ -105,6 +107,7 @@ class Hub:
         self._in_turn = True
         messages = self._messages
         try:
+            # Only those that are there now: a quick thread must not keep the nodes from advancing.
             for _ in range(len(messages)):
                 handler, argument = messages.popleft()
                 handler(argument)
@@ -118,6 +121,7 @@ class Hub:
             while touched:
                 node = touched.popleft()
                 node.touched = False
+                # Messages may have ended the run.
                 if not self.closed:
                     node.advance()
         except Exception as error:  # noqa: BLE001  # see _report_defect
@@ -207,6 +211,7 @@ class Node:
             self.ending = False
             for inlet in self.outlets:
                 inlet.end_epoch()
+        # The node before may wait with results that it could not hand on.
         if self.room() > 0:
             self.upstream.retry()
 

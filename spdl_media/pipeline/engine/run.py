@@ -103,6 +103,7 @@ class Run:
         self._started_hooks: list[TaskHook] = []
         # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
         self._executor = LoopExecutor()
+        # Made here, so that messages may be posted before its thread runs.
         self._loop = asyncio.new_event_loop()
         self._hub = Hub(self._loop, self)
         self._handler = FailureHandler(self._hub, self.log, options.on_failure)
@@ -189,6 +190,7 @@ class Run:
         self.graph.wake_threads()
         # The loop first: it may be just starting the others.
         _join([self._thread], deadline)
+        # Asked for now, because the loop may have started more of them.
         threads = [self._thread, *self.graph.all_threads(), *self._executor.threads]
         if names := _join(threads, deadline):
             self.has_reported = True
@@ -269,6 +271,7 @@ class Run:
                 self._end(None)
 
     async def _live(self) -> None:
+        # Before anything of the user's runs on the loop.
         self._loop.set_default_executor(self._executor)
         try:
             self.graph.start()
@@ -292,6 +295,7 @@ class Run:
         self.graph.sink.close(self._why_over, keep=self._failure is not None)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
+            # Those of the user's, too: whatever a stage has started on this loop.
             task.cancel()
         stubborn = await _wait_for(tasks, CANCEL_SECONDS)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -309,6 +313,7 @@ class Run:
     def _end_hooks(self) -> None:
         for hook in self._started_hooks:
             try:
+                # Each of them, even if the one before has raised.
                 hook.stage_end()
             except BaseException:
                 LOG.exception("a task hook raised at the end of its stage")
