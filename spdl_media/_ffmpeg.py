@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 else:
     AvPacket = av.Packet  # generic in PyAV's stubs only
 
+# Level, name of the part of FFmpeg that speaks, and what it says.
 LogLine: TypeAlias = tuple[int, str, str]
-"""Level, name of the part of FFmpeg that speaks, and what it says."""
 
 LOG_LEVELS = ("quiet", "error", "warning", "info", "verbose", "debug")
 
@@ -255,6 +255,7 @@ def check_format_options(format: str, options: Mapping[str, str]) -> None:
     Raises:
         ValueError: A name that this demuxer does not have.
     """
+    # A name may be an option of all containers, such as "probesize", or of this one.
     if unknown := [name for name in sorted(options) if not format_has_option(format, name)]:
         raise ValueError(
             f"format {format!r} has no option {', '.join(map(repr, unknown))}. "

@@ -8,6 +8,7 @@ from types import MappingProxyType, ModuleType
 
 from spdl_media.errors import MissingDependencyError
 
+# The module to import for an optional package, and the line that installs it.
 INSTALL = MappingProxyType(
     {
         # [ctk] brings what CuPy compiles kernels with.
@@ -34,7 +35,6 @@ INSTALL = MappingProxyType(
         "tqdm": ("tqdm.auto", "pip install tqdm"),
     }
 )
-"""The module to import for an optional package, and the line that installs it."""
 
 
 def is_available(package: str) -> bool:

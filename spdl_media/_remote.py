@@ -152,6 +152,7 @@ class ReadAhead(Positioned):
             ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH
             fetched = max(size, ahead)
             span = _Span(position, self._fetch(position, fetched), fetched)
+            # The first is the one that was not used for longest.
             if len(self._spans) >= _NUM_SPANS:
                 del self._spans[0]
         self._spans.append(span)  # the last used is the last to go
@@ -164,6 +165,7 @@ class ReadAhead(Positioned):
     def _fetch_in_one(self) -> bool:
         """Fetch the file anew from a server that gives no ranges, if it can be one."""
         filesystem = self._file.fs
+        # Other file systems raise ValueError for reasons of their own.
         if "http" not in filesystem.protocol:
             return False
         if not self._forward and self.size() > _MAX_WHOLE:

@@ -73,8 +73,8 @@ def _make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]
         ) from error
 
 
+# Codecs whose raw stream FFmpeg opens as a format of the same name.
 _RAW_FORMATS = frozenset({"h264", "hevc", "vvc"})
-"""Codecs whose raw stream FFmpeg opens as a format of the same name."""
 
 
 def _stream_of(codec: VideoCodec) -> av.VideoStream:

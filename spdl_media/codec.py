@@ -301,6 +301,7 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
             f"decode_config(decoder={config.decoder!r}): this FFmpeg has no decoder of that name; the "
             f"stream is {codec.name}, whose default decoder is {codec.decoder!r}"
         ) from error
+    # Several decoders may share a codec: "libdav1d" and "av1" are both of AV1.
     if chosen.canonical_name != codec.name:
         raise ValueError(
             f"decode_config(decoder={config.decoder!r}) decodes {chosen.canonical_name}, but the stream is "

@@ -397,6 +397,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
             packets = _first_image(container)
             if kind is None:
                 return packets
+            # FFmpeg makes a packet of these however short the file is.
             return packets.with_metadata(incomplete=check_complete(kind, container.content()))
     return _whole_file(input, decoder)
 

@@ -26,17 +26,17 @@ __all__ = (
     "swaps_sides",
 )
 
+# x, y, width, height.
 Box: TypeAlias = tuple[int, int, int, int]
-"""x, y, width, height."""
 
+# What the functions for stills read: anything one byte wide and contiguous is accepted.
 Bytes: TypeAlias = bytes | bytearray | memoryview
-"""What the functions for stills read: anything one byte wide and contiguous is accepted."""
 
+# Kind, first byte of the payload, first byte after it.
 Part: TypeAlias = tuple[bytes, int, int]
-"""Kind, first byte of the payload, first byte after it."""
 
+# Gives up to so many bytes from a position of the file: ``read(position, size)``.
 Read: TypeAlias = Callable[[int, int], Bytes]
-"""Gives up to so many bytes from a position of the file: ``read(position, size)``."""
 
 _Matrix: TypeAlias = tuple[int, int, int, int]
 
@@ -147,8 +147,7 @@ def matrix_orientation(matrix: Sequence[int]) -> int:
     """Read the orientation out of a display matrix, mirrored ones included.
 
     Args:
-        matrix: The nine numbers of FFmpeg's display matrix, row by row. Scale and offset don't
-            matter.
+        matrix: The nine numbers of FFmpeg's display matrix, row by row, at any scale and offset.
 
     Returns:
         1 to 8; 1 for a rotation more than a degree off every quarter turn, which no flip can undo.
@@ -213,6 +212,7 @@ def exif_block_orientation(block: Bytes) -> int:
         found = tag.values(view, limit=1) if tag else ()
     except struct.error:
         return 1
+    # Some writers put 0 for an unknown orientation.
     return found[0] if found and found[0] in _TURNS else 1
 
 

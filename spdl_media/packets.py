@@ -115,6 +115,7 @@ class _Packets(Generic[C]):
         # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
         # moments in another order.
         stated = [p.dts if p.pts is None else p.pts for p in self._packets]
+        # Whole numbers compare faster than fractions.
         first, stop = self.window.ticks(self.time_base, self._metadata.zero)
         return tuple(
             float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
@@ -143,6 +144,7 @@ class _Packets(Generic[C]):
             self._packets[key],
             self._codec,
             continues=self._metadata.continues or start > 0,
+            # What is missing is missing behind the last packet.
             incomplete=self._metadata.incomplete if stop == len(self) else None,
         )
 
@@ -296,6 +298,7 @@ _FIELDS = ("pts", "dts", "duration", "is_keyframe", "is_corrupt")
 # One picklable row a packet: data, the fields above, side data by type.
 _Row: TypeAlias = tuple[bytes, list[Any], list[tuple[str, bytes]]]
 
+# PyAV lists their names in the order of FFmpeg's numbers.
 _SIDE_DATA_TYPES = get_args(PktSideDataT)
 
 

@@ -158,6 +158,7 @@ class FileReader:
             ValueError: More of them than before, of a file that cannot seek and was read on.
         """
         if len(self._head) < size:
+            # What was read past the head is gone.
             if not self._seekable and self._position > len(self._head):
                 raise ValueError(
                     f"{self.label}: {size} bytes of its head were asked for after it was read "

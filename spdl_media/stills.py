@@ -119,6 +119,7 @@ def container_still(head: Bytes) -> str | None:
 def _png_codec(view: memoryview) -> str | None:
     try:
         for kind, _, _ in PNG.of(view):
+            # An animation says so before its first pixels.
             if kind in (b"acTL", b"IDAT"):
                 return None if kind == b"acTL" else "png"
     except struct.error:

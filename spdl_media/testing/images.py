@@ -75,7 +75,10 @@ def index_planes(
         planes = []
         for number, (rows, columns) in enumerate(shapes):
             y, x = np.mgrid[:rows, :columns]
+            # The ripple of plane 0 is the same in all frames, so that the grid alone tells them
+            # apart.
             ripple = (5 * x + 11 * y + number * (13 * index + 17 * x)) % _RIPPLE
+            # The planes of GBR are all as luma is; chroma stays near its neutral 128.
             full = number == 0 or pix_fmt.startswith("gbr")
             values = _cells(index, columns, rows) + ripple if full else 112 + ripple // 2
             planes.append((values << shift).astype(dtype))
@@ -155,6 +158,7 @@ def _check_index_size(num_frames: int, width: int, height: int) -> None:
 
 
 def _edges(size: int) -> list[int]:
+    # Whole pixels: cells differ by one where the size is no multiple of 5.
     return [size * cell // _GRID for cell in range(_GRID + 1)]
 
 
@@ -170,8 +174,8 @@ def _luma(rgb: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(rgb[..., :3] @ np.array([0.299, 0.587, 0.114]))
 
 
+# One image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes.
 Image: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
-"""One image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes."""
 
 
 def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:

@@ -24,6 +24,7 @@ from spdl_media.testing.images import Image, best_pix_fmt, find_encoder, video_f
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
+# Options that make an encoder exact, or as good as it gets, or work at all; the caller's win.
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "libx264": {"qp": "0", "preset": "ultrafast"},
     "libx264rgb": {"qp": "0", "preset": "ultrafast"},
@@ -37,10 +38,9 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "mpeg2video": {"qmin": "1", "qmax": "1"},
     "vorbis": {"strict": "experimental"},
 }
-"""Options that make an encoder exact, or as good as it gets, or work at all; the caller's win."""
 
+# Encoders that can leave a group of pictures open, and the option that holds their parameters.
 _OPEN_GOP_CODECS = {"libx264": "x264-params", "libx265": "x265-params"}
-"""Encoders that can leave a group of pictures open, and the option that holds their parameters."""
 
 # EXIF orientation -> (a, b, c, d) of the matrix in an MP4 track header: x' = ax + cy, y' = bx + dy.
 _TRACK_MATRIX: Mapping[int, tuple[int, int, int, int]] = {
@@ -97,6 +97,7 @@ class VideoTrack:
     def __post_init__(self) -> None:
         if len(self.frames) == 0:
             raise ValueError("frames is empty: a video stream needs at least one frame")
+        # A wrong name is an error of the track, not of the file that it is put into.
         find_encoder(self.codec, "video")
         if self.frame_rate <= 0:
             raise ValueError(f"frame_rate must be above 0, not {self.frame_rate!r}")
@@ -264,6 +265,7 @@ def make_media(
     if not tracks:
         raise ValueError("tracks is empty: a file needs at least one stream")
     oriented = any(isinstance(track, VideoTrack) and track.orientation != 1 for track in tracks)
+    # Both are changes of an index such as only these two have.
     if (oriented or faststart) and format not in ("mp4", "mov"):
         raise ValueError(f"orientation and faststart need format 'mp4' or 'mov', not {format!r}")
     # Dates, version numbers and random ids would differ from run to run.
