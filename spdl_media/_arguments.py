@@ -57,10 +57,8 @@ def chosen_device(arguments: Any, decoders: Any) -> CUDAConfig | None:
         ValueError: Both arguments are given, or an unknown decoder, or one that needs a device.
         TypeError: It is no device.
     """
-    config, decoder = (
-        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
-        arguments["decoder"],
-    )
+    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    decoder = arguments["decoder"]
     check_choice("decoder", decoder, get_args(decoders))
     if config is None and decoder not in ("auto", "cpu"):
         raise ValueError(
@@ -239,6 +237,7 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
+            # Python would let them through: the function takes any keywords.
             if not given.keys() <= known:
                 raise _unexpected(function, given, known)
             return function(*args, **{**filled, **given})
@@ -278,7 +277,7 @@ def _unexpected(function: Any, given: dict[str, Any], known: set[str]) -> TypeEr
 
 def _documented(doc: str | None, names: list[str]) -> str | None:
     """Add the shared texts of arguments that the docstring does not explain itself."""
-    # There is none under python -OO.
+    # There is no docstring under python -OO.
     if doc is None or "Returns:" not in doc:
         return doc
     doc = inspect.cleandoc(doc)

@@ -249,11 +249,7 @@ class _Batch:
         if own is None or reason is not None:
             remedy = f" on_error='fill' has no zeros for them: {reason}."
             raise none_loaded(self.failures, self._count, remedy)
-        shape = own.shape(ops.width, ops.height)
-        if layout == "NCHW" and own.kind == "packed":
-            shape = shape[2], *shape[:2]
-        elif layout == "NHWC" and own.kind == "planar":
-            shape = (*shape[1:], shape[0])
+        shape = own.shape(ops.width, ops.height, layout)
         # One zero that looks like many, so that nothing is allocated but the buffer.
         zeros = np.broadcast_to(np.zeros((), own.dtype), (self._count, *shape))
         buffer = convert_array(zeros, self._request.storage)

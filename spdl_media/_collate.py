@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +24,6 @@ from spdl_media.transfer import Key, fields_of, is_sequence, with_fields
 __all__ = ("collate",)
 
 StorageByField: TypeAlias = Mapping[Any, Any]
-_Converter: TypeAlias = Callable[[list[Any], Storage | None, str], CPUBuffer]
 
 
 def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = None) -> Any:
@@ -132,19 +131,19 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
     if storage is not None and not isinstance(storage, CPUStorage | StoragePool):
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
-    convert = _converter(first)
+    kind = _kind_of(first)
     for position in _first_of_each_type(values):
         value = values[position]
         if fields_of(value) is not None:
             raise _structures_differ(first, value, position, where)
-        if _converter(value) is not convert:
+        if _kind_of(value) != kind:
             raise ConvertError(
                 f"{where} of item 0 is {type(first).__name__}, of item {position} "
                 f"{type(value).__name__}; one field holds one kind"
             )
-    if convert is not None:
+    if kind is not None:
         try:
-            return convert(values, storage, where)
+            return _convert(kind, values, storage, where)
         except TypeError as error:  # does not say which of many fields it was
             raise TypeError(f"{where}: {error}") from error
     if storage is not None:
@@ -162,37 +161,25 @@ def _first_of_each_type(values: list[Any]) -> Iterable[int]:
     return firsts.values()
 
 
-def _converter(value: Any) -> _Converter | None:
+def _kind_of(value: Any) -> str | None:
     """What makes buffers of such values; ``None``: they become a list."""
-    return next((convert for accepts, convert in _CONVERTERS if accepts(value)), None)
-
-
-def _is_frames(value: Any) -> bool:
-    return isinstance(value, AudioFrames | VideoFrames | ImageFrames)
-
-
-def _is_number(value: Any) -> bool:
+    if isinstance(value, AudioFrames | VideoFrames | ImageFrames):
+        return "frames"
+    # Before arrays, which NumPy's scalars look like. Strings are such scalars, too, and so are spans of
+    # time, which are integers to the module numbers.
     if isinstance(value, np.generic):
-        # Strings are such scalars, too, and so are spans of time, which are integers to the module numbers.
-        return value.dtype.kind in NUMBER_KINDS
-    return isinstance(value, numbers.Number)
+        return "numbers" if value.dtype.kind in NUMBER_KINDS else None
+    if isinstance(value, numbers.Number):
+        return "numbers"
+    is_array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    return "arrays" if is_array else None
 
 
-def _is_array(value: Any) -> bool:
-    if isinstance(value, np.generic):
-        return False
-    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-
-
-def _collate_frames(values: list[Any], storage: Storage | None, _: str) -> CPUBuffer:
-    return convert_frames(values, storage)
-
-
-def _collate_numbers(values: list[Any], storage: Storage | None, _: str) -> CPUBuffer:
-    return convert_array(values, storage)
-
-
-def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
+def _convert(kind: str, values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
+    if kind == "frames":
+        return convert_frames(values, storage)
+    if kind == "numbers":
+        return convert_array(values, storage)
     arrays = [as_numpy(value) for value in values]
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
@@ -201,10 +188,3 @@ def _collate_arrays(values: list[Any], storage: Storage | None, where: str) -> C
                 f"{position} {array.shape} and {array.dtype}; one buffer holds one shape and type"
             )
     return stack_arrays(arrays, storage)
-
-
-_CONVERTERS: tuple[tuple[Callable[[Any], bool], _Converter], ...] = (
-    (_is_frames, _collate_frames),
-    (_is_number, _collate_numbers),
-    (_is_array, _collate_arrays),
-)

@@ -96,6 +96,7 @@ def quote_option(value: str) -> str:
 
 
 def _in_quotes(text: str) -> str:
+    # Nothing can be escaped between quotes, so a quote in the text ends them and begins them anew.
     return "'" + text.replace("'", "'\\''") + "'"
 
 
@@ -332,6 +333,7 @@ def _links(graph: Graph, pads: list[tuple[int, int]]) -> Iterator[tuple[int, int
     for chain in graph.chains:
         stop = start + len(chain)
         for position in range(start, stop):
+            # Filters of one chain are joined without labels.
             follower = position + 1
             free = len(nodes[follower].inputs) if follower < stop else 0
             for output in range(pads[position][1]):

@@ -175,10 +175,8 @@ def plan_of(frame: Any, layout: Layout | None, source: str) -> Plan:
         raise ConvertError(
             f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
         )
-    shape = own.shape(width, height)
+    shape = own.shape(width, height, layout)
     transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
-    if transposed:
-        shape = (own.channels, height, width) if layout == "NCHW" else (height, width, own.channels)
     planes = tuple(plane.shape for plane in plane_views(frame))
     return Plan(shape, own.dtype, own, transposed, planes)
 

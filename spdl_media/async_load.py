@@ -58,6 +58,7 @@ def _awaitable(load: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Make a declaration into a function that runs ``load`` in a thread, with its signature."""
 
     def decorate(declaration: Callable[..., Any]) -> Any:
+        # The declaration has the docstring and the overloads, load the arguments.
         @functools.wraps(declaration)
         async def call(*args: Any, executor: Executor | None = None, **arguments: Any) -> Any:
             return await _run(executor, partial(load, *args, **arguments))

@@ -214,24 +214,12 @@ class CPUBuffer(_Buffer):
     @property
     def __array_interface__(self) -> dict[str, Any]:
         with _RELEASING:
+            # The taker holds this object alone, which must hold the memory even when it is released.
             self._kept = array = self.array
         return array.__array_interface__
 
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        options = {
-            "stream": stream,
-            "max_version": max_version,
-            "dl_device": dl_device,
-            "copy": copy,
-        }
-        # NumPy before 2.1 knows the first alone.
+    def __dlpack__(self, **options: Any) -> Any:
+        # Of DLPack's arguments, NumPy before 2.1 knows stream alone.
         given = {name: value for name, value in options.items() if value is not None}
         return self.array.__dlpack__(**given)
 

@@ -65,11 +65,13 @@ class FilterDesc(str):
         return desc
 
     def __reduce__(self) -> tuple[type[FilterDesc], tuple[PictureOps | SoundOps]]:
+        # The text follows from the values, and not the other way round.
         return FilterDesc, (self.ops,)
 
 
 def picture_ops(desc: object) -> PictureOps | None:
     """The values that a description carries; ``None``: it is a graph of the caller's own, or for audio."""
+    # Operations stand for themselves: those of single images of a batch are never written as text.
     ops = getattr(desc, "ops", desc)
     return ops if isinstance(ops, PictureOps) else None
 
@@ -407,6 +409,7 @@ def _count(num_frames: int | None, pad_mode: str | None) -> list[str]:
     """Make it exactly so many frames."""
     if num_frames is None:
         return []
+    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
     added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
     return [f"tpad=stop=-1:{added}", f"trim=end_frame={num_frames}"]
 

@@ -94,6 +94,7 @@ class FilterGraph:
         self._metadata: FrameMetadata | None = None
         self._built: BuiltGraph | None = None
         self._flushed = False
+        # A graph without open inputs is made at once, so that FFmpeg refuses a bad one here.
         self._try_to_build()
 
     @property
@@ -229,6 +230,7 @@ class FilterGraph:
         for source, port in zip(self._built.sources, self._inputs, strict=True):
             with filter_errors(self._wiring.desc, "it failed"):
                 while port.waiting:
+                    # One input may end before others: the frames that it no longer takes are dropped.
                     push_frame(source, port.waiting.popleft())
 
 
@@ -361,6 +363,7 @@ def get_abuffer_desc(
             "the sample format of this stream is known once a frame is decoded; say it as sample_fmt=, or "
             "leave the input of the FilterGraph open"
         )
+    # In samples, so that each stands at a whole number; add_frames brings frames to this unit.
     return (
         f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
         f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"

@@ -56,8 +56,11 @@ class PixelLayout:
     order: tuple[int, ...] = (0,)
     chroma_rows: int = 1
 
-    def shape(self, width: int, height: int) -> Shape:
-        """Shape of the array of one frame."""
+    def shape(self, width: int, height: int, layout: str | None = None) -> Shape:
+        """Shape of the array of one frame; ``layout`` is ``"NCHW"`` or ``"NHWC"`` for RGB and gray."""
+        if layout is not None:
+            size = height, width
+            return (self.channels, *size) if layout == "NCHW" else (*size, self.channels)
         if self.kind == "packed":
             return height, width, self.channels
         if self.kind == "planar":

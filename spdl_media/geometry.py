@@ -116,12 +116,14 @@ def place(
     if mode is None:
         return Placement(canvas, canvas)
     if mode == "pad":
+        # FFmpeg's pad filter rounds sizes and offsets to whole samples of chroma, so both are multiples.
         x, y = sample
         across = min(width // x, _round(height * w, h * x)) * x
         down = min(height // y, _round(width * h, w * y)) * y
         scaled = max(x, across), max(y, down)
         left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
         return Placement(scaled, canvas, left - left % x, top - top % y)
+    # Rounded down, the longer side could leave a line of the canvas uncovered.
     scaled = max(width, _round(height * w, h)), max(height, _round(width * h, w))
     return middle(scaled, canvas, grid)
 
@@ -199,8 +201,10 @@ def random_resized_crop(
     ratios = _checked_bounds("ratio", ratio)
     for _ in range(_ATTEMPTS):
         area = width * height * rng.uniform(*areas)
+        # In the logarithm, so that 3:4 is as likely as 4:3.
         aspect = math.exp(rng.uniform(math.log(ratios[0]), math.log(ratios[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        # Not below one pixel either: thin boxes of tiny images are rounded to nothing.
         if 0 < w <= width and 0 < h <= height:
             x, y = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
             return int(x), int(y), w, h
@@ -230,6 +234,7 @@ def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, floa
     least, largest = _of_length(2, bounds, message)
     if not all(isinstance(bound, Real) for bound in (least, largest)):
         raise TypeError(message)
+    # Written so that NaN fails.
     if not 0 < least <= largest < math.inf:
         raise ValueError(message)
     return least, largest

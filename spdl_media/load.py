@@ -408,6 +408,7 @@ def _image_request(
         is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
         demux_config=arguments["demux_config"],
         decode_config=arguments["decode_config"],
+        # From pinned memory the copy to the device runs in the background.
         storage=storage if config is None else staging(storage),
         layout=arguments["layout"],
         config=config,
