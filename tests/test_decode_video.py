@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+
+# Which packets a window gives to the decoder shows nowhere else but in the time it takes.
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+
+# Spied on: whether a JPEG was shrunk while decoded shows in the time alone, and in rounding.
 from spdl_media import _jpeg
 from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image

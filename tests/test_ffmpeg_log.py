@@ -16,7 +16,9 @@ import pytest
 from damage import container, flipped, overwritten
 
 import spdl_media as sm
-from spdl_media._ffmpeg import LOG_LEVELS, describe, ffmpeg_log
+
+# Lines of two steps of one call: an error of the public functions shows those of one step alone.
+from spdl_media._ffmpeg import describe, ffmpeg_log
 
 READ_ALL = (
     "import pathlib, sys, spdl_media as sm\n"
@@ -156,7 +158,7 @@ def test_lines_go_to_the_logger_libav(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("name", LOG_LEVELS)
+@pytest.mark.parametrize("name", ["quiet", "error", "warning", "info", "verbose", "debug"])
 def test_every_level_can_be_set(name: str) -> None:
     sm.set_log_level(name)
     expected = av.logging.ERROR if name == "quiet" else getattr(av.logging, name.upper())

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media import FilterError
-from spdl_media._frame_filter import FrameFilter
+from spdl_media import FilterError, FilterGraph, VideoFrames
+
+# The grammar alone: FilterGraph would refuse most of these texts for what their filters are.
 from spdl_media._graph_syntax import (
     Graph,
     Node,
@@ -21,6 +22,7 @@ from spdl_media._graph_syntax import (
     quote_option,
     quote_value,
 )
+from spdl_media.frames import av_frames
 
 # Everything but NUL, which ends C's strings, and lone surrogates, which no encoding has.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -76,7 +78,9 @@ def test_ffmpeg_gets_a_quoted_value_whole(text: str) -> None:
     frame = av.VideoFrame(16, 16, "gray")
     frame.pts, frame.time_base = 0, Fraction(1, 25)
     desc = f"metadata=add:key=k:value={quote_value(text)}"
-    (result,) = FrameFilter(desc, kind="video").push(frame)
+    graph = FilterGraph(desc)
+    graph.add_frames(VideoFrames([frame]))
+    (result,) = av_frames(graph.get_frames())  # type: ignore[arg-type]  # of a graph of video
     assert result.metadata == {"k": text}
 
 

@@ -13,6 +13,8 @@ import pytest
 from effort import each
 
 import spdl_media as sm
+
+# The decoder that waits for the next JPEG is shared by all calls; its state shows in the time alone.
 from spdl_media import _jpeg
 from spdl_media.orientation import exif_orientation
 from spdl_media.stills import JpegHead, read_jpeg_head

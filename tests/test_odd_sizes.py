@@ -9,6 +9,8 @@ import pytest
 from effort import each
 
 import spdl_media as sm
+
+# Spied on, and told to take the graph, to compare both routes.
 from spdl_media import _picture_filter
 from spdl_media.testing import index_frames, make_image, make_video
 

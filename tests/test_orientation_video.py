@@ -15,6 +15,8 @@ from av.bitstream import BitStreamFilterContext
 from oriented import FRAMES, oriented_clip, remux, upright
 
 import spdl_media as sm
+
+# Its matrix is taken away: only AV1 has none there, and not every FFmpeg encodes it.
 from spdl_media import _container as container_module
 from spdl_media.testing import make_video
 

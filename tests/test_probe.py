@@ -17,6 +17,8 @@ from heif_grid import make_grid
 from oriented import oriented_clip
 
 import spdl_media as sm
+
+# Spied on: whether a frame is decoded to be probed shows in the time alone. Some streams have no matrix.
 from spdl_media import _container as container_module
 from spdl_media.testing import (
     AudioTrack,

@@ -26,6 +26,8 @@ from spdl_media.testing import (
     make_tone,
     make_video,
 )
+
+# One picture of a high index; index_frames would draw all before it, too.
 from spdl_media.testing.images import _cells
 
 W, H, N = 64, 48, 20

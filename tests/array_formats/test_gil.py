@@ -14,6 +14,8 @@ import pytest
 from array_formats.made_files import A_LAW, MU_LAW, PCM, npy, npz, wav, wav_format
 
 import spdl_media as sm
+
+# To choose the library that inflates; users choose it by what they install.
 from spdl_media.array_formats import _checked
 
 SIZE = 65 * 1024  # a little more than from where on it is promised

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import spdl_media as sm
+
+# To read a header by the pattern or by the grammar alone; the shapes are those of no file.
 from spdl_media.array_formats import _npy_header
 from spdl_media.array_formats import npy as npy_module
 

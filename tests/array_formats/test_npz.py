@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import spdl_media as sm
+
+# To choose the library that inflates; users choose it by what they install.
 from spdl_media.array_formats import _checked
 
 ARRAYS = {

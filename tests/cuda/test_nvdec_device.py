@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from fake_cuda import HISTORY
 from nvdec_stand_in import (
     Driver,
     FakeCupy,
@@ -147,8 +148,6 @@ def test_a_device_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spdl_media._devices.forks import HISTORY
-
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy())  # type: ignore[arg-type]  # a stand-in
     monkeypatch.setattr(HISTORY, "lost", True)
     with pytest.raises(RuntimeError, match=r"decoding video on the GPU cannot use CUDA.*forked"):
