@@ -387,6 +387,7 @@ class _Epoch(Iterator[Any]):
         try:
             tagged = self._pipeline.get_item(timeout=self._timeout)
         except TimeoutError:
+            # The batch is still being made, and another call may get it.
             raise
         except PipelineStopped:
             if self._loader._ledger is self._ledger:

@@ -123,7 +123,11 @@ class MapIterator(Generic[V_co]):
         return getattr(self.sampler, "epoch", None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, if the sampler has epochs."""
+        """Choose the epoch of the next iteration, if the sampler has epochs.
+
+        Raises:
+            ValueError: The sampler refuses the epoch.
+        """
         if isinstance(self.sampler, HasEpochs):
             self.sampler.set_epoch(epoch)
 

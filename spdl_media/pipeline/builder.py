@@ -154,7 +154,11 @@ class PipelineBuilder(Generic[T_co]):
         return self._add("aggregate()", AggregateConfig(size, drop_last=drop_last))
 
     def disaggregate(self) -> PipelineBuilder[Any]:
-        """Take lists (or other iterables) apart, item by item."""
+        """Take lists (or other iterables) apart, item by item.
+
+        Raises:
+            ValueError: There is a sink already, as for all stages.
+        """
         return self._add("disaggregate()", DisaggregateConfig())
 
     def path_variants(

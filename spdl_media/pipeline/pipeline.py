@@ -176,7 +176,14 @@ class Pipeline(Generic[T_co]):
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
-        """Run the pipeline within a ``with`` statement: started at its beginning, stopped at its end."""
+        """Run the pipeline within a ``with`` statement: started at its beginning, stopped at its end.
+
+        Args:
+            timeout: Of :meth:`stop`.
+
+        Raises:
+            PipelineError: It is running.
+        """
         self.start()
         try:
             yield self

@@ -1,8 +1,7 @@
 """What a pipeline is made of, as frozen values: they can be compared, printed, drawn, and pickled.
 
-A definition runs nothing. :class:`~spdl_media.pipeline.PipelineBuilder` makes it,
-:class:`~spdl_media.pipeline.Pipeline` runs it, as often as wanted. Each definition checks itself
-when it is made, so one that exists can be run.
+A definition runs nothing: :class:`~spdl_media.pipeline.Pipeline` runs it, as often as wanted. Each one
+checks itself when it is made, so one that exists can be run.
 """
 
 from __future__ import annotations
@@ -321,13 +320,19 @@ def source_length(items: object) -> int | None:
 
 
 def check_failure_limit(what: str, value: object) -> None:
-    """Refuse what is neither ``None``, a number of failures, nor a rate from 0 to 1."""
+    """Refuse what is neither ``None``, a number of failures, nor a rate from 0 to 1.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is out of range.
+    """
     if value is None or value == math.inf:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(
             f"{what} must be an int (a number of items), a float (a rate) or None, not {value!r}"
         )
+    # Not "value > 1", which NaN would pass.
     if value < 0 or (isinstance(value, float) and not value <= 1):
         raise ValueError(
             f"{what} must be a whole number of at least 0 or a rate from 0.0 to 1.0, not {value}. "
@@ -361,6 +366,7 @@ def _check_executor(stage: PipeConfig) -> None:
             f"Stage {stage.name!r} is asynchronous, so it runs on the event loop and not in a "
             f"{where}. Leave out executor=, or make it a plain function."
         )
+    # It is stepped value by value, and cannot be sent elsewhere between two of them.
     if kind == "generator" and not _shares_memory(executor):
         raise ValueError(
             f"Stage {stage.name!r} is a generator, which cannot run in a {where}: only finished "
@@ -395,6 +401,7 @@ def _check_pickles(what: str, value: object, where: str = "") -> None:
 
 def _reduced(config: Any, **parts: object) -> tuple[Any, ...]:
     """Pickle a definition, and name the part that cannot be: a field of it, as users call it."""
+    # One by one, because pickle's errors do not say which part they are about.
     for what, value in parts.items():
         owner = f"stage {config.name!r}" if what != "source" else "the pipeline"
         _check_pickles(f"The {what} of {owner}", value)
@@ -421,14 +428,7 @@ def _kind(value: object) -> str:
 
 
 def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
-    """Make the names of stages unique by a numeric suffix.
-
-    Merged pipelines come first, then the stages in order, a router before the stages of its paths.
-
-    Args:
-        config: The definition.
-        taken: Names that are in use; those given here are added.
-    """
+    """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order."""
     taken = set() if taken is None else taken
     source = config.source
     if isinstance(source, MergeConfig):

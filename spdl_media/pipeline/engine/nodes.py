@@ -70,6 +70,7 @@ class Stage(Node):
         super().__init__(hub, spec.name, spec.concurrency)
         self.spec = spec
         self._slot_type = slot_type
+        # The slack is what threads work on while the loop sleeps.
         self.capacity = spec.concurrency + spec.slack
         self.todo: deque[Any] = deque()
         self.window: deque[Any] | None = deque() if spec.ordered else None
@@ -150,10 +151,7 @@ class ThreadCalls(Stage):
 
 
 class AsyncCalls(Stage):
-    """An asynchronous function, awaited by as many tasks as calls may run at once.
-
-    A task takes one item after another, so a function that never waits costs no more than its call.
-    """
+    """An asynchronous function, awaited by as many tasks as calls may run at once."""
 
     def __init__(self, hub: Hub, spec: CallSpec) -> None:
         super().__init__(hub, spec)
@@ -179,6 +177,7 @@ class AsyncCalls(Stage):
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
         todo, fn, timeout = self.todo, self.spec.fn, self.spec.timeout
+        # One item after another: a function that never waits then costs no more than its call.
         while not self.hub.closed:
             while not todo:
                 self._idle.append(idle := self.hub.loop.create_future())
@@ -240,6 +239,7 @@ def call_in_pool(hub: Hub, name: str, pool: _Pool) -> Callable[[Any], Coroutine[
             future.cancel()
         # Not result(), which raises: the frames in the traceback would keep the item alive.
         error = future.exception()
+        # No item can be processed any more, so the run fails, not the item alone.
         if isinstance(error, PoolBroken):
             hub.events.fail(name, str(error), error)
         if error is not None:
@@ -314,6 +314,7 @@ class CustomAggregate(ThreadCalls):
     ) -> None:
         super().__init__(hub, spec, threads)
         try:
+            # An aggregator has state, and one definition serves many runs.
             own = copy.deepcopy(aggregator)
         except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
             raise PipelineError(
@@ -378,6 +379,7 @@ def routed(
         try:
             index = operator.index(returned)  # of NumPy's integers, too
         except TypeError:
+            # Refused below, with what was returned.
             index = -1
         if not 0 <= index < num_paths:
             raise IndexError(
