@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 MAX_SECONDS = 0.4
-NUM_RUNS = 3
+MAX_RUNS = 10
 HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
 
 PROGRAM = """
@@ -29,9 +29,11 @@ def _import_in_a_new_process() -> tuple[float, set[str]]:
 
 
 def test_import_is_quick() -> None:
-    # CPU time, and the best of several runs, because a busy machine slows some of them.
-    seconds = min(_import_in_a_new_process()[0] for _ in range(NUM_RUNS))
-    assert seconds < MAX_SECONDS
+    # CPU time, and the best of up to ten runs, because a busy machine slows most of them.
+    times: list[float] = []
+    while min(times, default=MAX_SECONDS) >= MAX_SECONDS and len(times) < MAX_RUNS:
+        times.append(_import_in_a_new_process()[0])
+    assert min(times) < MAX_SECONDS, times
 
 
 def test_import_loads_no_optional_package() -> None:
