@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any
 from spdl_media._collate import collate
 from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
-from spdl_media.array_formats.errors import ArrayFormatError
 from spdl_media.array_formats.npy import load_npy
 from spdl_media.array_formats.npz import NpzFile, load_npz
 from spdl_media.array_formats.samples import iter_samples
@@ -73,6 +72,7 @@ from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.errors import (
+    ArrayFormatError,
     ConvertError,
     DecodeError,
     DemuxError,

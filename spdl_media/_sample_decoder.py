@@ -121,6 +121,7 @@ class SampleDecoder:
                 except av.FFmpegError as error:
                     self._judge(packet, error, describe(error, lines[said:]))
                     continue
+                # In one body: calls would cost as much as small frames.
                 for frame in frames:
                     samples, pts = frame.samples, frame.pts
                     if frame.sample_rate != self._rate:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdl_media.array_formats._pcm import READERS
-from spdl_media.array_formats.wav import WAVHeader, known_header
+from spdl_media.array_formats.wav import READERS, WAVHeader, known_header
 from spdl_media.inputs import Input
 from spdl_media.timing import Window
 

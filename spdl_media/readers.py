@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -69,6 +70,31 @@ def flat(view: memoryview) -> memoryview:
     """The bytes of any C-contiguous view."""
     # Not memoryview.cast, which refuses formats such as "<B".
     return np.frombuffer(view, np.uint8).data if view.nbytes else memoryview(b"")
+
+
+Content: TypeAlias = bytes | memoryview
+"""A whole file in memory: ``bytes``, or a flat view of another buffer."""
+
+
+def content_of(data: Any, format: str) -> Content:
+    """The memory behind the argument of a public function, without a copy.
+
+    Raises:
+        TypeError: It is no memory.
+        ValueError: It is not contiguous.
+    """
+    content = None if isinstance(data, str | os.PathLike) else memory_of(data)
+    if content is None:
+        raise TypeError(
+            f"{format} is read from bytes, another contiguous buffer or a 1-D uint8 array, not "
+            f"{type(data).__name__}. Read the file first: pathlib.Path(...).read_bytes(), or mmap."
+        )
+    return content
+
+
+def name_of(content: Content) -> str:
+    """What errors call such a source."""
+    return f"bytes of length {len(content)}"
 
 
 class Readable(Protocol):

@@ -14,6 +14,7 @@ from effort import each
 
 from spdl_media import errors
 from spdl_media.errors import (
+    ArrayFormatError,
     ConvertError,
     DecodeError,
     DemuxError,
@@ -32,6 +33,7 @@ SAMPLES = {
     SourceError: SourceError("no such file", source="a.mp4", errno=errno.ENOENT),
     DemuxError: DemuxError("no stream 7; there are 0 to 2", source="bytes of length 9"),
     DecodeError: DecodeError("damaged", source="a.mp4", pts_seconds=1.5, packet_index=7),
+    ArrayFormatError: ArrayFormatError("cut short", source="a.tar", member="b", offset=7),
     FilterError: FilterError("no filter 'skale'", source="a.mp4", filter_desc="skale=2:2"),
     PictureSizeError: PictureSizeError("too thin", source="a.png", filter_desc="scale=-1:9"),
     ConvertError: ConvertError("they differ", source="a.mp4"),
@@ -43,6 +45,7 @@ BUILTINS = {
     SourceError: OSError,
     DemuxError: ValueError,
     DecodeError: ValueError,
+    ArrayFormatError: DecodeError,
     FilterError: ValueError,
     PictureSizeError: FilterError,
     ConvertError: ValueError,
@@ -50,7 +53,16 @@ BUILTINS = {
     TransferError: RuntimeError,
     MissingDependencyError: ImportError,
 }
-FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")
+FIELDS = (
+    "source",
+    "errno",
+    "pts_seconds",
+    "packet_index",
+    "filter_desc",
+    "name",
+    "member",
+    "offset",
+)
 
 
 def _fields(error: BaseException) -> dict[str, object]:

@@ -10,5 +10,5 @@ allocated, and never unpickle.
 ``tar``      :func:`iter_tarfile`: members of an archive, also of one that cannot seek
 ``samples``  :func:`iter_samples`: members grouped by key, out of many shards
 
-What is wrong with such a file is an :class:`ArrayFormatError`, of module ``errors``.
+What is wrong with such a file is an :class:`~spdl_media.ArrayFormatError`.
 """

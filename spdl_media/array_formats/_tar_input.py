@@ -5,40 +5,16 @@ from __future__ import annotations
 import io
 import os
 import stat
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from spdl_media._remote import open_url
-from spdl_media.array_formats._content import Content, name_of
 from spdl_media.errors import SourceError
-from spdl_media.readers import FileReader, memory_of
+from spdl_media.readers import Content, FileReader, memory_of, name_of
 
 # What is asked of a stream at a time: a header that lies about its size costs no more memory than this, and
 # what the stream gives.
 _PIECE = 16 * 1024 * 1024
 _BUFFER = 256 * 1024
-
-
-class TarInput(Protocol):
-    """Bytes one after the other."""
-
-    name: str
-    offset: int
-
-    def read(self, size: int) -> Content:
-        """The next ``size`` bytes, less only at the end."""
-        ...
-
-    def skip(self, size: int) -> int:
-        """Leave out bytes; return how many there were."""
-        ...
-
-    def left(self) -> int | None:
-        """How many bytes there are; ``None`` if only reading tells."""
-        ...
-
-    def close(self) -> None:
-        """Close what was opened here."""
-        ...
 
 
 def open_tar_input(src: Any) -> TarInput:
@@ -204,3 +180,7 @@ class _Stream:
         if not data:
             self._reader.check()  # an interrupt ends the reading without an exception
         return data
+
+
+TarInput: TypeAlias = _Memory | _Stream
+"""Bytes one after the other: ``read`` gives less than asked for only at the end."""

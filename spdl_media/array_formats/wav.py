@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from spdl_media.array_formats import _pcm
-from spdl_media.array_formats._content import Content, content_of, name_of
-from spdl_media.array_formats.errors import ArrayFormatError
+from spdl_media.errors import ArrayFormatError
+from spdl_media.readers import Content, content_of, name_of
 from spdl_media.timing import Seconds, Window, parse_window
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
+
+_Reader: TypeAlias = Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
+"""Makes the array of (content, offset of the first byte, shape)."""
+
+_PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
+_FORMATS = frozenset({_PCM, _FLOAT, _A_LAW, _MU_LAW})
+"""The formats whose samples are of one size each. What else there is comes in packets."""
+
+# np.take needs eight bytes for each index, so not all at once; each piece hands the GIL over twice, so not in
+# small ones: with 16 Ki indices two threads get 1.2 times as much done as one, with these 1.8 times.
+_BLOCK = 256 * 1024
 
 _CHUNK = struct.Struct("<4sI")
 _SIZE = struct.Struct("<I")
@@ -123,7 +137,7 @@ def load_wav(
     content = content_of(data, "a WAV file")
     header = _parse(content)
     kind = (header.sample_format, header.block_align // header.num_channels)
-    read = _pcm.READERS.get(kind)
+    read = READERS.get(kind)
     if read is None:
         _fail(
             content,
@@ -182,11 +196,11 @@ def known_header(head: bytes, length: int) -> tuple[WAVHeader, str] | None:
         if mask.bit_count() == header.num_channels:
             layout = f"{mask:#x}"
     # FFmpeg goes by the bits that count, not by the room that they have.
-    if (header.sample_format, size) not in _pcm.READERS or (bits + 7) // 8 != size:
+    if (header.sample_format, size) not in READERS or (bits + 7) // 8 != size:
         return None
     if header.num_channels > _MOST_CHANNELS:
         return None
-    is_stereo_16 = (header.sample_format, size, header.num_channels) == (_pcm.PCM, 2, 2)
+    is_stereo_16 = (header.sample_format, size, header.num_channels) == (_PCM, 2, 2)
     if is_stereo_16 and any(word in head for word in _SYNC_WORDS):
         return None
     return header, layout
@@ -317,7 +331,7 @@ def _header(content: Content, format: tuple[int, ...], offset: int, size: int | 
     if size is None:
         rest = len(content) - offset
         size = rest - rest % block_align
-    if size % block_align and sample_format in _pcm.FORMATS:
+    if size % block_align and sample_format in _FORMATS:
         message = (
             f"has {size} bytes of samples, no multiple of {block_align} for one of all channels"
         )
@@ -329,12 +343,12 @@ def _header(content: Content, format: tuple[int, ...], offset: int, size: int | 
 
 def _fits(sample_format: int, bits: int, block_align: int, num_channels: int) -> bool:
     """Whether samples of whole bytes take the room that the file says."""
-    if sample_format not in _pcm.FORMATS:
+    if sample_format not in _FORMATS:
         return True  # they come in packets, and the fields mean something else
     size, rest = divmod(block_align, num_channels)
     if rest:
         return False
-    if sample_format != _pcm.PCM:
+    if sample_format != _PCM:
         return bits == 8 * size
     # No more bytes than the bits need, but for 24 bits in 32, which some write.
     return 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
@@ -342,3 +356,86 @@ def _fits(sample_format: int, bits: int, block_align: int, num_channels: int) ->
 
 def _fail(content: Content, message: str, offset: int) -> NoReturn:
     raise ArrayFormatError(message, source=name_of(content), offset=offset)
+
+
+def _view(
+    dtype: np.dtype[Any], content: Content, offset: int, shape: tuple[int, int]
+) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, content, offset)
+
+
+def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """24 bits at the top of 32."""
+    # Four bytes from the one before each sample on, of which the lowest is then cleared: one pass, where
+    # copying three bytes to their places takes six times as long. Before the first there is the header.
+    size = shape[0] * shape[1]
+    if not size:
+        return np.empty(shape, np.int32)
+    wide = np.ndarray((size,), "<i4", content, offset - 1, (3,))
+    out = np.empty(shape, np.int32)
+    np.bitwise_and(wide, -256, out=out.reshape(-1))
+    return out
+
+
+def _read_by_table(
+    make_table: Callable[[], np.ndarray[Any, Any]],
+    content: Content,
+    offset: int,
+    shape: tuple[int, int],
+) -> np.ndarray[Any, Any]:
+    """Look the bytes up, two at a time, which is twice as fast as one by one."""
+    size = shape[0] * shape[1]
+    out = np.empty(shape, np.int16)
+    table = _pairs_of(make_table)
+    codes = np.ndarray((size // 2,), "<u2", content, offset)
+    pairs = out.reshape(-1)[: size // 2 * 2].view(np.uint32)
+    for start in range(0, len(codes), _BLOCK):
+        piece = slice(start, start + _BLOCK)
+        # Not mode "raise", for which NumPy would fill a buffer first.
+        np.take(table, codes[piece], out=pairs[piece], mode="clip")
+    if size % 2:
+        out.reshape(-1)[-1] = make_table()[content[offset + size - 1]]
+    return out
+
+
+@functools.cache
+def _pairs_of(make_table: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Two samples for every two bytes: 256 KiB, made at first use."""
+    table = make_table()
+    return np.stack([np.tile(table, 256), table.repeat(256)], axis=1).view(np.uint32).reshape(-1)
+
+
+@functools.cache
+def _mu_law() -> np.ndarray[Any, Any]:
+    """ITU-T G.711, table 2: sign, three bits of exponent and four of mantissa, all inverted."""
+    codes = ~np.arange(256, dtype=np.uint8)
+    exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
+    size = ((2 * mantissa + 33) << exponent) - 33
+    return (4 * np.where(codes & 0x80, -size, size)).astype(np.int16)
+
+
+@functools.cache
+def _a_law() -> np.ndarray[Any, Any]:
+    """ITU-T G.711, table 1: the same fields with every second bit inverted; exponents 0 and 1 are linear."""
+    codes = np.arange(256, dtype=np.uint8) ^ 0x55
+    exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
+    size = np.where(
+        exponent == 0, 2 * mantissa + 1, (2 * mantissa + 33) << np.maximum(exponent - 1, 0)
+    )
+    return (8 * np.where(codes & 0x80, size, -size)).astype(np.int16)
+
+
+READERS: Mapping[tuple[int, int], _Reader] = MappingProxyType(
+    {
+        (_PCM, 1): partial(_view, np.dtype("u1")),
+        (_PCM, 2): partial(_view, np.dtype("<i2")),
+        (_PCM, 3): _read_24_bits,
+        (_PCM, 4): partial(_view, np.dtype("<i4")),
+        (_PCM, 8): partial(_view, np.dtype("<i8")),
+        (_FLOAT, 4): partial(_view, np.dtype("<f4")),
+        (_FLOAT, 8): partial(_view, np.dtype("<f8")),
+        (_A_LAW, 1): partial(_read_by_table, _a_law),
+        (_MU_LAW, 1): partial(_read_by_table, _mu_law),
+    }
+)
+"""By code of the format and bytes of a sample."""

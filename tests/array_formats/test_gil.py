@@ -16,7 +16,7 @@ from array_formats.made_files import A_LAW, MU_LAW, PCM, npy, npz, wav, wav_form
 import spdl_media as sm
 
 # To choose the library that inflates; users choose it by what they install.
-from spdl_media.array_formats import _checked
+from spdl_media.array_formats import npz as npz_module
 
 SIZE = 65 * 1024  # a little more than from where on it is promised
 NOISE = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
@@ -88,7 +88,7 @@ reading("wav, mu-law", sm.load_wav, wav(wav_format(MU_LAW, 1, 8), NOISE.tobytes(
 @pytest.mark.parametrize("name", CALLS)
 def test_another_thread_runs(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = pytest.importorskip(library)
-    monkeypatch.setattr(_checked, "_library", lambda: chosen)
+    monkeypatch.setattr(npz_module, "_library", lambda: chosen)
     assert runs_meanwhile(CALLS[name], seconds=20), "nobody else ran"
 
 

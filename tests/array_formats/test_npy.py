@@ -20,7 +20,6 @@ from hypothesis.extra import numpy as hnp
 import spdl_media as sm
 
 # To read a header by the pattern or by the grammar alone; the shapes are those of no file.
-from spdl_media.array_formats import _npy_header
 from spdl_media.array_formats import npy as npy_module
 
 PLAIN_TYPES = [
@@ -250,9 +249,9 @@ def test_the_pattern_of_headers_reads_as_the_grammar(
 ) -> None:
     text = str({"descr": descr, "fortran_order": fortran, "shape": tuple(shape)})
     as_numpy_writes = text[:-1] + ", }" + 20 * " " + "\n"
-    assert _npy_header._WRITTEN_BY_NUMPY.fullmatch(as_numpy_writes)
-    assert not _npy_header._WRITTEN_BY_NUMPY.fullmatch(text)
-    assert _npy_header.parse_header(as_numpy_writes) == _npy_header.parse_header(text)
+    assert npy_module._WRITTEN_BY_NUMPY.fullmatch(as_numpy_writes)
+    assert not npy_module._WRITTEN_BY_NUMPY.fullmatch(text)
+    assert npy_module._parse_header(as_numpy_writes) == npy_module._parse_header(text)
 
 
 @pytest.mark.parametrize(
@@ -314,18 +313,18 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, this is"),
         ("{'descr': '<i2', 'fortran_order': False, 'shape': (2,), 'x': 1}", "must be a dictionary"),
         ("{'descr': '<i2', 'descr': '<i2', 'fortran_order': False, 'shape': ()}", "one key twice"),
-        ("{1: 2}", "a key that is not a string"),
+        ("{1: 2}", "the header must be a dictionary of .* this is ..1"),
         ("[1, 2]", "this is list"),
-        ("", "where a value is due"),
-        ("{'descr': ", "where a value is due"),
+        ("", "the header is no dictionary of Python: invalid syntax"),
+        ("{'descr': ", "the header is no dictionary of Python"),
         (header() + "x", "cannot be read from 'x'"),
-        (header() + "1", "where nothing more is due"),
-        ("{'a' 'b'}", "where : is due"),
-        ("{'a': 1 2}", "where } is due"),
+        (header() + "1", "the header is no dictionary of Python"),
+        ("{'a' 'b'}", "this is set"),
+        ("{'a': 1 2}", "the header is no dictionary of Python"),
         ("__import__('os')", "cannot be read from \"__import__"),
         (70 * "(" + 70 * ")", "nested too deeply"),
         (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is no type of NumPy"),
-        (header("'\\U00110000'"), "which is no character"),
+        (header("'\\U00110000'"), "the header is no dictionary of Python"),
         (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "nested too deeply"),
         (header(66 * "[('a', " + "'<i2'" + 66 * ")]"), "nested too deeply"),
     ])  # fmt: skip
@@ -355,7 +354,7 @@ def test_long_headers_make_short_errors(text: str) -> None:
     started = time.thread_time()
     with pytest.raises(sm.ArrayFormatError) as caught:
         sm.load_npy(npy_with_header(text, version=2))
-    assert time.thread_time() - started < 2
+    assert time.thread_time() - started < 5  # of a header of a megabyte, the longest that is read
     assert len(str(caught.value)) < 1000
 
 

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 import spdl_media as sm
 
 # To choose the library that inflates; users choose it by what they install.
-from spdl_media.array_formats import _checked
+from spdl_media.array_formats import npz as npz_module
 
 ARRAYS = {
     "image": np.arange(3 * 64 * 48, dtype=np.uint8).reshape(3, 64, 48),
@@ -38,7 +38,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Both libraries that inflate, one after the other."""
     module = {"zlib": "zlib", "isal": "isal.isal_zlib"}[request.param]
     chosen = pytest.importorskip(module)
-    monkeypatch.setattr(_checked, "_library", lambda: chosen)
+    monkeypatch.setattr(npz_module, "_library", lambda: chosen)
     return
 
 
@@ -130,7 +130,7 @@ def test_pieces_fit_what_the_data_are(
     array = np.repeat(rng.integers(0, 256, size // repeats + 1, np.uint8), repeats)[:size]
     data = npz({"a": array}, compressed=True)
     library = Counting()
-    monkeypatch.setattr(_checked, "_library", lambda: library)
+    monkeypatch.setattr(npz_module, "_library", lambda: library)
     np.testing.assert_array_equal(sm.load_npz(data)["a"], array)
     assert library.num_calls <= 2 * size >> 20
     assert library.num_left <= len(data)
@@ -413,14 +413,27 @@ def test_members_that_are_no_arrays() -> None:
 
 def test_without_isal_zlib_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "isal", None)
-    assert _checked._library.__wrapped__() is zlib
+    assert npz_module._library.__wrapped__() is zlib
 
 
 def test_with_isal_it_does_the_work() -> None:
     isal_zlib = pytest.importorskip("isal.isal_zlib")
-    assert _checked._library() is isal_zlib
+    assert npz_module._library() is isal_zlib
 
 
 def test_what_is_not_memory() -> None:
     with pytest.raises(TypeError, match="an npz file is read from bytes"):
         sm.load_npz("a.npz")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_damage_goes_unnoticed_where_nothing_is_verified(*, compressed: bool) -> None:
+    array = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
+    data = bytearray(npz({"a": array}, compressed=compressed))
+    np.testing.assert_array_equal(sm.load_npz(data, verify=False)["a"], array)
+    data[5000] ^= 1  # noise is stored as it is also where it is deflated
+    with pytest.raises(sm.ArrayFormatError, match="is damaged: its CRC-32 is"):
+        sm.load_npz(data)["a"]
+    assert (sm.load_npz(data, verify=False)["a"] != array).sum() == 1
+    with pytest.raises(sm.ArrayFormatError, match="is cut short"):
+        sm.load_npz(bytes(data[:5000]), verify=False)
