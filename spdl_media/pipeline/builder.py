@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
-from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions
+from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     Aggregator,
@@ -214,6 +214,7 @@ class PipelineBuilder(Generic[T_co]):
         # Statistics and failures are kept by name.
         return with_unique_names(PipelineConfig(self._source, tuple(self._stages), self._sink))
 
+    @shows_run_options
     def build(self, **options: Unpack[PipelineOptions]) -> Pipeline[T_co]:
         """Make a pipeline, which starts when it is iterated. Each call makes an independent one.
 

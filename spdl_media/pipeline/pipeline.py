@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,6 +36,7 @@ from spdl_media.pipeline.stats import PipelineStatistics
 __all__ = ("Pipeline",)
 
 T_co = TypeVar("T_co", covariant=True)
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Of the second within which stop() returns; the rest is for machines that are busy.
 STOP_SECONDS = 0.8
@@ -49,6 +51,18 @@ class PipelineOptions(TypedDict, total=False):
     report_stats_interval: float | None
     task_hook_factory: Callable[[str], TaskHook | None] | None
     progress: bool | str
+
+
+def shows_run_options(function: F) -> F:
+    """Let ``inspect.signature`` and ``help`` list the options of a run in place of ``**options``."""
+    own = inspect.signature(function)
+    options = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(RunOptions).parameters.values()
+    ]
+    named = [parameter for name, parameter in own.parameters.items() if name != "options"]
+    vars(function)["__signature__"] = own.replace(parameters=[*named, *options])
+    return function
 
 
 class Pipeline(Generic[T_co]):
@@ -85,6 +99,7 @@ class Pipeline(Generic[T_co]):
     Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
     """
 
+    @shows_run_options
     def __init__(self, config: PipelineConfig, **options: Unpack[PipelineOptions]) -> None:
         self._options = RunOptions(**options)
         if self._options.progress is not False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from spdl_media.pipeline import (
     MergeConfig,
     PathVariantsConfig,
     PipeConfig,
+    Pipeline,
     PipelineBuilder,
     PipelineConfig,
     PipelineError,
@@ -438,3 +440,16 @@ def test_a_builder_says_what_it_holds() -> None:
         repr(builder().pipe(double).add_sink(2))
         == "<PipelineBuilder: range of 4 -> double -> sink of 2>"
     )
+
+
+@pytest.mark.parametrize("function", [PipelineBuilder.build, Pipeline])
+def test_the_options_of_a_run_are_listed(function: Any) -> None:
+    options = list(inspect.signature(function).parameters.values())[1:]
+    assert {option.name: option.default for option in options} == {
+        "num_threads": 8,
+        "max_failures": None,
+        "on_failure": None,
+        "report_stats_interval": None,
+        "task_hook_factory": None,
+        "progress": False,
+    }
