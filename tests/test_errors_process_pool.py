@@ -65,7 +65,12 @@ def missing_dependency_error(folder: str) -> None:
         sm.demux_image("memory://a.png")
 
 
+def array_format_error(folder: str) -> None:
+    sm.load_npy(b"no array")
+
+
 CALLS = {
+    array_format_error: sm.ArrayFormatError,
     source_error: sm.SourceError,
     demux_error: sm.DemuxError,
     decode_error: sm.DecodeError,

