@@ -149,7 +149,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -30,7 +30,7 @@ def run(
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

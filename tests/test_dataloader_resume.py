@@ -541,7 +541,7 @@ def test_another_process_goes_on(order: str, tmp_path: Path) -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=100,
         )
         assert done.stderr == ""
         return json.loads(done.stdout)

@@ -99,10 +99,10 @@ def test_comes_back_whole_from_another_process(
     kind: type[MediaError], process: ProcessPoolExecutor
 ) -> None:
     with pytest.raises(kind) as caught:
-        process.submit(_raise, kind.__name__).result(timeout=50)
+        process.submit(_raise, kind.__name__).result(timeout=100)
     assert _same(caught.value, SAMPLES[kind])
     # The pool lives on: an error that cannot be unpickled would have broken it.
-    assert process.submit(abs, -1).result(timeout=50) == 1
+    assert process.submit(abs, -1).result(timeout=100) == 1
 
 
 @each("kind", SAMPLES)

@@ -101,7 +101,7 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     with pytest.raises(CALLS[call]) as here:
         call(str(tmp_path))
     with pytest.raises(CALLS[call]) as there:
-        process.submit(call, str(tmp_path)).result(timeout=50)
+        process.submit(call, str(tmp_path)).result(timeout=100)
     assert type(there.value) is type(here.value)
     assert str(there.value) == str(here.value)
     assert there.value.args == here.value.args
@@ -110,7 +110,7 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     # A storage does not know whose frames it is too small for, nor a device whose arrays it gets.
     without_source = sm.StorageTooSmallError | sm.TransferError
     assert there.value.source or isinstance(there.value, without_source)
-    assert process.submit(abs, -1).result(timeout=50) == 1
+    assert process.submit(abs, -1).result(timeout=100) == 1
 
 
 def test_fields_are_filled(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_stills_at_the_end_of_memory(codec: str) -> None:
     # FFmpeg reads past the end of what it decodes; behind this one there is nothing.
     data = make_image(index_frames(1, 64, 64)[0], codec=codec)
     done = subprocess.run(
-        [sys.executable, "-c", _GUARDED], input=data, capture_output=True, timeout=50, check=False
+        [sys.executable, "-c", _GUARDED], input=data, capture_output=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, b"64"), done.stderr.decode()[-500:]
 

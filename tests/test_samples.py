@@ -46,7 +46,7 @@ def run(
         env={**ENVIRONMENT, "COLUMNS": str(columns)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert "Traceback" not in done.stderr
@@ -250,7 +250,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, err = process.communicate(timeout=50)
+    _, err = process.communicate(timeout=100)
     assert err == b""
 
 
@@ -311,7 +311,7 @@ def test_stills_are_of_the_kinds_that_their_names_say() -> None:
 def test_make_stills_makes_the_stills_again(tmp_path: Path) -> None:
     script = MEDIA / "make_stills.py"
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=50, check=True
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=100, check=True
     )
     shown = re.search(r"Output::\n\n(.*?)\n\"\"\"", script.read_text("utf-8"), re.DOTALL)
     assert shown is not None

@@ -185,6 +185,6 @@ def test_the_benchmark_runs() -> None:
     command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.05", "--json", "-"]
     path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=env)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert run.returncode == 0, run.stderr
     assert '"ratio"' in run.stdout

@@ -61,7 +61,7 @@ def test_a_result_that_is_dropped_while_it_is_read_is_not_written_over(rig: Any)
 
 
 def test_a_pool_is_used_again_under_load(rig: Any) -> None:
-    pool = sm.StoragePool(4096, 2, on_exhausted="wait", timeout=30)
+    pool = sm.StoragePool(4096, 2, on_exhausted="wait", timeout=100)
     assert pool.is_pinned
     copying, side = rig.new_stream(), rig.new_stream()
     config = sm.cuda_config(0, stream=copying)
@@ -88,7 +88,7 @@ def test_threads_share_a_stream_of_the_users(rig: Any) -> None:
 
 
 def test_memory_is_flat_over_a_thousand_ragged_batches(rig: Any, rng: np.random.Generator) -> None:
-    pool = sm.StoragePool(8 * 2048, 3, on_exhausted="wait", timeout=30)
+    pool = sm.StoragePool(8 * 2048, 3, on_exhausted="wait", timeout=100)
     used = []
     for size in map(int, rng.integers(1, 9, 1000)):
         buffer = sm.transfer_buffer(batch(size, size * 2048, pool), cuda_config=0)
@@ -204,7 +204,7 @@ def test_a_forked_child_is_refused_by_every_call(name: str) -> None:
         [sys.executable, "-c", FORK, name, TESTS],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -257,9 +257,9 @@ def test_a_pipe_is_asked_for_no_more_than_must_be_there() -> None:
     def write() -> None:
         with open(writing, "wb", buffering=0) as file:
             for member in members:
-                assert taken.acquire(timeout=20)
+                assert taken.acquire(timeout=100)
                 file.write(member)
-            assert taken.acquire(timeout=20)
+            assert taken.acquire(timeout=100)
             file.write(END)
 
     writer = threading.Thread(target=write)

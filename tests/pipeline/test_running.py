@@ -543,7 +543,7 @@ def test_interpreter_exit_ends_a_running_pipeline() -> None:
         print("exit", time.time(), flush=True)
         """
     )
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     ended = time.time()
     first, *rest = out.splitlines()
 
@@ -565,7 +565,7 @@ def test_interpreter_exit_does_not_wait_for_a_blocked_stage() -> None:
         print(time.time(), flush=True)
         """
     )
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
 
     assert time.time() - float(out) < 2
     assert process.returncode == 0
@@ -586,7 +586,7 @@ def test_interpreter_exit_does_not_report_twice() -> None:
         pipeline.stop(timeout=0.01)
         """
     )
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=100)
 
     assert process.returncode == 0
     assert err.count("block has run for") == 1
@@ -614,7 +614,7 @@ def test_control_c_in_the_consumer() -> None:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)  # until it waits for an item that never comes; nothing tells
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
 
     assert out == "[]\n"
     assert (process.returncode, err) == (0, "")

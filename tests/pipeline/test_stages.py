@@ -412,7 +412,7 @@ def test_a_quick_path_does_not_run_ahead_into_the_next_epoch() -> None:
     builder = PipelineBuilder().add_source([1, 3, 0, 2], continuous=True)
     pipeline = builder.path_variants(lambda item: item % 2, paths).build()
     with pipeline.auto_stop():
-        assert [pipeline.get_item(timeout=20) for _ in range(2)] == [1, 3]
+        assert [pipeline.get_item(timeout=100) for _ in range(2)] == [1, 3]
         with pytest.raises(TimeoutError):
             pipeline.get_item(timeout=0.1)
         gate.set()
