@@ -38,10 +38,10 @@ NOT_MEDIA = {
 
 
 @contextmanager
-def within_a_second() -> Iterator[None]:
+def within_five_seconds() -> Iterator[None]:
     start = time.perf_counter()
     yield
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5
 
 
 def sources(data: bytes, path: Path) -> list[object]:
@@ -60,7 +60,7 @@ def test_not_media(reader: str, what: str, tmp_path: Path) -> None:
     for source in sources(NOT_MEDIA[what], tmp_path / "file"):
         with (
             pytest.raises(sm.DemuxError, match=r"demux_config\(format=") as caught,
-            within_a_second(),
+            within_five_seconds(),
         ):
             DEMUXERS[reader](source)
         assert named(caught.value, source)
@@ -75,7 +75,7 @@ def test_name_does_not_make_media(reader: str, what: str, tmp_path: Path) -> Non
         path.write_bytes(NOT_MEDIA[what])
         with (
             pytest.raises(sm.MediaError, match=r"demux_config\(format=") as caught,
-            within_a_second(),
+            within_five_seconds(),
         ):
             DEMUXERS[reader](path)
         assert isinstance(caught.value, sm.DemuxError), suffix
@@ -161,14 +161,14 @@ def test_header_that_claims_too_much(name: str, tmp_path: Path) -> None:
     for source in sources(data, tmp_path / "huge"):
         for on_corrupt in ("raise", "keep", "drop"):
             packets = sm.demux_image(source, demux_config=config)
-            with pytest.raises(sm.DecodeError, match=r"\w+") as caught, within_a_second():
+            with pytest.raises(sm.DecodeError, match=r"\w+") as caught, within_five_seconds():
                 sm.decode_packets(packets, decode_config=sm.decode_config(on_corrupt=on_corrupt))
             assert named(caught.value, source)
 
 
 @pytest.mark.parametrize("name", [name for name in HUGE if name != "tga"])
 def test_header_that_claims_too_much_read_as_video(name: str) -> None:
-    with within_a_second(), pytest.raises((sm.DecodeError, sm.DemuxError)):
+    with within_five_seconds(), pytest.raises((sm.DecodeError, sm.DemuxError)):
         sm.decode_packets(sm.demux_video(HUGE[name]()))
 
 
@@ -234,7 +234,7 @@ def test_window_outside_the_file_is_empty(name: str, window: tuple[float, float]
 )
 def test_bad_filter(filter_desc: str) -> None:
     for packets in (sm.demux_image(made("png")), sm.demux_video(container("matroska"))):
-        with pytest.raises(sm.FilterError) as caught, within_a_second():
+        with pytest.raises(sm.FilterError) as caught, within_five_seconds():
             sm.decode_packets(packets, filter_desc)
         assert caught.value.filter_desc
         assert str(caught.value)

@@ -540,7 +540,7 @@ def test_missing_path() -> None:
             assert caught.value.errno == errno.ENOENT
             assert caught.value.source == "/no/such/clip.mp4"
             assert isinstance(caught.value.__cause__, OSError)
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - begin < 5
 
 
 def test_directory(tmp_path: Path) -> None:

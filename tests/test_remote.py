@@ -189,7 +189,7 @@ def test_missing_file_is_an_error_with_its_cause(server: HTTPFiles) -> None:
         open_input(f"{server.url}/missing.mp4")
     assert isinstance(e.value.__cause__, FileNotFoundError)
     assert e.value.source == f"{server.url}/missing.mp4"
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - begin < 5
 
 
 def test_refused_connection_is_an_error_with_its_cause() -> None:
@@ -200,7 +200,7 @@ def test_refused_connection_is_an_error_with_its_cause() -> None:
         with pytest.raises(SourceError, match="server can be reached") as caught:
             open_input(url)
     assert isinstance(caught.value.__cause__, Exception)
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - begin < 5
 
 
 def test_server_that_fails_while_reading(large_mp4: bytes) -> None:

@@ -39,7 +39,7 @@ def test_stop_returns_while_a_stage_blocks(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     (record,) = [one for one in caplog.records if one.name == "spdl_media.pipeline"]
     assert "block has run for" in record.getMessage()
     assert "on 'the input' in thread spdl_media worker-1" in record.getMessage()
@@ -67,7 +67,7 @@ def test_stop_returns_while_the_source_blocks(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     assert "source has run for" in caplog.text
     assert "in thread spdl_media source source" in caplog.text
 
@@ -89,7 +89,7 @@ def test_stop_returns_while_a_coroutine_blocks_the_loop(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     assert "block has run for" in caplog.text
 
 

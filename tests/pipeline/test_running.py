@@ -237,7 +237,7 @@ def test_a_stop_during_start() -> None:
     assert starting.wait(10)
     begin = time.monotonic()
     pipeline.stop()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     go_on.set()
     starter.join(5)
 
