@@ -262,12 +262,12 @@ def _decode_rows(
     if num_frames is not None:
         check_int("num_frames", num_frames)
     keep_freed_memory()
-    coded, facts = av_packets(packets), metadata_of(packets)
+    coded, metadata = av_packets(packets), metadata_of(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
     rows = SampleRows(lambda size: lease_memory(size, None), _end_of(packets), num_frames)
-    decoder = SampleDecoder(packets.codec, facts, config, discarded_pts(packets))
+    decoder = SampleDecoder(packets.codec, metadata, config, discarded_pts(packets))
     try:
         decoder.decode((*coded, None) if coded else (), rows.put)
     finally:
@@ -281,15 +281,15 @@ def _decode_rows(
 
 def _end_of(packets: AudioPackets) -> Fraction:
     """Where packets state that their last sample stands, or where their window ends."""
-    facts, last = metadata_of(packets), (av_packets(packets) or (None,))[-1]
+    metadata, last = metadata_of(packets), (av_packets(packets) or (None,))[-1]
     if last is None or last.pts is None:
-        return facts.window.end or Fraction(0)
-    stated = (last.pts + (last.duration or 0)) * packets.codec.time_base - facts.zero
-    return stated if facts.window.end is None else min(stated, facts.window.end)
+        return metadata.window.end or Fraction(0)
+    stated = (last.pts + (last.duration or 0)) * packets.codec.time_base - metadata.zero
+    return stated if metadata.window.end is None else min(stated, metadata.window.end)
 
 
 def _as_wanted(
-    samples: Samples, facts: PacketMetadata, desc: str | None, ops: SoundOps
+    samples: Samples, metadata: PacketMetadata, desc: str | None, ops: SoundOps
 ) -> Samples | AudioFrames:
     """The samples, if NumPy can make of them what is wanted, or else what a graph makes of them."""
     name, layout, own_rate = samples.format
@@ -302,11 +302,11 @@ def _as_wanted(
     ):
         return replace(samples, wanted_fmt=wanted)
     try:
-        chunks = filter_samples(samples.by_time, samples.format, samples.first, facts.zero, desc)
+        chunks = filter_samples(samples.by_time, samples.format, samples.first, metadata.zero, desc)
     except FilterError as error:  # the graph does not know whose samples it was given
-        error.source = error.source or facts.source
+        error.source = error.source or metadata.source
         raise
-    return AudioFrames(chunks, FrameMetadata(facts.source, facts.zero, facts.window))
+    return AudioFrames(chunks, FrameMetadata(metadata.source, metadata.zero, metadata.window))
 
 
 @cache

@@ -60,7 +60,7 @@ class SampleDecoder:
     def __init__(
         self,
         codec: AudioCodec,
-        facts: PacketMetadata,
+        metadata: PacketMetadata,
         config: DecodeConfig,
         discarded: frozenset[int] = frozenset(),
     ) -> None:
@@ -73,8 +73,8 @@ class SampleDecoder:
         self._is_second = False
         self._late = 2 * vorbis_lateness(codec)
         self._expected = 0
-        self.follow(facts, discarded)
-        self._context = make_decoder(codec, config, facts.source)
+        self.follow(metadata, discarded)
+        self._context = make_decoder(codec, config, metadata.source)
 
     def close(self) -> None:
         """Stop the decoder; needed only where it has threads of its own."""
@@ -89,18 +89,18 @@ class SampleDecoder:
         """Whether it has been given any packet."""
         return self._packet_index >= 0
 
-    def follow(self, facts: PacketMetadata, discarded: frozenset[int]) -> None:
+    def follow(self, metadata: PacketMetadata, discarded: frozenset[int]) -> None:
         """Take the window and the clock of the packets that come next, and the frames that they hide."""
-        self._facts = facts
+        self._metadata = metadata
         self._discarded |= discarded
         self._finished = False
         self._set_rate(0)
 
-    def facts(self) -> FrameMetadata:
+    def take_metadata(self) -> FrameMetadata:
         """What is to be said of the samples that came out since the last call."""
-        facts, dropped = self._facts, self.num_dropped
+        metadata, dropped = self._metadata, self.num_dropped
         self.num_dropped = 0
-        return FrameMetadata(facts.source, facts.zero, facts.window, num_dropped=dropped)
+        return FrameMetadata(metadata.source, metadata.zero, metadata.window, num_dropped=dropped)
 
     def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:
         """Hand over what comes out for these packets, and for a final ``None`` what is held back.
@@ -150,7 +150,7 @@ class SampleDecoder:
     def _set_rate(self, rate: int) -> None:
         """Compute what depends on the sample rate, which may change in a stream."""
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
-        window = self._facts.window
+        window = self._metadata.window
         first, stop = window.samples(rate)
         # Without a window, what lies before second 0 is kept, too.
         self._first = first if window else _BEFORE_ALL
@@ -165,14 +165,14 @@ class SampleDecoder:
         self.num_dropped += 1
 
     def _is_preroll(self, packet: AvPacket) -> bool:
-        start = self._facts.window.start
+        start = self._metadata.window.start
         if start is None or packet.pts is None:
             return False
         # Without a duration it may reach into the window, unless nothing came out so far.
         if not packet.duration and self._position is not None:
             return False
         end_pts = packet.pts + (packet.duration or 0)
-        return ticks_to_seconds(end_pts, self._codec.time_base, self._facts.zero) <= start
+        return ticks_to_seconds(end_pts, self._codec.time_base, self._metadata.zero) <= start
 
     def _accepts(self, frame: av.AudioFrame) -> bool:
         """Whether a damaged frame is kept."""
@@ -191,7 +191,7 @@ class SampleDecoder:
             if not (is_second and self._late and ahead < -jitter):
                 return position
             position = None  # the first frame was the late one: it lies before the window
-        stated = frame_position(self._codec, frame.pts or 0, frame.samples, self._facts.zero)
+        stated = frame_position(self._codec, frame.pts or 0, frame.samples, self._metadata.zero)
         if position is None:
             return stated
         if stated > position:
@@ -216,12 +216,12 @@ class SampleDecoder:
     def _error(self, text: str, pts: int | None) -> DecodeError:
         seconds = None
         if pts is not None:
-            seconds = float(ticks_to_seconds(pts, self._codec.time_base, self._facts.zero))
+            seconds = float(ticks_to_seconds(pts, self._codec.time_base, self._metadata.zero))
         at = "" if seconds is None else f" at {seconds:.3f} s"
         return DecodeError(
             f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}. "
             "decode_config(on_corrupt='drop') leaves damaged packets out",
-            source=self._facts.source,
+            source=self._metadata.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )

@@ -322,7 +322,7 @@ def _decode_audio(
         raise missing
     chunks = sink.take(sink.count if num_frames is None else num_frames)
     first_sample = chunks[0].position or 0 if chunks else 0
-    return AudioFrames(chunks, decoder.facts(), first_sample=first_sample)
+    return AudioFrames(chunks, decoder.take_metadata(), first_sample=first_sample)
 
 
 def _without_damage_check(config: DecodeConfig) -> DecodeConfig:

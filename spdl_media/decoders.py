@@ -285,7 +285,9 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
 
     def _cut(self, size: int) -> AudioFrames:
         chunks = self._ready.take(size)
-        return AudioFrames(chunks, self._decoder.facts(), first_sample=chunks[0].position or 0)
+        return AudioFrames(
+            chunks, self._decoder.take_metadata(), first_sample=chunks[0].position or 0
+        )
 
     def _restart(self) -> None:
         super()._restart()

@@ -157,7 +157,7 @@ def _pairs(plane: Any, shape: tuple[int, ...], format: YUVFormat) -> list[Any]:
 
 
 def _untiled(array: Any, format: YUVFormat) -> tuple[Any, ...]:
-    """The planes of an array in which they lie one below the other, as in ``layouts``."""
+    """The planes of an array in which they lie one below the other, as in :mod:`spdl_media.formats`."""
     if not format.sub_x:
         return (array,)
     if format.sub_x == format.sub_y == 1 and not format.pairs:
