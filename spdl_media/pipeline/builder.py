@@ -89,10 +89,12 @@ class PipelineBuilder(Generic[T_co]):
             ValueError: None was given, or one of them has a sink, a continuous source, or none.
         """
         self._refuse_after_sink("merge()")
+        # Definitions, so that what is added to the builders later changes nothing here.
         merged = [_as_config(pipeline) for pipeline in pipelines]
         if self._source is not None or self._stages:
             # First, as it was first in the chain: names are made unique in this order.
             merged.insert(0, self.get_config())
+        # The stages so far belong to the first of the merged pipelines.
         self._source = MergeConfig(tuple(merged))
         self._stages = []
         return self
@@ -374,6 +376,7 @@ class _Chart:
             label = "<br/>".join(map(_escaped, filter(None, (stage.name, _details(stage)))))
             ends = self._node(f'{opening}"{label}"{closing}', ends)
             if paths:
+                # From here on the ends are those of the paths.
                 (router,), ends = ends, []
             for number, path in enumerate(paths):
                 # A point for each path: it carries the number at the arrow, and an empty path ends in it.
@@ -397,7 +400,7 @@ def _source_text(source: SourceConfig) -> str:
 
 
 def _details(stage: StageConfig) -> str:
-    """What differs from the defaults of a stage."""
+    """List the options of a stage that differ from the defaults."""
     if isinstance(stage, PathVariantsConfig):
         return f"{len(stage.paths)} paths"
     if isinstance(stage, AggregateConfig):

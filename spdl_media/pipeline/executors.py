@@ -10,15 +10,8 @@ import importlib
 import inspect
 import multiprocessing
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-)
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -26,12 +19,14 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int
+from spdl_media.pipeline.engine.hub import Hub, wake
 from spdl_media.pipeline.failures import PipelineError, PoolBroken
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.stages import PipeConfig
 
 __all__ = (
+    "AwaitedPool",
     "ExecutorConfig",
     "FunctionKind",
     "InterpreterPoolExecutorConfig",
@@ -96,28 +91,43 @@ def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TaskHook:
-    """What is called around the tasks of one stage. Override what is wanted; each does nothing by itself.
+    """Hooks around the tasks of one stage. Override those you want; each does nothing by itself.
 
     ``task_hook_factory`` makes one for each stage. The methods of tasks are called in the thread that
-    makes the call, so by several threads at once when the stage's concurrency is above one; of an
-    asynchronous stage, and of one in processes, on the event loop, where they must not block. An
-    exception that they raise fails the item.
+    makes or awaits the call, so by several threads at once when the stage's concurrency is above one; of an
+    asynchronous stage, and of one in an executor of yours, on the event loop, where they must not block.
+    An exception that they raise fails the item.
     """
 
     def stage_start(self) -> None:
-        """Called once, before the first item of a run."""
+        """Called once, before the first item of a run.
+
+        Raises:
+            BaseException: Yours. The run does not start, and whoever starts it gets the exception.
+        """
 
     def task_start(self, item: Any) -> None:
-        """Called before the stage's function is called with ``item``."""
+        """Called before the stage's function is called with ``item``.
+
+        Raises:
+            Exception: Yours. The item fails.
+        """
 
     def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:
         """Called after the call: how long it took, and what it raised.
 
         Of a generator once, when it has ended or failed; ``seconds`` has the time in which it was paused.
+
+        Raises:
+            Exception: Yours. The item fails.
         """
 
     def stage_end(self) -> None:
-        """Called once, when the run ends."""
+        """Called once, when the run ends.
+
+        Raises:
+            BaseException: Yours. It is logged, and changes nothing.
+        """
 
 
 def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
@@ -256,121 +266,113 @@ def _check_pool(config: ExecutorConfig) -> None:
         raise TypeError(f"initargs of {kind} must be a tuple, not {config.initargs!r}")
 
 
-class StagePool(ABC):
-    """Runs a stage's function on items somewhere else.
+END: Any = object()
 
-    Attributes:
-        keeps_time: Whether it sees to the timeout of the stage itself: such a pool counts from the
-            moment at which a call begins, and knows how to end it.
 
-    Thread safety: all methods may be called from any thread.
+class AwaitedPool:
+    """The executor of one stage. Only one of ours is shut down here.
+
+    Raises:
+        PoolBroken: The executor is broken or was shut down.
     """
 
-    keeps_time = False
-
-    @abstractmethod
-    def submit(self, item: Any) -> Future[Any]:
-        """Hand over an item, without waiting. What it raises, an executor of the caller's, fails the item.
-
-        Returns:
-            A future of the result. It fails as the function failed, with
-            :class:`~spdl_media.pipeline.WorkerDied` when a worker of ours ended with the item,
-            and with :class:`~spdl_media.pipeline.PoolBroken` when no item can be handed over any
-            more. It can be cancelled while the call has not begun.
-        """
-
-    @abstractmethod
-    def shutdown(self) -> None:
-        """End what is ours, without waiting: running calls are cut short where that is possible."""
-
-
-NOT_OURS = (
-    "It is not the pipeline's to replace; for one that is, use a description such as {}(...)."
-)
-
-
-def pool_broken(executor: Executor, stage: str, error: BaseException, remedy: str) -> PoolBroken:
-    """Make the failure of an executor that takes no more items."""
-    broken = PoolBroken(
-        f"The {type(executor).__name__} of stage {stage!r} takes no more items: "
-        f"{str(error) or type(error).__name__}. {remedy}"
-    )
-    broken.__cause__ = error
-    return broken
-
-
-class CallersPool(StagePool):
-    """An executor that belongs to the caller, who alone may shut it down."""
-
-    _remedy = NOT_OURS.format("ProcessPoolExecutorConfig")
-
-    def __init__(self, stage: PipeConfig, executor: Executor) -> None:
+    def __init__(self, hub: Hub, stage: PipeConfig) -> None:
+        self._hub = hub
         self._stage = stage
-        self._executor = executor
-        if isinstance(executor, ProcessPoolExecutor):
+        self._executor, self._is_own = _executor_of(stage)
+        if isinstance(self._executor, ProcessPoolExecutor):
             # Its workers start with the first items it gets: better now than as forks of a process
             # with threads, or while the event loop waits.
-            try:
-                for _ in range(stage.concurrency):
-                    executor.submit(int)
-            except (BrokenExecutor, RuntimeError) as error:
-                raise self._broken(error) from error
+            for _ in range(stage.concurrency):
+                self._submit(int)
 
-    def submit(self, item: Any) -> Future[Any]:  # see StagePool
-        outer: Future[Any] = Future()
+    async def call(self, item: Any) -> Any:
+        """Call the function of the stage.
+
+        Raises:
+            PoolBroken: The executor takes no more items.
+            PipelineError: The function cannot run in a sub-interpreter.
+            TypeError: The function returned a coroutine.
+            BaseException: What the function raised.
+        """
+        result = await self._outcome(self._stage.fn, item)
+        if isinstance(result, CoroutineType):
+            refuse_coroutine(result, self._stage.name)
+        return result
+
+    async def generate(self, item: Any) -> AsyncIterator[Any]:
+        """Step a generator, each time in one of the executor's threads.
+
+        Raises:
+            PoolBroken: The executor takes no more items.
+            BaseException: What the generator raised.
+        """
+        generator = self._stage.fn(item)
+
+        def step() -> Any:
+            value = next(generator, END)
+            if self._hub.closed:
+                # Nobody else can while the generator runs.
+                generator.close()
+            return value
+
         try:
-            inner = self._executor.submit(self._stage.fn, item)
-        except (BrokenExecutor, RuntimeError) as error:
-            outer.set_exception(self._broken(error))
-        else:
-            outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
-            inner.add_done_callback(lambda done: self._hand_on(done, outer))
-        return outer
+            while (value := await self._outcome(step)) is not END:
+                yield value
+        finally:
+            if not generator.gi_running:
+                generator.close()
 
     def shutdown(self) -> None:
-        """Nothing: the caller shuts it down."""
+        """End what is ours, without waiting: a call in a sub-interpreter may take for ever."""
+        if self._is_own:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_on(self, inner: Future[Any], outer: Future[Any]) -> None:
-        if not outer.set_running_or_notify_cancel():
-            return
-        # Not by inner.result(), which raises: the frames in the traceback would keep the item alive.
-        error = CancelledError() if inner.cancelled() else inner.exception()
-        if error is None:
-            outer.set_result(inner.result())
-        elif isinstance(error, BrokenExecutor | CancelledError):
-            outer.set_exception(self._broken(error))
-        else:
-            outer.set_exception(self._translated(error))
+    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            return self._executor.submit(fn, *args)
+        except (BrokenExecutor, RuntimeError) as error:
+            raise self._broken(error) from error
 
-    def _translated(self, error: BaseException) -> BaseException:
-        return error
+    async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
+        future = self._submit(fn, *args)
+        done = self._hub.loop.create_future()
+        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
+        future.add_done_callback(lambda _: self._hub.post(wake, done))
+        try:
+            await done
+        finally:
+            # It took too long, or the run is over. After its end this does nothing.
+            future.cancel()
+        if future.cancelled():
+            # By who shuts the executor down.
+            raise self._broken(CancelledError())
+        # Not result(), which raises: the frames in the traceback would keep the item alive.
+        if (error := future.exception()) is None:
+            return future.result()
+        if isinstance(error, BrokenExecutor):
+            # Raises, unless the item itself has raised it.
+            self._submit(int)
+        raise self._translated(error)
 
     def _broken(self, error: BaseException) -> PoolBroken:
-        return pool_broken(self._executor, self._stage.name, error, self._remedy)
-
-
-class InterpreterPool(CallersPool):
-    """Sub-interpreters of our own. A call in one cannot be cut short."""
-
-    _remedy = "Its initializer must work in each sub-interpreter."
-
-    def __init__(self, stage: PipeConfig, config: InterpreterPoolExecutorConfig) -> None:
-        # By name, because only CPython 3.14 and its type stubs have it.
-        executor: Executor = importlib.import_module("concurrent.futures").InterpreterPoolExecutor(
-            config.max_workers or stage.concurrency,
-            thread_name_prefix=f"spdl_media {stage.name}",
-            initializer=config.initializer,
-            initargs=config.initargs,
+        remedy = (
+            "Its initializer must work in each sub-interpreter."
+            if self._is_own
+            else "It is not the pipeline's to replace; for one that is, use a description such as "
+            "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
         )
-        super().__init__(stage, executor)
-
-    def shutdown(self) -> None:  # see StagePool
-        # Not waited for: a call in a sub-interpreter may take for ever.
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        broken = PoolBroken(
+            f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more items: "
+            f"{str(error) or type(error).__name__}. {remedy}"
+        )
+        broken.__cause__ = error
+        return broken
 
     def _translated(self, error: BaseException) -> BaseException:
         # By name as well, because only CPython 3.14 has the class.
-        if not isinstance(error, ImportError) and type(error).__name__ != "NotShareableError":
+        is_refusal = isinstance(error, ImportError) or type(error).__name__ == "NotShareableError"
+        if not (self._is_own and is_refusal):
             return error
         translated = PipelineError(
             f"Stage {self._stage.name!r} cannot run in a sub-interpreter: {_reason(error)}. Only "
@@ -379,6 +381,22 @@ class InterpreterPool(CallersPool):
         )
         translated.__cause__ = error
         return translated
+
+
+def _executor_of(stage: PipeConfig) -> tuple[Executor, bool]:
+    config = stage.executor
+    if isinstance(config, Executor):
+        return config, False
+    assert isinstance(config, InterpreterPoolExecutorConfig)
+    # By name, because only CPython 3.14 and its type stubs have it.
+    kind = importlib.import_module("concurrent.futures").InterpreterPoolExecutor
+    executor: Executor = kind(
+        config.max_workers or stage.concurrency,
+        thread_name_prefix=f"spdl_media {stage.name}",
+        initializer=config.initializer,
+        initargs=config.initargs,
+    )
+    return executor, True
 
 
 def _reason(error: BaseException) -> str:

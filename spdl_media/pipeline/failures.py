@@ -1,4 +1,4 @@
-"""What can go wrong with a pipeline, records of the items that failed, and the limits on both."""
+"""Errors of a pipeline, records of the items that failed, and limits on their number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = (
 
 
 class PipelineError(RuntimeError):
-    """A pipeline cannot do what was asked of it, in the state in which it is."""
+    """The pipeline cannot do what was asked, in its current state or by its definition."""
 
 
 class PipelineStopped(PipelineError, EOFError):  # noqa: N818  # it tells of no error
@@ -143,7 +143,10 @@ def record_failure(
         error: What was raised.
         where: Stands before the traceback, for an error that was made rather than raised.
     """
-    text = where + "".join(traceback.format_exception(error))
+    try:
+        text = where + "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001  # such as a class of the user's whose notes raise
+        text = where + describe(error)
     _lighten(error)
     return FailureRecord(stage=stage, input=short_repr(item), exception=error, traceback=text)
 
@@ -191,9 +194,9 @@ def _lighten(error: BaseException) -> None:
         if error_or_none is None or id(error_or_none) in seen:
             continue
         seen.add(id(error_or_none))
-        error_or_none.__traceback__ = None
-        # A class of the user's may make these attributes something else.
+        # A class of the user's may make these attributes something else, or be frozen.
         with suppress(Exception):
+            error_or_none.__traceback__ = None
             _drop_data(error_or_none)
         waiting += [error_or_none.__cause__, error_or_none.__context__]
         if isinstance(error_or_none, BaseExceptionGroup):

@@ -131,7 +131,7 @@ class Pipeline(Generic[T_co]):
         return {} if run is None else run.log.counts()
 
     def statistics(self) -> PipelineStatistics:
-        """What this run has done so far, or the last one did.
+        """Return the statistics of this run so far, or of the last one.
 
         Raises:
             PipelineError: The pipeline has not been started, or is just being started.
@@ -142,7 +142,7 @@ class Pipeline(Generic[T_co]):
         return run.statistics()
 
     def to_mermaid(self) -> str:
-        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render."""
         return self._config.to_mermaid()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Worker processes of a stage: one thread of ours for each, which hands it items and waits for results.
+"""Worker processes of a stage: a thread of ours hands an item to one of them and waits for the result.
 
 Unlike :class:`concurrent.futures.ProcessPoolExecutor`, the death of a worker costs the one item it
 had, the function is sent once and not with each item, and nothing here is waited for when the
@@ -12,31 +12,24 @@ import math
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
-from spdl_media.pipeline.executors import (
-    CallersPool,
-    InterpreterPool,
-    InterpreterPoolExecutorConfig,
-    ProcessPoolExecutorConfig,
-    StagePool,
-)
+from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
 from spdl_media.pipeline.failures import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.pipeline.stages import PipeConfig
 
-__all__ = ("ProcessPool", "open_pool")
+__all__ = ("WorkerProcesses",)
 
 _GRACE_SECONDS: Final = 1.0
 """How long a worker may take to end by itself."""
@@ -48,140 +41,115 @@ _parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Our ends of all pipes. A forked worker inherits them, and none would ever see a pipe closed."""
 
 
-def open_pool(stage: PipeConfig) -> StagePool:
-    """Start the executor of a stage; to be called before the pipeline starts threads.
+class WorkerProcesses:
+    """The processes of a stage. A dead one is replaced when an item comes for it.
 
-    Raises:
-        PoolBroken: The caller's executor is broken or was shut down.
+    They start here, before any thread of the pipeline does.
+
+    Attributes:
+        size: How many there are, and threads that may call at once.
+
+    Thread safety: all methods may be called from any thread.
     """
-    if isinstance(stage.executor, Executor):
-        return CallersPool(stage, stage.executor)
-    if isinstance(stage.executor, ProcessPoolExecutorConfig):
-        return ProcessPool(stage, stage.executor)
-    # Threads of a stage's own are no pool: they are threads of the pipeline.
-    assert isinstance(stage.executor, InterpreterPoolExecutorConfig)
-    return InterpreterPool(stage, stage.executor)
-
-
-class ProcessPool(StagePool):
-    """Processes made from a :class:`ProcessPoolExecutorConfig`; a dead one is replaced."""
-
-    keeps_time = True
 
     def __init__(self, stage: PipeConfig, config: ProcessPoolExecutorConfig) -> None:
+        self.size = config.max_workers or stage.concurrency
         self._stage = stage
         self._config = config
         self._context = multiprocessing.get_context(config.mp_context or _default_start_method())
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._broken: PoolBroken | None = None
         self._failed_starts = 0
-        # The processes start here, before any thread of the pipeline; threads with the first item.
-        self._workers = [self._new_worker() for _ in range(config.max_workers or stage.concurrency)]
-        self._threads: list[threading.Thread] = []
+        # None stands for one that has to be started.
+        self._idle: deque[_Worker | None] = deque()
+        self._busy: set[_Worker] = set()
+        for _ in range(self.size):
+            self._idle.append(_Worker(self._context, stage, config))
 
-    def submit(self, item: Any) -> Future[Any]:  # noqa: D102  # see StagePool
-        future: Future[Any] = Future()
-        with self._lock:
-            refused = self._broken
-            if self._closed:
-                refused = PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
-            if refused is None:
-                self._start_threads()
-                self._tasks.put((future, item))
-        if refused is not None:
-            future.set_exception(refused)
-        return future
+    def call(self, item: Any) -> Any:
+        """Apply the function to an item in one of the processes, and wait for it.
+
+        Raises:
+            WorkerDied: The process ended with the item.
+            PoolBroken: No process can be started any more, or they were shut down.
+            TimeoutError: The call took longer than the stage's timeout. The process was killed.
+            BaseException: What the function raised, or the item or the result cannot be pickled.
+        """
+        worker = self._ready_worker()
+        try:
+            return worker.call(item, self._stage.timeout)
+        finally:
+            self._let_go(worker)
 
     def shutdown(self) -> None:
         """End the processes; those in a call are terminated. Does not wait."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-            self._cancel_waiting()
-            self._start_threads()  # they close the pipes, and wait for the processes
-            for worker in self._workers:
-                self._tasks.put(None)
-                if worker.future is not None:
-                    worker.process.terminate()
+            while self._idle:
+                if (worker := self._idle.popleft()) is not None:
+                    # At which it ends by itself.
+                    worker.pipe.close()
+            for worker in self._busy:
+                worker.process.terminate()
 
-    def _start_threads(self) -> None:
-        if self._threads:
-            return
-        for number in range(len(self._workers)):
-            name = f"spdl_media {self._stage.name} process {number}"
-            thread = threading.Thread(target=self._serve, args=(number,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _cancel_waiting(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                task = self._tasks.get_nowait()
-                if task is not None:
-                    task[0].cancel()
-
-    def _new_worker(self) -> _Worker:
-        return _Worker(self._context, self._stage, self._config)
-
-    def _serve(self, number: int) -> None:
-        """What each thread does: one item after the other, by one worker after the other."""
-        while (task := self._tasks.get()) is not None:
-            future, item = task
-            if self._claim(number, future):
-                self._run(number, future, item)
-            # Else the last item and its result would live until the next one comes.
-            del task, future, item
-        self._workers[number].end()
-
-    def _claim(self, number: int, future: Future[Any]) -> bool:
-        """Mark the worker as busy with an item, unless that was given up meanwhile."""
-        with self._lock:
-            if self._closed:
-                future.cancel()
-            if not future.set_running_or_notify_cancel():
-                return False
-            self._workers[number].future = future
-            return True
-
-    def _run(self, number: int, future: Future[Any], item: Any) -> None:
-        try:
-            succeeded, value = self._ready_worker(number, future).call(item, self._stage.timeout)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it is the item's failure
-            # Without its frames, which would keep the item alive.
-            succeeded, value = False, error.with_traceback(None)
-        worker = self._workers[number]
-        with self._lock:
-            worker.future = None
-        if succeeded:
-            future.set_result(value)
-        else:
-            future.set_exception(value)
-        if worker.must_go and not self._is_over():
-            self._replace(number)
-
-    def _ready_worker(self, number: int, future: Future[Any]) -> _Worker:
-        """The worker, once it has the function; a new one when it died while it waited."""
+    def _ready_worker(self) -> _Worker:
+        """One that has the function; a new one in the place of one that died while it waited."""
         while True:
-            worker = self._workers[number]
+            worker = self._take()
             try:
                 worker.wait_until_ready()
             except WorkerDied as error:
+                self._let_go(worker)
                 self._count_failed_start(error)
-                self._replace(number, future)
             except PoolBroken as error:
+                self._let_go(worker)
                 self._broken = error
                 raise
             else:
                 self._failed_starts = 0
                 return worker
 
-    def _count_failed_start(self, error: WorkerDied) -> None:
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._broken is not None:
+                raise self._broken
+            if self._closed:
+                raise PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
+            # There are as many as threads, so one is idle.
+            worker = self._idle.popleft()
+            if worker is not None:
+                self._busy.add(worker)
+                return worker
+        try:
+            worker = _Worker(self._context, self._stage, self._config)
+        except OSError as error:
+            # No descriptors or no memory, perhaps for a moment.
+            self._idle.append(None)
+            self._count_failed_start(error)
+            return self._take()
+        except BaseException:
+            self._idle.append(None)
+            raise
+        with self._lock:
+            self._busy.add(worker)
+            if self._closed:
+                worker.process.terminate()
+        return worker
+
+    def _let_go(self, worker: _Worker) -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            is_over = worker.must_go or self._closed
+            if not is_over:
+                self._idle.append(worker)
+        if is_over:
+            # Not under the lock: it waits for the process.
+            worker.end()
+            self._idle.append(None)
+
+    def _count_failed_start(self, error: Exception) -> None:
         self._failed_starts += 1
-        if self._broken is not None:
-            raise self._broken
         if self._is_over() or self._failed_starts >= _MAX_FAILED_STARTS:
             self._broken = PoolBroken(
                 f"{self._failed_starts} worker processes of stage {self._stage.name!r} ended before "
@@ -194,14 +162,6 @@ class ProcessPool(StagePool):
         """Whether workers end because they shall: multiprocessing ends them when the interpreter exits."""
         return self._closed or not threading.main_thread().is_alive()
 
-    def _replace(self, number: int, future: Future[Any] | None = None) -> None:
-        """Put a new worker in the place of one. Not under the lock: it waits for the old one."""
-        self._workers[number].end()
-        worker = self._new_worker()
-        with self._lock:
-            worker.future = future
-            self._workers[number] = worker
-
 
 class _Worker:
     """A process and our end of the pipe to it. Served by one thread."""
@@ -209,12 +169,11 @@ class _Worker:
     def __init__(
         self, context: BaseContext, stage: PipeConfig, config: ProcessPoolExecutorConfig
     ) -> None:
-        self.future: Future[Any] | None = None
-        self._stage = stage
         self.must_go = False
+        self._stage = stage
         self._is_ready = False
-        self._pipe, theirs = context.Pipe()
-        _parent_ends.add(self._pipe)
+        self.pipe, theirs = context.Pipe()
+        _parent_ends.add(self.pipe)
         arguments = (theirs, stage.fn, config.initializer, config.initargs)
         # mypy knows Process of each start method, not of their base.
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
@@ -242,53 +201,54 @@ class _Worker:
             ) from _RemoteTraceback(problem)
         self._is_ready = True
 
-    def call(self, item: Any, timeout: float | None) -> tuple[bool, Any]:
-        """Have the function applied to an item.
-
-        Returns:
-            Whether it succeeded, and its result or what it raised. The traceback over there is
-            the cause of an exception.
+    def call(self, item: Any, timeout: float | None) -> Any:
+        """Have the function applied to an item; see :meth:`WorkerProcesses.call`.
 
         Raises:
-            WorkerDied: The process ended.
-            TimeoutError: The call took longer than ``timeout`` seconds. The process is terminated.
-            Exception: The item cannot be pickled, or the answer cannot be unpickled here.
+            WorkerDied: The process ended with the item.
+            TimeoutError: The call took longer than ``timeout``. The process was killed.
+            BaseException: What the function raised, or the item or the result cannot be pickled.
         """
-        data = _dumps(item)
-        try:
-            self._pipe.send_bytes(data)
-        except OSError as error:
-            raise self._death() from error
+        # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
+        with _dumps(item) as data:
+            try:
+                self.pipe.send_bytes(data)
+            except OSError as error:
+                raise self._death() from error.with_traceback(None)
         succeeded, value, text = pickle.loads(self._receive(timeout))  # noqa: S301  # our own process
         if not succeeded:
             # Pickle leaves tracebacks out, so that of the worker comes as text.
             value.__cause__ = _RemoteTraceback(text)
-        return succeeded, value
+            raise value
+        return value
 
     def end(self) -> None:
         """Close the pipe, at which an idle worker ends by itself, and see that it does."""
-        self._pipe.close()
+        self.pipe.close()
         self.process.join(_GRACE_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        # Its descriptors, which else wait for the garbage collector.
+        self.process.close()
 
     def _receive(self, timeout: float | None = None) -> bytes:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        # The pipe alone would do, if no process forked elsewhere could hold its other end open.
+        ends = (self.pipe, self.process.sentinel)
+        while not wait(ends, min(1.0, deadline - time.monotonic())):
+            # Asked each second: a process that the worker itself has forked holds both ends open.
+            if not self.process.is_alive():
+                break
+            if time.monotonic() >= deadline:
+                self.must_go = True
+                self.process.terminate()
+                raise TimeoutError(f"the call took longer than timeout={timeout} s")
         try:
-            # The pipe alone would do, if no process forked elsewhere could hold its other end open.
-            ends = (self._pipe, self.process.sentinel)
-            while not (ready := wait(ends, min(1.0, deadline - time.monotonic()))):
-                # Asked each second: a process that the worker itself has forked holds both ends open.
-                if not self.process.is_alive():
-                    break
-                if time.monotonic() >= deadline:
-                    self.must_go = True
-                    self.process.terminate()
-                    raise TimeoutError(f"the call took longer than timeout={timeout} s")
-            if self._pipe in ready or self._pipe.poll():
-                return self._pipe.recv_bytes()
-        except (EOFError, ConnectionError):
+            if self.pipe.poll():
+                return self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            # It was killed, perhaps while it wrote.
             pass
         raise self._death()
 
@@ -316,7 +276,7 @@ def _work(
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
 ) -> None:
-    """What a worker process does, until its pipe is closed."""
+    """Serve calls in a worker process until its pipe is closed."""
     # Ctrl-C reaches all processes of a terminal; ours end when the pipeline does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in list(_parent_ends):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline.engine.nodes import routed
+from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
@@ -95,7 +95,7 @@ def profile_pipeline(
 
 
 class _Inputs(NamedTuple):
-    """What a stage gets.
+    """Inputs of a stage.
 
     Attributes:
         items: Some inputs, to measure with.
@@ -123,7 +123,12 @@ class _Profiler:
         self._profiles: list[StageProfile] = []
 
     def profile(self, config: PipelineConfig, num_threads: int) -> PipelineProfile:
-        """Measure all parts, and then the whole with the items that were taken from its sources."""
+        """Measure all parts, and then the whole with the items that were taken from its sources.
+
+        Raises:
+            PipelineError: A source or a stage gave nothing, or all inputs of a stage failed.
+            PipelineFailure: A source failed.
+        """
         # Results are told apart by the names.
         config, _ = self._pipeline(with_unique_names(config))
         total = sum(self._source_sizes)
@@ -156,6 +161,7 @@ class _Profiler:
         )
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():
+            # No more: the source may have no end.
             items = list(itertools.islice(pipeline, self._num_iterations))
         if not items:
             raise PipelineError(
@@ -351,7 +357,6 @@ class _Watch(TaskHook):
         yield from itertools.islice(inputs, self._number)
 
     def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:  # noqa: ARG002
-        """Take the time of a call."""
         # Several threads end calls at the same time.
         with self._lock:
             self._num_ended += 1
@@ -365,7 +370,7 @@ class _Watch(TaskHook):
                 self._is_warm.set()
 
     def calls_until(self, end: float) -> _Calls:
-        """What was timed. Groups are not called like functions, so theirs is the mean time."""
+        """Return the timed calls. Groups are not called like functions, so theirs is the mean time."""
         elapsed = end - self._start
         durations = self._durations or [elapsed / self._number] * self._number
         return _Calls(durations, self._failures, elapsed)

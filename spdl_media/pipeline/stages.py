@@ -1,4 +1,4 @@
-"""What a pipeline is made of, as frozen values: they can be compared, printed, drawn, and pickled.
+"""Parts of a pipeline as frozen values: they can be compared, printed, drawn, and pickled.
 
 A definition runs nothing: :class:`~spdl_media.pipeline.Pipeline` runs it, as often as wanted. Each one
 checks itself when it is made, so one that exists can be run.
@@ -51,13 +51,18 @@ class Aggregator(Protocol):
     """
 
     def accumulate(self, item: Any, /) -> Any | None:
-        """Takes an item; returns a complete group, or ``None`` while there is none."""
+        """Takes an item; returns a complete group, or ``None`` while there is none.
+
+        Raises:
+            Exception: Yours. The item counts as failed.
+        """
 
     def flush(self) -> Any | None:
         """Called at the end (of an epoch): returns what was left over, or ``None``.
 
-        What it raises counts as a failure like others, whose item is none of yours: it is an object that
-        shows itself as ``<no item: flush() at the end>``.
+        Raises:
+            Exception: Yours. It counts as a failure like others, but its item is an object that shows itself
+                as ``<no item: flush() at the end>``.
         """
 
 
@@ -91,7 +96,11 @@ class SourceConfig:
 
     @property
     def name(self) -> str:
-        """What the source is called in drawings and messages."""
+        """Name of the source in drawings and messages.
+
+        Raises:
+            Exception: As :func:`source_length`.
+        """
         length = source_length(self.items)
         count = "" if length is None else f" of {length}"
         name = getattr(self.items, "__name__", None) or type(self.items).__name__
@@ -171,6 +180,7 @@ class AggregateConfig:
 
     def __post_init__(self) -> None:
         size = self.aggregator
+        # A class has the methods as well, but no state to call them on.
         if isinstance(size, type) or not isinstance(size, int | Aggregator):
             raise TypeError(
                 "aggregate() takes a number of items, or an object with the methods "
@@ -234,7 +244,7 @@ class MergeConfig:
 
     @property
     def name(self) -> str:
-        """What the source is called in drawings and messages."""
+        """Name of the source in drawings and messages."""
         return f"merge of {len(self.pipelines)}"
 
     def __post_init__(self) -> None:
@@ -296,10 +306,11 @@ class PipelineConfig:
             if isinstance(stage, PipeConfig):
                 yield stage
             elif isinstance(stage, PathVariantsConfig):
+                # In front of what waits, which keeps the order of the definition.
                 waiting[:0] = [one for path in stage.paths for one in path]
 
     def to_mermaid(self) -> str:
-        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers show as a picture."""
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render."""
         from spdl_media.pipeline.builder import mermaid  # which imports this module
 
         return mermaid(self)
@@ -311,7 +322,11 @@ class PipelineConfig:
 
 
 def source_length(items: object) -> int | None:
-    """The items of an epoch, if the source knows it."""
+    """The items of an epoch, if the source knows it.
+
+    Raises:
+        Exception: The source's ``__len__`` raises another error than those that say it has no length.
+    """
     try:
         return len(items) if isinstance(items, Sized) else None
     # Of a wrapper around something without length, or of a class that leaves it to those that derive from it.
@@ -439,6 +454,7 @@ def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> 
 def _named_apart(stages: tuple[StageConfig, ...], taken: set[str]) -> tuple[StageConfig, ...]:
     named: list[StageConfig] = []
     for stage in stages:
+        # One more than there are names taken, so one of them is free.
         suffixes = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
         name = next(name for suffix in suffixes if (name := stage.name + suffix) not in taken)
         taken.add(name)

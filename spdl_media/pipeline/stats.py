@@ -1,4 +1,4 @@
-"""What a running pipeline tells of itself: frozen values, made of counters that cost little to keep."""
+"""Statistics of a running pipeline: frozen values, made of counters that cost little to keep."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """What one stage has done in the time that the statistics are of.
+    """Statistics of one stage.
 
     Attributes:
         name: Name of the stage.
@@ -85,7 +85,7 @@ class SinkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics:
-    """What a pipeline has done since it started; in the log, since the report before.
+    """Statistics of a pipeline since it started; in the log, since the report before.
 
     Attributes:
         elapsed: The seconds that this is of.
@@ -197,7 +197,10 @@ class PipelineProfile:
         return found
 
     def __str__(self) -> str:
-        return "\n".join([*_table(self.stages), "", *self._verdict()])
+        rows = [_PROFILE_COLUMNS, *map(_row, self.stages)]
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in rows)
+        return "\n".join([*lines, "* as configured", "", *self._verdict()])
 
     def _slowest(self) -> StageProfile:
         configured = (stage for stage in self.stages if stage.is_configured)
@@ -219,16 +222,6 @@ class PipelineProfile:
         yield f"The whole pipeline: {self.overall}"
 
 
-def _table(stages: tuple[StageProfile, ...]) -> Iterator[str]:
-    rows = [_PROFILE_COLUMNS, *(_row(stage) for stage in stages)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_PROFILE_COLUMNS))]
-    for row in rows:
-        first = row[0].ljust(widths[0])
-        others = (text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))
-        yield "  ".join([first, *others])
-    yield "* as configured"
-
-
 def _row(stage: StageProfile) -> tuple[str, ...]:
     return (
         stage.name,
@@ -244,7 +237,7 @@ def _row(stage: StageProfile) -> tuple[str, ...]:
 
 
 class StageCounters:
-    """What the event loop counts of one stage. Other threads may read it at any time."""
+    """Counters of one stage, written by the event loop. Other threads may read it at any time."""
 
     __slots__ = (
         "busy",
@@ -277,17 +270,18 @@ class StageCounters:
     def statistics(
         self, name: str, elapsed: float, before: StageCounters | None = None
     ) -> StageStatistics:
-        """What was counted in the ``elapsed`` seconds since ``before`` was copied, or in all."""
+        """Return the statistics of the ``elapsed`` seconds since ``before`` was copied, or of all."""
         before = before or StageCounters()
         # Counts only grow, so what happened in between is a difference.
         number = self.calls - before.calls
+        busy = self.busy - before.busy
         return StageStatistics(
             name=name,
             concurrency=self.concurrency,
-            calls=_timing(
-                number, self.busy - before.busy, self.durations, elapsed, self.concurrency
-            ),
-            queue=_timing(number, self.queued - before.queued, self.waits, elapsed, 1),
+            # A call that began before counts as a whole when it ends, but no more than all can be busy.
+            calls=_timing(number, busy, self.durations, elapsed, elapsed * self.concurrency, 1.0),
+            # Waiting has no concurrency, so this occupancy is a mean number of items.
+            queue=_timing(number, self.queued - before.queued, self.waits, elapsed, elapsed),
             failures=self.failures - before.failures,
             dropped=self.dropped - before.dropped,
             outputs=self.outputs - before.outputs,
@@ -302,7 +296,12 @@ class StageCounters:
 
 
 def _timing(
-    number: int, total: float, recent: deque[float], elapsed: float, concurrency: int
+    number: int,
+    total: float,
+    recent: deque[float],
+    elapsed: float,
+    available: float,
+    most_occupancy: float = math.inf,
 ) -> Timing:
     # The copy is one step of C: the loop cannot append meanwhile.
     durations = sorted(list(recent.copy())[-number:]) if number else []
@@ -311,11 +310,12 @@ def _timing(
         average=total / number if number else 0.0,
         p90=quantile(durations, 0.90),
         p99=quantile(durations, 0.99),
-        occupancy=total / elapsed / concurrency if elapsed else 0.0,
+        occupancy=min(total / available, most_occupancy) if elapsed else 0.0,
         rate=number / elapsed if elapsed else 0.0,
     )
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
     """The smallest value that ``part`` of all values do not exceed."""
+    # The nearest rank, so the result is a value that was measured.
     return ordered[math.ceil(part * len(ordered)) - 1] if ordered else 0.0

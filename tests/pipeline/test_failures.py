@@ -513,6 +513,8 @@ def outer(number: int) -> object:
         raise LookupError("outer") from error
 
 
+# Parsing, which keeps the GIL, begins when the loop has just started the thread.
+@pytest.mark.usefixtures("loop_may_block")
 @pytest.mark.parametrize("fn", [decode, encode, parse, misname, outer])
 def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int], object]) -> None:
     """These do by themselves; all records of a long run would then be gigabytes."""

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import wait
+from typing import Any
 
 import pytest
 
-from spdl_media.pipeline.engine.workers import LoopExecutor
+from spdl_media.pipeline.engine.workers import LoopExecutor, WorkerThreads
 
 WAIT = 20
 
 
+class FakeHub:
+    closed = False
+
+
 @pytest.fixture
-def executor() -> LoopExecutor:
-    return LoopExecutor()
+def executor() -> Iterator[LoopExecutor]:
+    hub: Any = FakeHub()
+    threads = WorkerThreads(hub, "to_thread", 4)
+    yield LoopExecutor(hub, threads)
+    hub.closed = True
+    threads.stop()
 
 
 def test_results_and_errors_come_back(executor: LoopExecutor) -> None:
@@ -24,7 +34,6 @@ def test_results_and_errors_come_back(executor: LoopExecutor) -> None:
     assert good.result(WAIT) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         bad.result(WAIT)
-    executor.shutdown()
 
 
 def test_threads_are_used_again_before_others_are_started(executor: LoopExecutor) -> None:
@@ -32,11 +41,10 @@ def test_threads_are_used_again_before_others_are_started(executor: LoopExecutor
     for _ in range(50):
         names.add(executor.submit(lambda: threading.current_thread().name).result(WAIT))
         # Until the thread is known to be idle.
-        while not executor._idle._value:
+        while not executor._workers._idle:
             pass
-    executor.shutdown()
 
-    assert names == {"spdl_media to_thread-1"}
+    assert names == {"to_thread-1"}
 
 
 def test_calls_run_at_once(executor: LoopExecutor) -> None:
@@ -44,28 +52,17 @@ def test_calls_run_at_once(executor: LoopExecutor) -> None:
     futures = [executor.submit(together.wait, WAIT) for _ in range(4)]
 
     assert sorted(future.result(WAIT) for future in futures) == [0, 1, 2, 3]
-    executor.shutdown()
 
 
-def test_shutdown_takes_no_more_and_cancels_what_waits(
-    executor: LoopExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "_most", 1)
-    inside, gate = threading.Event(), threading.Event()
-
-    def block() -> str:
-        inside.set()
-        gate.wait(WAIT)
-        return "done"
-
-    first = executor.submit(block)
-    second = executor.submit(block)
-    assert inside.wait(WAIT)
-    executor.shutdown()
+def test_at_the_end_no_more_are_taken_and_what_waits_is_cancelled(executor: LoopExecutor) -> None:
+    gate = threading.Event()
+    running = [executor.submit(gate.wait, WAIT) for _ in range(4)]
+    waiting = executor.submit(gate.wait, WAIT)
+    executor._hub.closed = True
     with pytest.raises(RuntimeError, match="starts no more calls"):
-        executor.submit(block)
+        executor.submit(gate.wait)
     gate.set()
-    wait([first, second], WAIT)
+    wait([*running, waiting], WAIT)
 
-    assert first.result() == "done"
-    assert second.cancelled()
+    assert [future.result() for future in running] == [True] * 4
+    assert waiting.cancelled()

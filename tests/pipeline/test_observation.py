@@ -134,7 +134,7 @@ def test_reports_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     reports = threading.Semaphore(0)
     caplog.handler.addFilter(lambda _: reports.release() or True)
     builder = PipelineBuilder().add_source(range(10)).pipe(lambda i: i, name="same")
-    with builder.build(report_stats_interval=0.02).auto_stop() as pipeline:
+    with builder.build(report_stats_interval=0.5).auto_stop() as pipeline:
         list(pipeline)
         for _ in range(2):
             assert reports.acquire(timeout=WAIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import math
 import multiprocessing
 import os
@@ -11,8 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +39,7 @@ from spdl_media.pipeline import (
     ProcessPoolExecutorConfig,
     WorkerDied,
 )
-from spdl_media.pipeline.executors import StagePool
-from spdl_media.pipeline.processes import open_pool
+from spdl_media.pipeline.processes import WorkerProcesses, _Worker
 
 WAIT = 30  # seconds that no test should ever need
 
@@ -122,26 +130,43 @@ def wait_until_made(path: Path) -> None:
         time.sleep(0.01)
 
 
+class Pool:
+    """The processes of a stage, and as many threads that call."""
+
+    def __init__(self, stage: PipeConfig) -> None:
+        assert isinstance(stage.executor, ProcessPoolExecutorConfig)
+        self.processes = WorkerProcesses(stage, stage.executor)
+        self.threads = ThreadPoolExecutor(self.processes.size)
+
+    def submit(self, item: Any) -> Future[Any]:
+        return self.threads.submit(self.processes.call, item)
+
+    def shutdown(self) -> None:
+        self.processes.shutdown()
+
+    def worker(self) -> Any:
+        return self.processes._idle[0]
+
+
 @pytest.fixture
-def pools() -> Iterator[list[StagePool]]:
-    """Pools that are shut down after the test, and leave neither thread nor process."""
-    before = set(threading.enumerate())
-    opened: list[StagePool] = []
+def pools() -> Iterator[list[Pool]]:
+    """Pools that are shut down after the test, and leave no process."""
+    opened: list[Pool] = []
     yield opened
     for pool in opened:
         pool.shutdown()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name.startswith("spdl_media"):
-            thread.join(WAIT)
-            assert not thread.is_alive()
-    ours = [p for p in multiprocessing.active_children() if p.name.startswith("spdl_media")]
-    assert not ours
+        pool.threads.shutdown()
+    deadline = time.monotonic() + WAIT
+    while [p for p in multiprocessing.active_children() if p.name.startswith("spdl_media")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
-def processes(fn: Any, pools: list[StagePool], **options: Any) -> StagePool:
+def processes(fn: Any, pools: list[Pool], **options: Any) -> Pool:
     concurrency = options.pop("concurrency", 1)
+    timeout = options.pop("timeout", None)
     config = ProcessPoolExecutorConfig(**options)
-    pools.append(open_pool(PipeConfig(fn, "work", concurrency, executor=config)))
+    pools.append(Pool(PipeConfig(fn, "work", concurrency, executor=config, timeout=timeout)))
     return pools[-1]
 
 
@@ -150,36 +175,36 @@ def results(futures: list[Future[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("mp_context", [None, "spawn", "fork"])
-def test_processes_apply_the_function(mp_context: str | None, pools: list[StagePool]) -> None:
+def test_processes_apply_the_function(mp_context: str | None, pools: list[Pool]) -> None:
     if mp_context == "fork" and sys.version_info >= (3, 12):
         pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
     pool = processes(square, pools, mp_context=mp_context, max_workers=2)
     assert results([pool.submit(n) for n in range(20)]) == [n * n for n in range(20)]
 
 
-def test_there_are_as_many_processes_as_concurrency(pools: list[StagePool]) -> None:
+def test_there_are_as_many_processes_as_concurrency(pools: list[Pool]) -> None:
     pool = processes(pid_of_worker, pools, concurrency=2)
-    assert len(pool._workers) == 2  # type: ignore[attr-defined]
+    assert pool.processes.size == 2
     pids = set(results([pool.submit(n) for n in range(100)]))
     assert len(pids) <= 2
     assert os.getpid() not in pids
 
 
-def test_the_function_is_sent_once_a_worker_and_not_with_each_item(pools: list[StagePool]) -> None:
+def test_the_function_is_sent_once_a_worker_and_not_with_each_item(pools: list[Pool]) -> None:
     dataset = Dataset()
     config = PipeConfig(dataset.load, executor=ProcessPoolExecutorConfig())
     checked = Dataset.num_pickled
-    pools.append(open_pool(config))
+    pools.append(Pool(config))
     assert results([pools[0].submit(n) for n in range(10)]) == [-n for n in range(10)]
     assert Dataset.num_pickled - checked == 1
 
 
-def test_initializer_runs_in_each_worker_before_the_first_item(pools: list[StagePool]) -> None:
+def test_initializer_runs_in_each_worker_before_the_first_item(pools: list[Pool]) -> None:
     pool = processes(recall, pools, initializer=remember, initargs=(7,), max_workers=2)
     assert results([pool.submit(n) for n in range(10)]) == [7] * 10
 
 
-def test_exceptions_arrive_with_their_traceback_as_cause(pools: list[StagePool]) -> None:
+def test_exceptions_arrive_with_their_traceback_as_cause(pools: list[Pool]) -> None:
     error = processes(fail, pools).submit(5).exception(WAIT)
     assert isinstance(error, ValueError)
     assert str(error) == "no 5"
@@ -187,7 +212,22 @@ def test_exceptions_arrive_with_their_traceback_as_cause(pools: list[StagePool])
     assert "raise ValueError" in str(error.__cause__)
 
 
-def test_an_exception_that_cannot_be_pickled_is_described(pools: list[StagePool]) -> None:
+def test_a_failure_does_not_hold_the_bytes_of_its_item(pools: list[Pool]) -> None:
+    error = processes(fail, pools).submit(5).exception(WAIT)
+    assert error is not None
+    names = [
+        (frame.f_code.co_name, frame.f_locals)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    sent = [view for name, found in names if name == "call" for view in found.values()]
+    for view in sent:
+        if isinstance(view, memoryview):
+            with pytest.raises(ValueError, match="released memoryview"):
+                view.tobytes()
+    assert any(isinstance(view, memoryview) for view in sent)
+
+
+def test_an_exception_that_cannot_be_pickled_is_described(pools: list[Pool]) -> None:
     pool = processes(fail_unpicklably, pools)
     with pytest.raises(
         PipelineError, match=r"^UnpicklableError: 1 and 2 \(raised in a worker process"
@@ -197,12 +237,12 @@ def test_an_exception_that_cannot_be_pickled_is_described(pools: list[StagePool]
         pool.submit(0).result(WAIT)
 
 
-def test_a_result_that_cannot_be_pickled_fails_its_item(pools: list[StagePool]) -> None:
+def test_a_result_that_cannot_be_pickled_fails_its_item(pools: list[Pool]) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
         processes(make_lock, pools).submit(0).result(WAIT)
 
 
-def test_an_item_that_cannot_be_pickled_fails_alone(pools: list[StagePool]) -> None:
+def test_an_item_that_cannot_be_pickled_fails_alone(pools: list[Pool]) -> None:
     pool = processes(square, pools)
     futures = [pool.submit(2), pool.submit(threading.Lock()), pool.submit(3)]
     assert futures[0].result(WAIT) == 4
@@ -211,22 +251,22 @@ def test_an_item_that_cannot_be_pickled_fails_alone(pools: list[StagePool]) -> N
     assert futures[2].result(WAIT) == 9
 
 
-def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[StagePool]) -> None:
+def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[Pool]) -> None:
     pool = processes(leave, pools)
     with pytest.raises(SystemExit, match="4"):
         pool.submit(0).result(WAIT)
-    assert pool._workers[0].process.is_alive()  # type: ignore[attr-defined]
+    assert pool.worker().process.is_alive()
 
 
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
-def test_a_death_fails_the_item_and_says_how(how: str, said: str, pools: list[StagePool]) -> None:
+def test_a_death_fails_the_item_and_says_how(how: str, said: str, pools: list[Pool]) -> None:
     pool = processes(die, pools)
     for _ in range(2):  # the second one dies in a worker that took the place of the first
         with pytest.raises(WorkerDied, match=rf"worker process of stage 'work' ended \({said}\)"):
             pool.submit(how).result(WAIT)
 
 
-def test_items_not_yet_sent_run_in_the_new_worker(pools: list[StagePool]) -> None:
+def test_items_not_yet_sent_run_in_the_new_worker(pools: list[Pool]) -> None:
     pool = processes(die_if_negative, pools, max_workers=2)
     outcomes = results([pool.submit(n) for n in [1, 2, -1, 3, 4, -1, 5, 6]])
     died = [outcome for outcome in outcomes if isinstance(outcome, WorkerDied)]
@@ -235,16 +275,16 @@ def test_items_not_yet_sent_run_in_the_new_worker(pools: list[StagePool]) -> Non
 
 
 def test_a_worker_that_died_while_idle_is_replaced_before_the_next_item(
-    pools: list[StagePool],
+    pools: list[Pool],
 ) -> None:
     pool = processes(pid_of_worker, pools)
     pid = pool.submit(0).result(WAIT)
     os.kill(pid, signal.SIGKILL)
-    pool._workers[0].process.join(WAIT)  # type: ignore[attr-defined]
+    pool.worker().process.join(WAIT)
     assert pool.submit(0).result(WAIT) != pid
 
 
-def test_an_initializer_that_fails_breaks_the_pool(pools: list[StagePool]) -> None:
+def test_an_initializer_that_fails_breaks_the_pool(pools: list[Pool]) -> None:
     pool = processes(square, pools, initializer=fail_to_start)
     for _ in range(2):
         with pytest.raises(PoolBroken, match="initializer failed: LookupError: no licence") as info:
@@ -252,139 +292,138 @@ def test_an_initializer_that_fails_breaks_the_pool(pools: list[StagePool]) -> No
         assert "in fail_to_start" in str(info.value.__cause__)
 
 
-def test_workers_that_never_start_break_the_pool(pools: list[StagePool]) -> None:
+def test_workers_that_never_start_break_the_pool(pools: list[Pool]) -> None:
     pool = processes(square, pools, initializer=die_at_start)
     with pytest.raises(PoolBroken, match=r"3 worker processes .* before they took an item.*code 5"):
         pool.submit(1).result(WAIT)
 
 
 def test_shutdown_ends_a_worker_in_a_call_without_waiting(
-    pools: list[StagePool], tmp_path: Path
+    pools: list[Pool], tmp_path: Path
 ) -> None:
     pool = processes(wait_for_file, pools)
-    futures = [pool.submit(str(tmp_path / "runs")) for _ in range(3)]
+    futures = [pool.submit(str(tmp_path / "runs")) for _ in range(2)]
     wait_until_made(tmp_path / "runs")
     start = time.monotonic()
     pool.shutdown()
     assert time.monotonic() - start < 5
     with pytest.raises(WorkerDied, match="SIGTERM"):
         futures[0].result(WAIT)
-    assert futures[1].cancelled()
-    assert futures[2].cancelled()
     with pytest.raises(PoolBroken, match="processes of stage 'work' were shut down"):
-        pool.submit("").result(WAIT)
+        futures[1].result(WAIT)
 
 
-def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(
-    pools: list[StagePool], tmp_path: Path
-) -> None:
-    config = PipeConfig(
-        sleep_unless_zero, executor=ProcessPoolExecutorConfig(), concurrency=1, timeout=0.2
-    )
-    pools.append(open_pool(config))
+def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(pools: list[Pool]) -> None:
+    pool = processes(sleep_unless_zero, pools, timeout=0.2)
     # The time that a worker takes to start does not count, here a multiple of the timeout.
-    assert pools[0].submit(0).result(WAIT) == 0
+    assert pool.submit(0).result(WAIT) == 0
     with pytest.raises(TimeoutError, match=r"the call took longer than timeout=0\.2 s"):
-        pools[0].submit(1000).result(WAIT)
-    assert pools[0].submit(0).result(WAIT) == 0
+        pool.submit(1000).result(WAIT)
+    assert pool.submit(0).result(WAIT) == 0
 
 
-def test_an_item_that_waits_can_be_cancelled(pools: list[StagePool], tmp_path: Path) -> None:
-    pool = processes(wait_for_file, pools)
-    pool.submit(str(tmp_path / "first"))
-    second = pool.submit(str(tmp_path / "second"))
-    wait_until_made(tmp_path / "first")
-    assert second.cancel()
-    pool.shutdown()
-    assert not (tmp_path / "second").exists()
+def test_a_pool_that_never_got_an_item_ends_its_processes(pools: list[Pool]) -> None:
+    assert processes(square, pools).worker().process.is_alive()
 
 
-def test_a_pool_that_never_got_an_item_ends_its_processes(pools: list[StagePool]) -> None:
-    workers = processes(square, pools)._workers  # type: ignore[attr-defined]
-    assert workers[0].process.is_alive()
-
-
-def test_forked_workers_see_the_end_of_their_pipe(pools: list[StagePool]) -> None:
+def test_forked_workers_see_the_end_of_their_pipe(pools: list[Pool]) -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
     pool = processes(pid_of_worker, pools, mp_context="fork", max_workers=3)
-    workers = list(pool._workers)  # type: ignore[attr-defined]
-    workers[0]._pipe.close()
-    workers[0].process.join(WAIT)
-    assert workers[0].process.exitcode == 0
+    worker = pool.worker()
+    worker.pipe.close()
+    worker.process.join(WAIT)
+    assert worker.process.exitcode == 0
 
 
 def test_a_callers_pool_is_used_and_left_running() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="callers") as executor:
-        stage = PipeConfig(lambda _: threading.current_thread().name, executor=executor)
-        pool = open_pool(stage)
-        assert pool.submit(0).result(WAIT).startswith("callers")
-        pool.shutdown()
+        builder = PipelineBuilder().add_source([0])
+        builder.pipe(lambda _: threading.current_thread().name, executor=executor)
+        assert next(iter(builder.build())).startswith("callers")
         assert executor.submit(square, 3).result(WAIT) == 9
-
-
-def test_what_a_function_raises_in_a_callers_pool_is_passed_on() -> None:
-    with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="no 1"):
-        open_pool(PipeConfig(fail, executor=executor)).submit(1).result(WAIT)
-
-
-def test_a_callers_pool_that_was_shut_down_is_broken() -> None:
-    executor = ThreadPoolExecutor(1)
-    pool = open_pool(PipeConfig(square, executor=executor))
-    executor.shutdown()
-    with pytest.raises(PoolBroken, match=r"ThreadPoolExecutor of stage 'square'.*after shutdown"):
-        pool.submit(1).result(WAIT)
 
 
 def test_a_callers_process_pool_that_breaks_stays_broken() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as executor:
-        pool = open_pool(PipeConfig(die, executor=executor))
-        with pytest.raises(PoolBroken, match=r"terminated abruptly.*It is not the pipeline's"):
-            pool.submit("exit").result(WAIT)
+        builder = PipelineBuilder().add_source(["exit"]).pipe(die, executor=executor)
+        with pytest.raises(PipelineFailure, match=r"terminated abruptly.*is not the pipeline's"):
+            list(builder.build())
         with pytest.raises(PoolBroken, match="ProcessPoolExecutor of stage 'die'"):
-            pool.submit("exit").result(WAIT)
-        with pytest.raises(PoolBroken, match="ProcessPoolExecutor of stage 'die'"):
-            open_pool(PipeConfig(die, executor=executor))
+            list(builder.build())
 
 
-def test_a_task_that_the_caller_cancels_breaks_the_pool() -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def block(_: int) -> None:
-        started.set()
-        go.wait(WAIT)
-
-    with ThreadPoolExecutor(1) as executor:
-        pool = open_pool(PipeConfig(block, executor=executor))
-        futures = [pool.submit(n) for n in range(2)]
-        started.wait(WAIT)
-        executor.shutdown(wait=False, cancel_futures=True)
-        go.set()
-        assert futures[0].result(WAIT) is None
-        with pytest.raises(PoolBroken, match="CancelledError"):
-            futures[1].result(WAIT)
-
-
-def test_cancelling_a_future_reaches_the_callers_pool() -> None:
-    started, go = threading.Event(), threading.Event()
-    called: list[int] = []
-
-    def block(item: int) -> int:
-        called.append(item)
-        started.set()
-        go.wait(WAIT)
+@pytest.mark.parametrize("error", [CancelledError, BrokenExecutor])
+def test_c9_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exception]) -> None:
+    def fail_at_one(item: int) -> int:
+        if item == 1:
+            raise error("of the item")
         return item
 
     with ThreadPoolExecutor(1) as executor:
-        pool = open_pool(PipeConfig(block, executor=executor))
-        futures = [pool.submit(n) for n in range(3)]
-        started.wait(WAIT)
-        assert futures[1].cancel()
-        assert futures[0].cancel()  # the call goes on, and its result is not wanted any more
-        go.set()
-        assert futures[2].result(WAIT) == 2
-    assert called == [0, 2]
+        pipeline = (
+            PipelineBuilder().add_source(range(4)).pipe(fail_at_one, executor=executor).build()
+        )
+        assert list(pipeline) == [0, 2, 3]
+
+
+def test_c4_a_callers_executor_keeps_no_item() -> None:
+    """Without the help of the garbage collector."""
+    references = []
+
+    class Big:
+        pass
+
+    def make(_: int) -> Big:
+        references.append(weakref.ref(big := Big()))
+        return big
+
+    with ThreadPoolExecutor(1) as executor:
+        pipeline = PipelineBuilder().add_source(range(100)).pipe(make, executor=executor).build()
+        gc.disable()
+        try:
+            with pipeline.auto_stop():
+                for big in pipeline:
+                    del big
+                deadline = time.monotonic() + WAIT
+                while sum(one() is not None for one in references) > 2:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+        finally:
+            gc.enable()
+
+
+def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    def start(*args: Any) -> Any:
+        started.append(_Worker(*args))
+        if len(started) > 1:
+            raise OSError(24, "Too many open files")
+        return started[-1]
+
+    monkeypatch.setattr("spdl_media.pipeline.processes._Worker", start)
+    builder = PipelineBuilder().add_source([-1, 1, 2])
+    pipeline = builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig()).build()
+    with pytest.raises(PipelineFailure, match="Too many open files"):
+        list(pipeline.get_iterator(timeout=WAIT))
+
+
+def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
+    pools: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> bytes:
+        raise OSError("got end of file during message")
+
+    pool = processes(square, pools)
+    assert pool.submit(2).result(WAIT) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing.connection.Connection, "recv_bytes", broken)
+        died = pool.submit(2).exception(WAIT)
+    assert isinstance(died, WorkerDied)
 
 
 needs_interpreters = pytest.mark.skipif(
@@ -392,37 +431,36 @@ needs_interpreters = pytest.mark.skipif(
 )
 
 
-def interpreters(fn: Any, pools: list[StagePool], **options: Any) -> StagePool:
-    pools.append(open_pool(PipeConfig(fn, executor=InterpreterPoolExecutorConfig(**options))))
-    return pools[-1]
+def interpreters(fn: Any, items: list[Any], **options: Any) -> Any:
+    """What becomes of items in sub-interpreters: the results, and the first failure."""
+    builder = PipelineBuilder().add_source(items)
+    builder.pipe(fn, executor=InterpreterPoolExecutorConfig(**options))
+    pipeline = builder.build(max_failures=math.inf)
+    return list(pipeline), [record.exception for record in pipeline.failures]
 
 
 @needs_interpreters
-def test_sub_interpreters_apply_pure_python(pools: list[StagePool]) -> None:
-    pool = interpreters(math.factorial, pools)
-    assert results([pool.submit(n) for n in range(5)]) == [1, 1, 2, 6, 24]
-    with pytest.raises(ValueError, match="not defined for negative"):
-        pool.submit(-1).result(WAIT)
+def test_sub_interpreters_apply_pure_python() -> None:
+    found, (error,) = interpreters(math.factorial, [0, 1, 2, 3, 4, -1])
+    assert found == [1, 1, 2, 6, 24]
+    assert "not defined for negative" in str(error)
 
 
 @needs_interpreters
-def test_a_function_whose_imports_fail_there_gets_told(pools: list[StagePool]) -> None:
-    with pytest.raises(
-        PipelineError, match=r"'sqrt' cannot run in a sub-interpreter: .*does not support.*NumPy"
-    ) as info:
-        interpreters(np.sqrt, pools).submit(3).result(WAIT)
-    assert not isinstance(info.value, PoolBroken)
-    pool = interpreters(lambda _: __import__("numpy"), pools)
-    with pytest.raises(PipelineError, match=r"'lambda' cannot run in a sub-interpreter"):
-        pool.submit(3).result(WAIT)
+def test_a_function_whose_imports_fail_there_gets_told() -> None:
+    _, (error,) = interpreters(np.sqrt, [3])
+    assert type(error) is PipelineError
+    assert "'sqrt' cannot run in a sub-interpreter: " in str(error)
+    assert "does not support" in str(error)
+    _, (error,) = interpreters(lambda _: __import__("numpy"), [3])
+    assert "'lambda' cannot run in a sub-interpreter" in str(error)
 
 
 @needs_interpreters
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_initializer_that_fails_breaks_interpreters(pools: list[StagePool]) -> None:
-    pool = interpreters(square, pools, initializer=math.sqrt, initargs=(-1,))
-    with pytest.raises(PoolBroken, match="initializer must work in each sub-interpreter"):
-        pool.submit(3).result(WAIT)
+def test_an_initializer_that_fails_breaks_interpreters() -> None:
+    with pytest.raises(PipelineFailure, match="initializer must work in each sub-interpreter"):
+        interpreters(square, [3], initializer=math.sqrt, initargs=(-1,))
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="there are sub-interpreters")
@@ -438,8 +476,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 
-from spdl_media.pipeline import PipeConfig, ProcessPoolExecutorConfig
-from spdl_media.pipeline.processes import open_pool
+from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
 
 
 def wait(path):
@@ -448,9 +485,10 @@ def wait(path):
 
 
 if __name__ == "__main__":
-    pool = open_pool(PipeConfig(wait, executor=ProcessPoolExecutorConfig()))
     path = Path(sys.argv[1])
-    pool.submit(str(path))
+    builder = PipelineBuilder().add_source([str(path)])
+    pipeline = builder.pipe(wait, executor=ProcessPoolExecutorConfig()).build()
+    pipeline.start()
     while not path.exists() or not path.read_text():
         time.sleep(0.01)
     {end}

@@ -22,7 +22,7 @@ from spdl_media.pipeline import (
     profile_pipeline,
 )
 
-TICK = 0.01  # seconds of a slow call
+TICK = 0.03  # seconds of a slow call
 
 
 def wait(item: Any) -> Any:
@@ -92,8 +92,8 @@ def test_the_slowest_stage_is_the_bottleneck(fn: Any) -> None:
     assert one.average > 0.9 * TICK
     assert one.p99 >= one.p90 > 0.9 * TICK
     assert one.rate < 1.1 / TICK
-    assert one.occupancy > 0.5
-    assert four.rate > 1.5 * one.rate
+    assert one.occupancy > 0.3
+    assert four.rate > 1.3 * one.rate
     assert four.items_per_second == four.rate
 
 

@@ -18,10 +18,12 @@ class FakeHub:
     """Calls at once what it is given."""
 
     closed = False
+    is_quick = True
 
     def __init__(self) -> None:
         self.events = self
         self.posted = 0
+        self.paces: list[Any] = []
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         self.posted += 1
@@ -36,7 +38,8 @@ class FakeHub:
 
 def make_sink(buffer_size: int = 2, slack: int = 3, *, continuous: bool = False) -> Sink:
     hub: Any = FakeHub()
-    sink = Sink(hub, buffer_size, slack, continuous=continuous)
+    sink = Sink(hub, buffer_size, continuous=continuous)
+    sink.slack = slack
     sink.upstream = hub
     return sink
 

@@ -134,8 +134,10 @@ def test_on_failure_gets_the_record_that_was_counted(gate: threading.Event) -> N
             slow_threads[0].join(WAIT)
         told.append(record)
 
-    builder = PipelineBuilder().add_source(["quick", "slow", "next"]).pipe(call, timeout=0.2)
-    pipeline = builder.build(num_threads=1, max_failures=2, on_failure=tell)
+    builder = PipelineBuilder().add_source(["quick", "slow", "next"])
+    # One thread, and room for an item behind the two that failed.
+    builder.pipe(call, timeout=0.2, concurrency=2, executor=ThreadPoolExecutorConfig(1))
+    pipeline = builder.build(max_failures=2, on_failure=tell)
 
     assert list(pipeline) == ["next"]
     assert [type(record.exception) for record in told] == [ValueError, TimeoutError]

@@ -6,249 +6,101 @@ import asyncio
 import contextlib
 import functools
 import math
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.hub import Hub, Node, wake
+from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
+from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
+from spdl_media.pipeline.engine.workers import WorkerThreads
 from spdl_media.pipeline.stages import SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
-__all__ = ("AsyncSource", "Sink", "Source", "ThreadSource")
+__all__ = ("END_OF_EPOCH", "Sink", "Source")
 
-#: Stands for the end of an epoch on the way from a source, and is what :meth:`Sink.take` returns then.
+#: What :meth:`Sink.take` returns at the end of an epoch.
 END_OF_EPOCH: Any = object()
 NOTHING: Any = object()
 
 
-class Source(Node):
-    """The part of a source that does not depend on who iterates it.
+class EpochSlot(FanOutSlot):
+    """An epoch of a source."""
 
-    Who iterates puts items into ``out``, at most ``ahead`` more than the next node has taken. An
-    epoch begins when it was asked for, or at once if the source is continuous.
+    __slots__ = ()
 
-    Attributes:
-        asking_since: When the source was asked for the item that it has not given yet, on the clock
-            of ``time.perf_counter``; ``None`` while nobody asks.
-        given: Number of items that the next node has taken.
+    def fail(self, error: BaseException, where: str = "") -> None:  # noqa: ARG002  # as of Slot
+        """Note that the source failed. It ends the run, so the error may keep its traceback."""
+        self.error = error
+
+
+class Source(FanOut):
+    """A fan-out whose items are epochs: each time one is wanted, the source is iterated.
+
+    A synchronous source has a thread of its own, which it may block.
+
+    Args:
+        hub: The loop's side.
+        config: What is iterated.
     """
 
-    def __init__(self, hub: Hub, config: SourceConfig, ahead: int) -> None:
-        super().__init__(hub, f"spdl_media source {config.name}")
-        self.asking_since: float | None = None
-        self.given = 0
-        self._items: Any = config.items
-        self._continuous = config.continuous
-        self._ahead = ahead
-        # Entries of "out", ends of epochs included.
-        self._taken = self._made = 0
-        self._epochs_wanted = self._epochs_begun = 0
-        self._error: BaseException | None = None
-        # Merged with a source that failed: its last epoch is cut short, and when that has ended it is over.
-        self._cut = self._is_over = False
+    slot_type: type[Slot] = EpochSlot
+    drops_none = False
 
-    def start(self) -> None:
-        """Begin to iterate as soon as an epoch is wanted."""
-        raise NotImplementedError
+    def __init__(self, hub: Hub, config: SourceConfig) -> None:
+        # What can be iterated both ways is most often asynchronous with a fallback.
+        is_async = isinstance(config.items, AsyncIterable)
+        begin: Callable[[Any], Any] = aiter if is_async else iter
+        self.threads = WorkerThreads(hub, f"spdl_media source {config.name}", 1)
+        super().__init__(hub, begin, "source", None if is_async else self.threads)
+        # A generator is closed in the thread that it has run in.
+        self.threads.at_end = self.close_generators
+        # To be told when there is room for an epoch.
+        self.upstream = self.Epochs(self, config)
+        self.borrowed = config.items
+        self._pace = Pace(hub)
 
-    def stop(self) -> None:
-        """Have the iteration end at the next item."""
+    class Epochs:
+        """Feeds the source with epochs."""
 
-    def wake(self) -> None:
-        """Let who iterates look whether it may go on. On the loop."""
-        raise NotImplementedError
+        def __init__(self, source: Source, config: SourceConfig) -> None:
+            self.number_wanted = 0
+            self._source = source
+            self._config = config
+
+        def retry(self) -> None:
+            """Begin an epoch if one is wanted. The source has room for it."""
+            if self.number_wanted:
+                # A continuous source always wants the next one.
+                self.number_wanted -= not self._config.continuous
+                self._source.accept(self._config.items)
+                self._source.end_epoch()
 
     def request_epoch(self) -> None:
-        """Want one more epoch. On the loop."""
-        self._epochs_wanted += 1
-        self.wake()
+        """Want one more epoch."""
+        self.upstream.number_wanted += 1
+        self.hub.touch(self)
 
-    def advance(self) -> None:
-        """Hand items on, as many as the next node has room for."""
-        out, inlet = self.out, self.next
-        if self._is_over:
-            out.clear()
-        before = self._taken
-        while out and (count := min(inlet.room(), len(out))) > 0:
-            for _ in range(count):
-                item = out.popleft()
-                self._taken += 1
-                if item is END_OF_EPOCH:
-                    self._pass_end()
-                    break
-                inlet.accept(item)
-                self.given += 1
-        if self._taken > before:
-            self.wake()
+    def hand_on(self) -> None:
+        """Give items to the next node, and see how quickly they pass, which is as they are consumed."""
+        super().hand_on()
+        self._pace.look(self.counters.outputs)
+
+    def report(self, slot: FanOutSlot) -> None:
+        """End the run with the epoch if it failed."""
+        if slot.error is not None:
+            self.hub.events.source_failed(slot.error)
+        self.release(slot)
 
     def cut_short(self) -> None:
-        """End the last epoch with what has come, however long the next item takes. On the loop."""
-        if not self._cut:
-            self._cut = True
-            self.out.append(END_OF_EPOCH)
-            self.hub.touch(self)
-
-    def _pass_end(self) -> None:
-        self._is_over = self._cut
-        if self._error is not None:
-            self.hub.events.source_failed(self._error)
-        self.next.end_epoch()
-
-    def _may_make(self) -> bool:
-        return self._made < self._taken + self._ahead
-
-    def _may_begin(self) -> bool:
-        return self._continuous or self._epochs_begun < self._epochs_wanted
-
-    async def _run(self) -> None:
-        """Iterate epoch after epoch, as a task or, by a thread, without ever being suspended."""
-        while await self._wait_until(self._may_begin):
-            self._epochs_begun += 1
-            try:
-                await self._iterate()
-            except BaseException as error:  # of whatever kind, the consumer must hear of it
-                if self.hub.closed:
-                    raise
-                self._error = error
-            self.asking_since = None
-            if not await self._wait_until(self._may_make):
-                return
-            self._put(END_OF_EPOCH)
-            if self._error is not None:
-                return
-
-    async def _iterate(self) -> None:
-        """Put the items of one epoch, and close the iterator if it was made here."""
-        raise NotImplementedError
-
-    def _put(self, item: Any) -> None:
-        self._made += 1
-        self.out.append(item)
-        self._announce()
-
-    def _announce(self) -> None:
-        """Have the loop hand the items on."""
-        self.hub.touch(self)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for something that the loop brings about; ``False`` when the run is over."""
-        raise NotImplementedError
-
-
-class ThreadSource(Source):
-    """A synchronous source, iterated by a thread of its own, which it may block."""
-
-    def __init__(self, hub: Hub, config: SourceConfig, ahead: int) -> None:
-        super().__init__(hub, config, ahead)
-        self.thread = threading.Thread(target=self._run_in_thread, name=self.name, daemon=True)
-        # A token wakes the thread; one too many has it look once in vain.
-        self._tokens: SimpleQueue[None] = SimpleQueue()
-        self._waiting = False
-        self._posted = False
-
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Have the thread end at the next item."""
-        self._tokens.put(None)
-
-    def wake(self) -> None:
-        """Let the thread go on, if it waits and is worth a switch of threads by now."""
-        # Half of what it may make, so that one switch of threads serves several items.
-        enough = self._taken + self._ahead - self._made >= (self._ahead + 1) // 2
-        if self._waiting and enough:
-            self._waiting = False
-            self._tokens.put(None)
-
-    def _run_in_thread(self) -> None:
-        try:
-            # What the coroutine awaits here blocks the thread instead, so one step runs all of it.
-            self._run().send(None)
-        except StopIteration:
-            pass
-        except BaseException:
-            # What the source raises after the run is over is of interest to nobody.
-            if not self.hub.closed:
-                raise
-
-    async def _iterate(self) -> None:
-        self.asking_since = perf_counter()
-        iterator = iter(self._items)
-        hub, may_make = self.hub, self._may_make
-        try:
-            # Awaits nothing for most items: a call of a coroutine costs a tenth of what an item does.
-            while (may_make() and not hub.closed) or await self._wait_until(may_make):
-                self.asking_since = perf_counter()
-                item = next(iterator, END_OF_EPOCH)
-                self.asking_since = None
-                if item is END_OF_EPOCH:
-                    return
-                self._put(item)
-        finally:
-            # Here, so that its "finally" runs now and in its thread. One of the user's may be wanted further.
-            if iterator is not self._items and (close := getattr(iterator, "close", None)):
-                close()
-
-    def _announce(self) -> None:
-        if not self._posted:
-            self._posted = True
-            self.hub.post(self._arrive, None)
-
-    def _arrive(self, _: None) -> None:
-        self._posted = False
-        self.hub.touch(self)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
-        while not self.hub.closed:
-            if condition():
-                return True
-            self._waiting = True
-            # Asked again: the loop may have looked before it could see that somebody waits.
-            if not condition():
-                self._tokens.get()
-            self._waiting = False
-        return False
-
-
-class AsyncSource(Source):
-    """An asynchronous source, iterated by a task. The run cancels it at its end."""
-
-    _woken: asyncio.Future[None] | None = None
-
-    def start(self) -> None:
-        """Start the task."""
-        self.hub.spawn(self._run(), self.name)
-
-    def wake(self) -> None:
-        """Let the task go on, if it waits."""
-        if self._woken is not None:
-            wake(self._woken)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> bool:
-        while not condition():
-            self._woken = self.hub.loop.create_future()
-            await self._woken
-        return not self.hub.closed
-
-    async def _iterate(self) -> None:
-        self.asking_since = perf_counter()
-        iterator = aiter(self._items)
-        try:
-            while await self._wait_until(self._may_make):
-                self.asking_since = perf_counter()
-                item = await anext(iterator, END_OF_EPOCH)
-                self.asking_since = None
-                if item is END_OF_EPOCH:
-                    return
-                self._put(item)
-        finally:
-            if iterator is not self._items and (close := getattr(iterator, "aclose", None)):
-                await close()
+        """End the last epoch with what has come, however long the next item takes."""
+        self.upstream.number_wanted = 0
+        # A copy: settling takes the slot out.
+        for slot in list(self._open):
+            self.settle(slot)
 
 
 class Sink:
@@ -263,15 +115,15 @@ class Sink:
     Args:
         hub: The loop's side.
         buffer_size: How many items may wait for the consumer.
-        slack: How many more may, so that the loop need not be woken for each.
         continuous: Whether epochs follow each other without being asked for.
 
     Attributes:
+        slack: How many more may wait while items pass quickly, so that the loop need not be woken for each.
         has_ended: A consumer has seen the end of the epoch, and no other was asked for.
         look_out: What a consumer that waits calls now and then; returns when to call it again.
     """
 
-    def __init__(self, hub: Hub, buffer_size: int, slack: int, *, continuous: bool) -> None:
+    def __init__(self, hub: Hub, buffer_size: int, *, continuous: bool) -> None:
         self.hub = hub
         self.upstream: Any
         self.has_ended = False
@@ -280,12 +132,13 @@ class Sink:
         self._delivered = 0
         self._occupied = 0
         self._waited = 0.0
+        self._waiting_since: list[float] = []
         self._ready: deque[Any] = deque()
         self._waiters: deque[Callable[[], object]] = deque()
-        self._capacity = buffer_size + slack
-        # Down to what is left of them, the loop is not woken.
-        self._low = min(buffer_size, self._capacity - 1)
-        self._stalled = False
+        self._buffer_size = buffer_size
+        self._pace = Pace(hub)
+        self.slack = 0
+        self._stalled = self._has_no_limit = False
         self._ends_waiting = 0
         self._continuous = continuous
         self._closed: Callable[[], BaseException] | None = None
@@ -296,23 +149,33 @@ class Sink:
 
     def room(self) -> int:
         """How many more items may wait, none of the epoch after the next."""
+        if self._has_no_limit:
+            return sys.maxsize
         if self._ends_waiting > 1:
             return 0
-        room = self._capacity - len(self._ready)
+        capacity = self._buffer_size + (self.slack if self.hub.is_quick else 0)
+        room = capacity - len(self._ready)
         if room <= 0:
             self._stalled = True
             # Asked again: a consumer may have looked before it could see that the loop has stalled.
-            room = self._capacity - len(self._ready)
+            room = capacity - len(self._ready)
         return max(room, 0)
 
     def accept(self, item: Any) -> None:
         """Give an item to the consumers."""
+        # Summed up at each delivery, for the mean.
         self._occupied += len(self._ready)
         self._ready.append(item)
         self._delivered += 1
         self.delivered_at = perf_counter()
+        self._pace.look(self._delivered)
         if self._waiters:
             self._wake_one()
+
+    def accept_all(self) -> None:
+        """Take what waits in the nodes before, as far as their results need no more calls."""
+        self._has_no_limit = True
+        self.upstream.hand_on()
 
     def end_epoch(self) -> None:
         """Tell the consumers that the epoch has ended."""
@@ -331,20 +194,18 @@ class Sink:
             self._wake_one()
 
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
-        """What was delivered in the last ``elapsed`` seconds, which began with the totals ``before``."""
+        """Return the statistics of the last ``elapsed`` seconds, which began with the totals ``before``."""
         before = before or SinkStatistics(0, 0.0, 0.0, 0.0)
         number = self._delivered - before.number
         occupied = self._occupied - round(before.occupancy * before.number)
+        now = perf_counter()
+        waited = self._waited + sum(now - since for since in self._waiting_since.copy())
         return SinkStatistics(
             number=number,
             rate=number / elapsed if elapsed else 0.0,
             occupancy=occupied / number if number else 0.0,
-            waited=self._waited - before.waited,
+            waited=waited - before.waited,
         )
-
-    def _make_room(self, num_ends: int) -> None:
-        self._ends_waiting -= num_ends
-        self.upstream.retry()
 
     def take(self, timeout: float | None = None) -> Any:
         """Take an item, or ``END_OF_EPOCH``. Blocks until there is one.
@@ -357,82 +218,97 @@ class Sink:
         try:
             item = self._ready.popleft()
         except IndexError:
-            start = perf_counter()
-            try:
-                item = self._wait(start, timeout)
-            finally:
-                self._waited += perf_counter() - start
-        return self._taken(item)
+            item = NOTHING
+        if item is NOTHING:
+            return self._wait(timeout)
+        if self._stalled or item is END_OF_EPOCH:
+            self._note_taken(item)
+        return item
 
     async def take_async(self) -> Any:
-        """The same for a task of any event loop."""
-        try:
-            item = self._ready.popleft()
-        except IndexError:
-            start = perf_counter()
-            try:
-                item = await self._wait_async()
-            finally:
-                self._waited += perf_counter() - start
-        return self._taken(item)
+        """The same for a task of any event loop.
 
-    def _taken(self, item: Any) -> Any:
-        if item is END_OF_EPOCH:
-            if not self.has_ended:
-                self.hub.post(self._make_room, 1)
-            if not self._continuous:
-                self.has_ended = True
-                self._wake_one()
-        if self._stalled and len(self._ready) <= self._low:
-            self._stalled = False
-            self.hub.post(self._make_room, 0)
-        return item
+        Raises:
+            PipelineStopped: There will be none: the run was stopped.
+            PipelineFailure: There will be none: the run failed.
+        """
+        loop = asyncio.get_running_loop()
+        start = perf_counter()
+        self._waiting_since.append(start)
+        try:
+            while True:
+                woken: asyncio.Future[None] = loop.create_future()
+                call = functools.partial(loop.call_soon_threadsafe, wake, woken)
+                self._waiters.append(call)
+                try:
+                    if (item := self._look()) is not NOTHING:
+                        return item
+                    await woken
+                finally:
+                    self._leave(call)
+        finally:
+            self._end_wait(start)
+
+    def _wait(self, timeout: float | None) -> Any:
+        tokens: SimpleQueue[None] = SimpleQueue()
+        call = functools.partial(tokens.put, None)
+        start = perf_counter()
+        self._waiting_since.append(start)
+        try:
+            while True:
+                self._waiters.append(call)
+                try:
+                    if (item := self._look()) is not NOTHING:
+                        return item
+                    left = math.inf if timeout is None else start + timeout - perf_counter()
+                    if left <= 0:
+                        raise TimeoutError(f"the pipeline gave no item within {timeout} s")
+                    with contextlib.suppress(Empty):
+                        # A time above TIMEOUT_MAX is an OverflowError.
+                        tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
+                finally:
+                    self._leave(call)
+        finally:
+            self._end_wait(start)
 
     def _look(self) -> Any:
         """Take an item if there is one, else ``NOTHING``. Raises when there will be none."""
         with contextlib.suppress(IndexError):
-            return self._ready.popleft()
+            self._note_taken(item := self._ready.popleft())
+            return item
         if self.has_ended:
             return END_OF_EPOCH
         if self._closed is not None:
             raise self._closed()
         return NOTHING
 
-    def _wait(self, start: float, timeout: float | None) -> Any:
-        tokens: SimpleQueue[None] = SimpleQueue()
-        call = functools.partial(tokens.put, None)
-        while True:
-            self._waiters.append(call)
-            try:
-                if (item := self._look()) is not NOTHING:
-                    return item
-                left = math.inf if timeout is None else start + timeout - perf_counter()
-                if left <= 0:
-                    raise TimeoutError(f"the pipeline gave no item within {timeout} s")
-                with contextlib.suppress(Empty):
-                    tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
-            finally:
-                self._leave(call)
+    def _note_taken(self, item: Any) -> None:
+        if item is END_OF_EPOCH:
+            # By its one taker alone: who is told of it later must not end the next epoch.
+            self.hub.post(self._make_room, 1)
+            if not self._continuous:
+                self.has_ended = True
+                self._wake_one()
+        # With slack the loop is woken when the buffer alone is left, else for each item.
+        low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
+        if self._stalled and len(self._ready) <= low:
+            self._stalled = False
+            self.hub.post(self._make_room, 0)
 
-    async def _wait_async(self) -> Any:
-        loop = asyncio.get_running_loop()
-        while True:
-            woken: asyncio.Future[None] = loop.create_future()
-            call = functools.partial(loop.call_soon_threadsafe, wake, woken)
-            self._waiters.append(call)
-            try:
-                if (item := self._look()) is not NOTHING:
-                    return item
-                await woken
-            finally:
-                self._leave(call)
+    def _make_room(self, num_ends: int) -> None:
+        self._ends_waiting -= num_ends
+        self.upstream.retry()
+
+    def _end_wait(self, start: float) -> None:
+        self._waiting_since.remove(start)
+        self._waited += perf_counter() - start
 
     def _leave(self, call: Callable[[], object]) -> None:
         try:
             self._waiters.remove(call)
         except ValueError:
             # Woken, perhaps for an item that another consumer was meant to have as well.
-            if self._ready or self._closed is not None:
+            if self._ready or self.has_ended or self._closed is not None:
                 self._wake_one()
 
     def _wake_one(self) -> None:

@@ -5,47 +5,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from itertools import zip_longest
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from spdl_media.pipeline.engine.ends import AsyncSource, Sink, Source, ThreadSource
-from spdl_media.pipeline.engine.fan_out import AsyncFanOut, Disaggregate, ThreadFanOut
-from spdl_media.pipeline.engine.hub import Hub, Node, Slot
-from spdl_media.pipeline.engine.nodes import (
-    Aggregate,
-    AsyncCalls,
-    CallSpec,
-    CustomAggregate,
-    Join,
-    Switch,
-    ThreadCalls,
-    call_in_pool,
-    routed,
-)
-from spdl_media.pipeline.engine.workers import (
-    BorrowedThreads,
-    FailureHandler,
-    Threads,
-    WorkerThreads,
-)
+from spdl_media.pipeline.engine.ends import EpochSlot, Sink, Source
+from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
+from spdl_media.pipeline.engine.joints import Aggregate, CustomAggregate, Join, Switch, routed
+from spdl_media.pipeline.engine.nodes import Disaggregate, FanOut, Stage
+from spdl_media.pipeline.engine.workers import TaskRunner, WorkerThreads
 from spdl_media.pipeline.executors import (
-    StagePool,
+    AwaitedPool,
+    InterpreterPoolExecutorConfig,
+    ProcessPoolExecutorConfig,
     TaskHook,
     ThreadPoolExecutorConfig,
     hooked,
     kind_of,
 )
 from spdl_media.pipeline.failures import Branches, Chain, FailureLog, short_repr
-from spdl_media.pipeline.processes import open_pool
+from spdl_media.pipeline.processes import WorkerProcesses
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     DisaggregateConfig,
-    MergeConfig,
     PathVariantsConfig,
     PipeConfig,
     PipelineConfig,
@@ -60,11 +44,6 @@ __all__ = ("Graph", "Reporter", "TaskHookFactory", "Watchdog")
 LOG = logging.getLogger("spdl_media.pipeline")
 
 TaskHookFactory = Callable[[str], TaskHook | None]
-
-# How many items may be on their way beyond what buffers and concurrencies add up to. Threads, the
-# loop and the consumer hand each other several items at a time because of it. Groups count for what
-# is in them: a batch may be big, and behind one there is little to gain.
-SLACK = 64
 
 # Seconds without an item after which the log says what runs.
 SILENCE = 60.0
@@ -83,7 +62,7 @@ class Graph:
         config: The definition.
         num_threads: Threads that all stages share.
         log: Where stages are watched for failures.
-        handler: What happens to failures.
+        threads: Those of the run that serve no stage.
         hook_factory: Makes the hook of each stage.
     """
 
@@ -94,48 +73,44 @@ class Graph:
         *,
         num_threads: int,
         log: FailureLog,
-        handler: FailureHandler,
+        threads: Iterable[WorkerThreads],
         hook_factory: TaskHookFactory | None,
     ) -> None:
         self.sources: list[Source] = []
         self.stages: list[Node] = []
         self.hooks: list[TaskHook] = []
-        self._threads: list[Threads] = []
-        self._pools: list[StagePool] = []
+        self._shared = WorkerThreads(hub, "spdl_media worker")
+        self._threads = [self._shared, *threads]
+        self._pools: list[AwaitedPool | WorkerProcesses] = []
         self._hub = hub
         self._log = log
         # Where the stages are that come next, for those who count what is lost.
         self._drop_rates = log.chain
         self._hook_factory = hook_factory
-        # One of the items is the one that a source is being asked for.
-        self._share = (SLACK - 1) // (_count_nodes(config) + 1)
-        # How many items make a group of what comes out of the last node that was made, for groups
-        # within groups the inner ones first.
-        self._group_sizes: tuple[int, ...] = ()
-        self._shared = WorkerThreads(hub, "spdl_media worker")
-        self._threads.append(self._shared)
-        if handler.threads is not None:
-            self._threads.append(handler.threads)
+        # How many aggregates stand before the next node. A group may be big, and gets no slack.
+        self._depth = 0
+        self._quick: list[Node | Sink] = []
         try:
-            self._build(config)
+            tail = self._chain(config)
         except BaseException:
+            # The processes of stages that were made before would be left behind.
             self.close_pools()
             raise
         # Each stage has added what it can use, and threads beyond that would idle.
         self._shared.size = min(num_threads, self._shared.size)
+        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
+        buffer_size = (config.sink or SinkConfig()).buffer_size
+        self.sink = Sink(hub, buffer_size, continuous=continuous)
+        tail.connect(self.sink)
+        self._may_be_quick(self.sink)
+        # One of the items is the one that a source is being asked for.
+        share = (QUICK_ITEMS - 1) // (len(self.sources) + len(self.stages) + 1)
+        for node in self._quick:
+            node.slack = share
 
-    def start(self) -> None:
-        """Start threads and sources. On the loop."""
-        for threads in self._own_threads():
-            threads.start()
-        for source in self.sources:
-            source.start()
-
-    def wake_threads(self) -> None:
-        """Have threads that wait look whether the run is over. From any thread, and as often as wanted."""
-        for source in self.sources:
-            source.stop()
-        for threads in self._own_threads():
+    def stop(self) -> None:
+        """Have threads end after their current call. From any thread, and as often as wanted."""
+        for threads in self._threads:
             threads.stop()
 
     def close_pools(self) -> None:
@@ -145,51 +120,35 @@ class Graph:
 
     def all_threads(self) -> list[threading.Thread]:
         """All threads of the run but the one of the loop."""
-        sources = [source.thread for source in self.sources if isinstance(source, ThreadSource)]
-        # Borrowed threads belong to an executor of the user's, who waits for them.
-        return sources + [thread for threads in self._own_threads() for thread in threads.threads]
+        return [worker for threads in self._threads for worker in threads.workers.copy()]
 
     def running_calls(self) -> Iterator[str]:
         """Describe all calls of functions and sources that have not returned. From any thread."""
-        for source in self.sources:
-            if (since := source.asking_since) is not None:
-                yield _running("source", since, thread=getattr(source, "thread", None))
         for threads in self._threads:
-            for worker in list(threads.workers):
+            for worker in threads.workers.copy():
                 if (slot := worker.slot) is not None:
-                    yield _running_slot(slot, worker)
+                    yield _described(slot, f" in thread {worker.name}")
+        for stage in [*self.sources, *self.stages]:
+            if isinstance(stage, Stage) and isinstance(stage.runner, TaskRunner):
+                yield from map(_described, stage.runner.running())
+
+    def close_generators(self) -> None:
+        """Close synchronous generators that are open. Sources do so in their own threads."""
         for stage in self.stages:
-            yield from map(_running_slot, stage.running())
+            if isinstance(stage, FanOut):
+                stage.close_generators()
 
-    def generators(self) -> Iterator[Iterator[Any]]:
-        """Synchronous generators that are open."""
-        for stage in self.stages:
-            if isinstance(stage, ThreadFanOut):
-                yield from stage.generators()
-
-    @property
-    def _slack(self) -> int:
-        """The share of the next node, in groups if items have been grouped."""
-        return self._share // math.prod(self._group_sizes)
-
-    def _own_threads(self) -> list[WorkerThreads]:
-        return [threads for threads in self._threads if isinstance(threads, WorkerThreads)]
-
-    def _build(self, config: PipelineConfig) -> None:
-        tail = self._chain(config)
-        buffer_size = (config.sink or SinkConfig()).buffer_size
-        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
-        self.sink = Sink(self._hub, buffer_size, self._slack, continuous=continuous)
-        tail.connect(self.sink)
+    def _may_be_quick(self, node: Node | Sink) -> None:
+        if not self._depth:
+            self._quick.append(node)
 
     def _chain(self, config: PipelineConfig) -> Outlet:
         """Make the nodes of a pipeline without its sink; returns the last."""
         if isinstance(config.source, SourceConfig):
-            # What can be iterated both ways is most often asynchronous with a fallback.
-            is_async = isinstance(config.source.items, AsyncIterable)
-            kind = AsyncSource if is_async else ThreadSource
-            source: Source = kind(self._hub, config.source, max(1, self._slack))
+            source = Source(self._hub, config.source)
+            self._may_be_quick(source)
             self.sources.append(source)
+            self._threads.append(source.threads)
             return self._stages(config.stages, source)
         parts = [functools.partial(self._merged, part) for part in config.source.pipelines]
         return self._stages(config.stages, self._branches(parts))
@@ -199,25 +158,27 @@ class Graph:
         tail = self._chain(config)
         # A merged pipeline may itself be a merge, with several sources.
         sources = self.sources[num_before:]
-        return tail, lambda: sum(source.given for source in sources)
+        return tail, lambda: sum(source.counters.outputs for source in sources)
 
     def _stages(self, stages: Iterable[StageConfig], tail: Outlet) -> Outlet:
         for config in stages:
             if isinstance(config, PathVariantsConfig):
                 tail = self._paths(config, tail)
-            else:
-                node = self._stage(config)
-                tail.connect(node)
-                tail = node
+                continue
+            node = self._stage(config)
+            self._may_be_quick(node)
+            self._depth += isinstance(config, AggregateConfig)
+            limit = config.max_failures if isinstance(config, PipeConfig) else None
+            tail = self._add(node, tail, limit)
         return tail
 
     def _paths(self, config: PathVariantsConfig, tail: Outlet) -> Join:
         num_paths = len(config.paths)
         router = routed(self._hooked(config.router, config.name), num_paths)
-        spec = CallSpec(router, config.name, slack=self._slack, ordered=True)
-        switch = Switch(self._hub, spec, self._share_threads(1), num_paths)
-        self._add(switch)
-        tail.connect(switch)
+        threads = self._share_threads(1)
+        switch = Switch(self._hub, router, config.name, threads, num_paths=num_paths)
+        self._may_be_quick(switch)
+        self._add(switch, tail)
 
         def path(index: int) -> tuple[Outlet, Callable[[], int]]:
             return self._stages(config.paths[index], switch), lambda: switch.num_sent[index]
@@ -230,78 +191,74 @@ class Graph:
         Each function makes one; it returns the last node and what counts the items that go into it.
         """
         join = Join()
+        # What the branches lose counts as one part of the chain around them.
         self._drop_rates.parts.append(rates := Branches())
-        rates_before, sizes_before = self._drop_rates, self._group_sizes
-        sizes = []
+        rates_before, depth_before = self._drop_rates, self._depth
+        depths = []
         for make in branches:
-            self._drop_rates, self._group_sizes = Chain(), sizes_before
+            self._drop_rates, self._depth = Chain(), depth_before
             tail, number = make()
             tail.connect(join.add_inlet())
             rates.chains.append((number, self._drop_rates))
-            sizes.append(self._group_sizes)
-        self._drop_rates = rates_before
-        # The largest group of each level. Outer groups are last.
-        levels = zip_longest(*(reversed(one) for one in sizes), fillvalue=1)
-        self._group_sizes = tuple(map(max, levels))[::-1]
+            depths.append(self._depth)
+        # Items of any branch may be groups, so the deepest one tells.
+        self._drop_rates, self._depth = rates_before, max(depths)
         return join
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):
-            return self._add(self._pipe(config), config.max_failures)
-        slack = self._slack
-        spec = CallSpec(iter, config.name, slack=slack, ordered=True)
-        if not isinstance(config, AggregateConfig):
-            assert isinstance(config, DisaggregateConfig)
-            # As they were put together: nobody knows what a function in between has made of a group.
-            self._group_sizes = self._group_sizes[:-1]
-            threads = self._share_threads(1)
-            return self._add(Disaggregate(self._hub, spec, threads, ahead=max(1, self._slack)))
-        size, drop_last = config.aggregator, config.drop_last
-        # Nobody knows how many items are in the groups of an Aggregator.
-        self._group_sizes += (size if isinstance(size, int) else SLACK,)
-        if isinstance(size, int):
-            return self._add(Aggregate(self._hub, config.name, size, drop_last=drop_last))
-        threads = self._share_threads(1)
-        return self._add(CustomAggregate(self._hub, spec, threads, size, drop_last=drop_last))
+            return self._pipe(config)
+        hub, name = self._hub, config.name
+        if isinstance(config, AggregateConfig):
+            size, drop_last = config.aggregator, config.drop_last
+            if isinstance(size, int):
+                return Aggregate(hub, name, size, drop_last=drop_last)
+            return CustomAggregate(hub, size, name, self._share_threads(1), drop_last=drop_last)
+        assert isinstance(config, DisaggregateConfig)
+        # As they were put together: nobody knows what a function in between has made of a group.
+        self._depth = max(0, self._depth - 1)
+        return Disaggregate(hub, iter, name, self._share_threads(1), ordered=True)
 
     def _pipe(self, config: PipeConfig) -> Node:
-        fn, kind, timeout = config.fn, kind_of(config.fn), config.timeout
-        if kind == "function" and not isinstance(config.executor, ThreadPoolExecutorConfig | None):
-            pool = open_pool(config)
+        fn, kind, name, timeout = config.fn, kind_of(config.fn), config.name, config.timeout
+        threads = None
+        executor = config.executor
+        if isinstance(executor, ProcessPoolExecutorConfig):
+            pool = WorkerProcesses(config, executor)
             self._pools.append(pool)
+            # Each thread waits for a process. These are killed when it is over, which ends the wait.
+            # The pool watches the time itself: it can end a process, which a thread cannot.
+            fn, timeout = pool.call, None
+            threads = WorkerThreads(self._hub, f"spdl_media {name}", pool.size, stage=name)
+            self._threads.append(threads)
+        elif isinstance(executor, Executor | InterpreterPoolExecutorConfig):
+            awaited = AwaitedPool(self._hub, config)
+            self._pools.append(awaited)
             # For the event loop, a call in a pool is something to await.
-            fn, kind = call_in_pool(self._hub, config.name, pool), "async"
-            # Our processes are killed when it is over; awaiting less would leave them at work.
-            timeout = None if pool.keeps_time else timeout
-        spec = CallSpec(
-            self._hooked(fn, config.name),
-            config.name,
+            fn = awaited.generate if kind == "generator" else awaited.call
+        elif kind in ("function", "generator"):
+            threads = self._threads_of(config)
+        node = FanOut if kind in ("generator", "async_generator") else Stage
+        return node(
+            self._hub,
+            self._hooked(fn, name),
+            name,
+            threads,
             concurrency=config.concurrency,
-            slack=self._slack,
             ordered=config.output_order == "input",
             timeout=timeout,
         )
-        if kind == "async":
-            return AsyncCalls(self._hub, spec)
-        if kind == "async_generator":
-            return AsyncFanOut(self._hub, spec)
-        threaded = ThreadFanOut if kind == "generator" else ThreadCalls
-        return threaded(self._hub, spec, self._threads_of(config))
 
-    def _threads_of(self, config: PipeConfig) -> Threads:
+    def _threads_of(self, config: PipeConfig) -> WorkerThreads:
         executor, name = config.executor, config.name
         if executor is None:
             return self._share_threads(config.concurrency)
-        threads: Threads
-        if isinstance(executor, Executor):
-            threads = BorrowedThreads(self._hub, name, executor)
-        else:
-            assert isinstance(executor, ThreadPoolExecutorConfig)
-            initializer = None
-            if executor.initializer is not None:
-                initializer = functools.partial(executor.initializer, *executor.initargs)
-            size = executor.max_workers or config.concurrency
-            threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
+        assert isinstance(executor, ThreadPoolExecutorConfig)
+        initializer = None
+        if executor.initializer is not None:
+            initializer = functools.partial(executor.initializer, *executor.initargs)
+        size = executor.max_workers or config.concurrency
+        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
         self._threads.append(threads)
         return threads
 
@@ -320,39 +277,26 @@ class Graph:
                 f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
                 f"{short_repr(hook)}. Derive its class from TaskHook"
             )
+        # SPDL's have these, and nobody would call them here.
+        if foreign := [method for method in ("task_hook", "stage_hook") if hasattr(hook, method)]:
+            raise TypeError(
+                f"the hook of stage {name!r} has {' and '.join(foreign)}, which nothing calls. Override "
+                "task_start, task_end, stage_start and stage_end instead"
+            )
         self.hooks.append(hook)
         return hooked(fn, hook)
 
-    def _add(self, node: Node, max_failures: float | None = None) -> Node:
+    def _add(self, node: Node, tail: Outlet, max_failures: float | None = None) -> Node:
+        tail.connect(node)
         self.stages.append(node)
         self._log.watch(node.name, node.counters, max_failures, chain=self._drop_rates)
         return node
 
 
-def _count_nodes(config: PipelineConfig) -> int:
-    """How many nodes share the slack, without the sink."""
-    stages = _count_stages(config.stages)
-    if isinstance(config.source, MergeConfig):
-        return stages + sum(map(_count_nodes, config.source.pipelines))
-    return stages + 1
-
-
-def _count_stages(stages: Iterable[StageConfig]) -> int:
-    return sum(
-        1 + sum(map(_count_stages, stage.paths)) if isinstance(stage, PathVariantsConfig) else 1
-        for stage in stages
-    )
-
-
-def _running_slot(slot: Slot, thread: Any = None) -> str:
-    return _running(slot.stage.name, slot.started_at, short_repr(slot.item), thread)
-
-
-def _running(stage: str, started_at: float, item: str = "", thread: Any = None) -> str:
-    seconds = perf_counter() - started_at
-    on = f" on {item}" if item else ""
-    where = f" in thread {thread.name}" if thread is not None else ""
-    return f"{stage} has run for {seconds:.1f} s{on}{where}"
+def _described(slot: Slot, where: str = "") -> str:
+    # The item of a source is the source.
+    item = "" if isinstance(slot, EpochSlot) else f" on {short_repr(slot.item)}"
+    return f"{slot.stage.name} has run for {perf_counter() - slot.started_at:.1f} s{item}{where}"
 
 
 class Reporter:
@@ -366,11 +310,12 @@ class Reporter:
         self._sink_before: SinkStatistics | None = None
 
     def statistics(self, elapsed: float) -> PipelineStatistics:
-        """What happened in the last ``elapsed`` seconds, which began with the last report, if any."""
+        """Return the statistics of the last ``elapsed`` seconds, which began with the last report, if any."""
         graph = self._graph
         return PipelineStatistics(
             elapsed=elapsed,
-            source_items=sum(source.given for source in graph.sources) - self._source_items,
+            source_items=sum(source.counters.outputs for source in graph.sources)
+            - self._source_items,
             stages=tuple(
                 stage.counters.statistics(stage.name, elapsed, self._before.get(stage.name))
                 for stage in graph.stages
@@ -386,8 +331,10 @@ class Reporter:
         now = perf_counter()
         LOG.info("%s", self.statistics(now - self._since))
         self._since = now
-        self._source_items = sum(source.given for source in self._graph.sources)
+        self._source_items = sum(source.counters.outputs for source in self._graph.sources)
+        # Totals of this moment: the next report is of the difference.
         self._before = {stage.name: stage.counters.copy() for stage in self._graph.stages}
+        # Totals, of which the next report takes the difference.
         self._sink_before = self._graph.sink.statistics(0.0)
         self.report_every(seconds, loop)
 
@@ -413,6 +360,7 @@ class Watchdog:
     def look(self) -> float:
         """Write the line if it is due. Returns after how many seconds to look again."""
         sink = self._graph.sink
+        # Between epochs nothing is expected, so the quiet time begins with the epoch.
         last = max(sink.delivered_at, self._awake_since)
         quiet = perf_counter() - last
         if not sink.is_awaited():

@@ -5,32 +5,54 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spdl_media.pipeline.failures import FailureRecord, describe, record_failure
 from spdl_media.pipeline.stats import StageCounters
 
-__all__ = ("Hub", "Inlet", "Node", "RunEvents", "Slot", "wake")
+if TYPE_CHECKING:
+    from spdl_media.pipeline.engine.run import Run
+
+__all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "wake")
 
 
-class RunEvents(Protocol):
-    """What nodes tell the run that they belong to. On the loop only."""
+# Items that pass at more than one in so many seconds are quick ones. Waking the loop takes a twentieth of
+# it, and a fifth on a busy machine. What passes so quickly is not big: 64 such items are some megabytes.
+QUICK_SECONDS = 500e-6
+# How many in a row are looked at: as many as may be on their way because of it.
+QUICK_ITEMS = 64
+# After so many times that they were slow they are: once may be a machine that is busy with others.
+MOST_SLOW = 3
 
-    def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
-        """End the run because of ``error``; ``traceback`` is its text if it lost its own."""
 
-    def item_failed(
-        self, slot: Any, counters: StageCounters, release: Callable[[Any], None]
-    ) -> None:
-        """Count a failure, report it, and call ``release`` with its slot when that is done."""
+class Pace:
+    """Sees how quickly items pass at one end of the chain, and tells the hub.
 
-    def source_failed(self, error: BaseException) -> None:
-        """End the run when what the source gave before it failed has been delivered."""
+    At both ends, because a source may give groups of items, and the sink get groups of them.
+    """
 
-    def epoch_ended(self) -> None:
-        """All items of an epoch have been delivered."""
+    def __init__(self, hub: Hub) -> None:
+        self.is_quick = False
+        self._hub = hub
+        self._seen = 0
+        self._looked_at = perf_counter()
+        self._slow_in_a_row = MOST_SLOW
+        hub.paces.append(self)
+
+    def look(self, total: int) -> None:
+        """Hear how many items have passed in all."""
+        number = total - self._seen
+        if number < QUICK_ITEMS:
+            return
+        now = perf_counter()
+        is_slow = now - self._looked_at > number * QUICK_SECONDS
+        self._slow_in_a_row = self._slow_in_a_row + 1 if is_slow else 0
+        self.is_quick = self._slow_in_a_row < MOST_SLOW
+        self._hub.is_quick = any(pace.is_quick for pace in self._hub.paces)
+        self._looked_at = now
+        self._seen = total
 
 
 class Hub:
@@ -46,12 +68,16 @@ class Hub:
 
     Attributes:
         closed: The run is over. Threads read it before each item.
+        is_quick: Items pass so quickly that waking the loop for each would cost more than the items do.
+            Only then may nodes hold more than their concurrency: what takes long may also be big.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, events: RunEvents) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, events: Run) -> None:
         self.loop = loop
         self.events = events
         self.closed = False
+        self.is_quick = False
+        self.paces: list[Pace] = []
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._turn_is_due = False
         self._touched: deque[Node] = deque()
@@ -166,6 +192,8 @@ class Node:
 
     Attributes:
         held: How many items or results are in it.
+        capacity: How many may be.
+        slack: How many more may be while items pass quickly.
         out: The results that wait for the next node.
         next: The next node, of several the last.
         upstream: The node before, which is told when there is room again.
@@ -177,7 +205,8 @@ class Node:
         self.touched = False
         self.ending = False
         self.held = 0
-        self.capacity = 1
+        self.capacity = concurrency
+        self.slack = 0
         self.out: deque[Any] = deque()
         self.counters = StageCounters(concurrency)
         self.outlets: list[Inlet] = []
@@ -191,11 +220,17 @@ class Node:
         inlet.upstream = self
 
     def room(self) -> int:
-        """How many more items fit, 0 while the epoch is ending."""
-        return 0 if self.ending else self.capacity - self.held
+        """How many more items fit, none or fewer while the epoch is ending."""
+        if self.ending:
+            return 0
+        return self.capacity - self.held + (self.slack if self.hub.is_quick else 0)
 
     def accept(self, item: Any) -> None:
-        """Take an item for which there is room."""
+        """Take an item for which there is room.
+
+        Raises:
+            NotImplementedError: The class of the node does not define it.
+        """
         raise NotImplementedError
 
     def end_epoch(self) -> None:
@@ -207,7 +242,12 @@ class Node:
         """Do all that can be done now."""
         self.hand_on()
         self.dispatch()
-        if self.ending and not self.held and self._can_pass_end() and self.is_drained():
+        if (
+            self.ending
+            and not self.held
+            and all(inlet.room() > 0 for inlet in self.outlets)
+            and self.is_drained()
+        ):
             self.ending = False
             for inlet in self.outlets:
                 inlet.end_epoch()
@@ -238,25 +278,18 @@ class Node:
         """Whether an epoch may end now that nothing is held. Makes what is due at the end."""
         return True
 
-    def running(self) -> Iterable[Slot]:
-        """The slots of calls that are being made, other than by worker threads."""
-        return ()
-
-    def _can_pass_end(self) -> bool:
-        return all(inlet.room() > 0 for inlet in self.outlets)
-
 
 class Slot:
     """An item on its way through a stage, with its result or error.
 
     Attributes:
-        settled: The loop has heard of the outcome.
+        released: The loop has heard of the outcome, and its failure, if any, has been reported.
         queued_at, started_at, ended_at: Times of ``time.perf_counter``.
     """
 
     __slots__ = (
-        *("ended_at", "error", "item", "queued_at", "record", "result"),
-        *("settled", "stage", "started_at"),
+        *("ended_at", "error", "item", "queued_at", "record", "released"),
+        *("result", "stage", "started_at"),
     )
 
     def __init__(self, stage: Node, item: Any) -> None:
@@ -265,7 +298,7 @@ class Slot:
         self.result: Any = None
         self.error: BaseException | None = None
         self.record: FailureRecord | None = None
-        self.settled = False
+        self.released = False
         self.queued_at = perf_counter()
         self.started_at = 0.0
         self.ended_at = 0.0

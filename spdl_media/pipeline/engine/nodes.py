@@ -1,99 +1,137 @@
-"""Stages of one result, or none, for each item; groups of items; where the chain splits and joins."""
+"""Stages of a chain: of one result for each item, and of any number.
+
+A stage says what a call is and what becomes of its outcome; a runner (:mod:`workers`) makes the calls.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import copy
-import operator
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, Protocol, SupportsIndex
+from typing import Any
 
-from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot, wake
-from spdl_media.pipeline.engine.workers import Threads, WorkerGroup
-from spdl_media.pipeline.executors import refuse_coroutine
-from spdl_media.pipeline.failures import PipelineError, PoolBroken, describe, short_repr
-from spdl_media.pipeline.stages import Aggregator
-
-__all__ = (
-    "Aggregate",
-    "AsyncCalls",
-    "CallSpec",
-    "CustomAggregate",
-    "Join",
-    "Stage",
-    "Switch",
-    "ThreadCalls",
-    "call_in_pool",
-    "limited",
-    "routed",
+from spdl_media.pipeline.engine.hub import Hub, Node, Slot, wake
+from spdl_media.pipeline.engine.workers import (
+    TaskRunner,
+    ThreadRunner,
+    WorkerThreads,
+    limited,
 )
+from spdl_media.pipeline.executors import refuse_coroutine
+from spdl_media.pipeline.failures import PoolBroken, describe
 
+__all__ = ("Disaggregate", "FanOut", "FanOutSlot", "Stage")
 
-@dataclass(frozen=True, slots=True)
-class CallSpec:
-    """What a stage calls, and how.
+LOG = logging.getLogger("spdl_media.pipeline")
 
-    Attributes:
-        fn: The function or generator function, hooks included.
-        name: Name of the stage.
-        concurrency: How many calls may run at once.
-        slack: How many items may be in the stage beyond those.
-        ordered: Whether results leave in the order of the items.
-        timeout: Seconds an item may take.
-    """
-
-    fn: Callable[[Any], Any]
-    name: str
-    concurrency: int = 1
-    slack: int = 0
-    ordered: bool = False
-    timeout: float | None = None
+END: Any = object()
+MIN_AHEAD = 2
 
 
 class Stage(Node):
-    """A stage that calls a function for each item, whoever makes the calls.
+    """A stage that calls a function for each item, which gives one result or none.
 
     An item is *queued* when accepted, *running* while its call is made, *settled* when the loop has
     heard of the outcome, and *released* when its failure, if any, has been reported.
 
+    Args:
+        hub: The loop's side.
+        fn: The function, hooks included.
+        name: Name of the stage.
+        threads: Who calls it; ``None`` for what is asynchronous.
+        concurrency: How many calls may run at once.
+        ordered: Whether results leave in the order of the items.
+        timeout: Seconds that a call may take.
+
     Attributes:
-        todo: The slots that are queued.
+        queue: The slots that are queued.
+        todo: Those that a thread or task may take.
         window: Where results keep the order of the items: the slots that have not left, in order.
     """
 
-    def __init__(self, hub: Hub, spec: CallSpec, slot_type: type[Slot] = Slot) -> None:
-        super().__init__(hub, spec.name, spec.concurrency)
-        self.spec = spec
-        self._slot_type = slot_type
-        # The slack is what threads work on while the loop sleeps.
-        self.capacity = spec.concurrency + spec.slack
-        self.todo: deque[Any] = deque()
-        self.window: deque[Any] | None = deque() if spec.ordered else None
+    slot_type: type[Slot] = Slot
+
+    def __init__(
+        self,
+        hub: Hub,
+        fn: Callable[[Any], Any],
+        name: str,
+        threads: WorkerThreads | None,
+        *,
+        concurrency: int = 1,
+        ordered: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(hub, name, concurrency)
+        # One item waits, so that a thread that is done need not wait for the loop.
+        self.capacity += 1
+        self.fn = fn
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.queue: deque[Any] = deque()
+        self.todo = self.queue
+        self.window: deque[Any] | None = deque() if ordered else None
+        self.runner: TaskRunner | ThreadRunner = (
+            TaskRunner(self) if threads is None else ThreadRunner(self, threads)
+        )
 
     def accept(self, item: Any) -> None:
         """Take an item for which there is room."""
         # By a local name: CPython 3.11 specializes this form alone, and it runs for each item.
-        slot_type = self._slot_type
+        slot_type = self.slot_type
         slot = slot_type(self, item)
         self.held += 1
         if self.window is not None:
             self.window.append(slot)
-        self.todo.append(slot)
+        self.queue.append(slot)
         if not self.touched:
             self.hub.touch(self)
 
+    def dispatch(self) -> None:
+        """Have calls made for the slots that are queued."""
+        if self.todo:
+            self.runner.dispatch()
+
+    def call(self, slot: Any) -> Callable[[Any], None]:
+        """Make the call, in a thread. Returns what the loop calls with the slot afterwards.
+
+        Raises:
+            TypeError: The function returned a coroutine.
+            BaseException: What the function raised.
+        """
+        slot.result = result = self.fn(slot.item)
+        if result.__class__ is CoroutineType:
+            refuse_coroutine(result, self.name)
+        return self.settle
+
+    async def call_async(self, slot: Any) -> None:
+        """Make the call, in a task.
+
+        Raises:
+            TimeoutError: The call took longer than the stage's timeout.
+            BaseException: What the function raised.
+        """
+        call = self.fn(slot.item)
+        slot.result = await (limited(call, self.timeout, "the call") if self.timeout else call)
+
     def settle(self, slot: Any) -> None:
-        """Hear of the outcome of a call."""
+        """Hear that a call has ended, or has been given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
-        if slot.error is None:
+        self.report(slot)
+
+    def report(self, slot: Any) -> None:
+        """Release a slot once its failure, if any, has been reported."""
+        error = slot.error
+        if error is None:
             self.release(slot)
-        else:
-            self.hub.events.item_failed(slot, self.counters, self.release)
+            return
+        # No item can be processed any more, so the run fails, not the item alone.
+        if type(error) is PoolBroken:
+            self.hub.events.fail(self.name, str(error), error)
+        self.hub.events.item_failed(slot, self.counters, self.release)
 
     def release(self, slot: Any) -> None:
         """Let the result of a settled slot leave, now or in its turn."""
@@ -102,11 +140,11 @@ class Stage(Node):
         if window is None:
             self.leave(slot)
             return
-        slot.settled = True
-        while window and window[0].settled:
+        slot.released = True
+        while window and window[0].released:
             self.leave(window.popleft())
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, slot: Any) -> None:
         """Hand the result of a slot on, if there is one."""
         # Not the other way round: the call of a slot that was given up may have come back since.
         if slot.error is not None:
@@ -118,327 +156,274 @@ class Stage(Node):
             self.out.append(slot.result)
 
 
-class ThreadCalls(Stage):
-    """A synchronous function, called by threads of this process."""
+class FanOutSlot(Slot):
+    """An item and the values that its generator makes.
 
-    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads) -> None:
-        super().__init__(hub, spec)
-        self.group = WorkerGroup(
-            hub, threads, spec.concurrency, self._call, spec.timeout, self._settle_overdue
-        )
-        self.todo = self.group.todo
-        self._fn = spec.fn
+    States: *queued* (no generator yet), *open*, in which it is *paused* when it is as far ahead as it
+    may be, and *settled*. It leaves when it is released and all its values have been handed on.
 
-    def dispatch(self) -> None:
-        """Have threads take the slots that are queued."""
-        if self.todo:
-            self.group.dispatch()
-
-    def _call(self, slot: Slot) -> Callable[[Slot], None]:
-        try:
-            slot.result = result = self._fn(slot.item)
-            if result.__class__ is CoroutineType:
-                refuse_coroutine(result, self.name)
-        # Not even SystemExit may end the thread: the item would never be heard of again.
-        except BaseException as error:  # noqa: BLE001
-            slot.fail(error)
-        slot.ended_at = perf_counter()
-        return self.settle
-
-    def _settle_overdue(self, slot: Slot) -> None:
-        slot.ended_at = perf_counter()
-        self.settle(slot)
-
-
-class AsyncCalls(Stage):
-    """An asynchronous function, awaited by as many tasks as calls may run at once."""
-
-    def __init__(self, hub: Hub, spec: CallSpec) -> None:
-        super().__init__(hub, spec)
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._num_tasks = 0
-        self._running: dict[asyncio.Task[None], Slot] = {}
-
-    def dispatch(self) -> None:
-        """Wake tasks, or start them."""
-        for _ in range(min(len(self.todo), self.spec.concurrency)):
-            if self._idle:
-                wake(self._idle.popleft())
-            elif self._num_tasks < self.spec.concurrency:
-                self._num_tasks += 1
-                self.hub.spawn(self._work(), self.name)
-            else:
-                break
-
-    def running(self) -> Iterable[Slot]:
-        """The slots of calls that are being awaited."""
-        return list(self._running.values())
-
-    async def _work(self) -> None:
-        task: Any = asyncio.current_task()
-        todo, fn, timeout = self.todo, self.spec.fn, self.spec.timeout
-        # One item after another: a function that never waits then costs no more than its call.
-        while not self.hub.closed:
-            while not todo:
-                self._idle.append(idle := self.hub.loop.create_future())
-                await idle
-            slot = todo.popleft()
-            self._running[task] = slot
-            slot.started_at = perf_counter()
-            call = None
-            try:
-                call = fn(slot.item)
-                slot.result = await (limited(call, timeout, "the call") if timeout else call)
-            except BaseException as error:  # as for threads
-                if self.hub.closed:
-                    raise
-                # A cancellation that the run did not ask for is the function's own affair.
-                task.uncancel()
-                slot.fail(error)
-            slot.ended_at = perf_counter()
-            del self._running[task]
-            self.settle(slot)
-            # The task may wait for its next slot for long, and would keep this one alive.
-            del slot, call
-
-
-async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
-    """Await something for a time at most.
-
-    Raises:
-        TimeoutError: It took longer.
-    """
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await awaitable
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"{what} took longer than timeout={seconds} s") from error
-
-
-class _Pool(Protocol):
-    """Where calls are made that leave this interpreter, or go to an executor of the user's."""
-
-    def submit(self, item: Any) -> Future[Any]:
-        """Call the stage's function with ``item``. Never blocks."""
-
-
-def call_in_pool(hub: Hub, name: str, pool: _Pool) -> Callable[[Any], Coroutine[Any, Any, Any]]:
-    """Make an asynchronous function of one that a pool calls for the stage ``name``."""
-
-    async def call(item: Any) -> Any:
-        future = pool.submit(item)
-        done = hub.loop.create_future()
-        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
-        future.add_done_callback(lambda _: hub.post(wake, done))
-        try:
-            await done
-        finally:
-            # It took too long, or the run is over. After its end this does nothing.
-            future.cancel()
-        # Not result(), which raises: the frames in the traceback would keep the item alive.
-        error = future.exception()
-        # No item can be processed any more, so the run fails, not the item alone.
-        if isinstance(error, PoolBroken):
-            hub.events.fail(name, str(error), error)
-        if error is not None:
-            raise error
-        if isinstance(result := future.result(), CoroutineType):
-            refuse_coroutine(result, name)
-        return result
-
-    return call
-
-
-class Aggregate(Node):
-    """Makes lists of a number of items. On the loop, where it costs less than any hand-off would.
-
-    It has room for one group, complete or not.
+    Attributes:
+        values: Those that the loop has not collected.
+        made: How many values there were. Written by who runs the generator alone, as others are by the loop.
+        taken: How many have been handed on or dropped.
+        waiting: How many wait in ``out`` of the stage.
+        passed: Its last values are in ``out``.
+        is_announced: The loop has been told of the values.
+        opened_at, spent: When the generator first ran, and for how many seconds in all.
+        woken: What its task waits for while it is paused.
     """
 
-    def __init__(self, hub: Hub, name: str, size: int, *, drop_last: bool) -> None:
-        super().__init__(hub, name)
-        self._size = size
-        self._drop_last = drop_last
-        self._group: list[Any] = []
+    __slots__ = (
+        *("generator", "is_announced", "made", "opened_at", "passed", "paused"),
+        *("settled", "spent", "taken", "values", "waiting", "woken"),
+    )
+
+    def __init__(self, stage: Node, item: Any) -> None:
+        super().__init__(stage, item)
+        self.generator: Iterator[Any] | None = None
+        self.values: deque[Any] = deque()
+        self.made = self.taken = self.waiting = 0
+        self.is_announced = self.paused = self.settled = self.passed = False
+        self.opened_at = 0.0
+        self.spent = 0.0
+        self.woken: asyncio.Future[None] | None = None
+
+
+class FanOut(Stage):
+    """A stage of any number of results for each item: a generator, which may be asynchronous.
+
+    No more generators are open at once than the stage's concurrency, and none is further ahead of the
+    next stage than by two values, or by its share of the slack. A paused one occupies no thread, and may
+    go on in another. Values leave as they come; where the order of the input is kept, those of the first
+    item leave, and the others wait for their turn.
+    """
+
+    slot_type: type[Slot] = FanOutSlot
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.todo = deque()
+        # Where items keep their order, those that wait for their turn have to get on meanwhile.
+        self._is_always_ahead = self.window is not None and self.concurrency > 1
+        #: An iterator of the user's that may be wanted further, and is not to be closed.
+        self.borrowed: Any = None
+        self._open: dict[FanOutSlot, None] = {}
+        # For each value in "out" the slot that it is of.
+        self._owners: deque[FanOutSlot] = deque()
+
+    def dispatch(self) -> None:
+        """Open generators, and have those stepped that can go on."""
+        while self.queue and len(self._open) < self.concurrency:
+            slot = self.queue.popleft()
+            self._open[slot] = None
+            self.open(slot)
+        self.runner.dispatch()
 
     def room(self) -> int:
-        """How many items the group lacks; 0 while a complete one waits for the next stage."""
-        return 0 if self.ending or self.out else self._size - len(self._group)
+        """How many more items fit. The slack is for their values."""
+        return 0 if self.ending else self.capacity - self.held
 
-    def accept(self, item: Any) -> None:
-        """Add an item to the group."""
-        self._group.append(item)
-        if len(self._group) == self._size:
-            self._complete()
+    def open(self, slot: FanOutSlot) -> None:
+        """Have the generator of a slot made and stepped."""
+        self.todo.append(slot)
 
-    def is_drained(self) -> bool:
-        """Complete the group that is left, or drop it."""
-        if self._group and self._drop_last:
-            self.counters.dropped += len(self._group)
-            self._group = []
-        elif self._group:
-            self._complete()
-        return not self.out
+    def call(self, slot: FanOutSlot) -> Callable[[Any], None]:
+        """Step a generator, in a thread.
 
-    def _complete(self) -> None:
-        self.held += 1
-        self.counters.calls += 1
-        self.out.append(self._group)
-        self._group = []
+        Raises:
+            BaseException: What the generator raised.
+        """
+        hub, values, start, ahead = self.hub, slot.values, slot.started_at, self._most_ahead()
+        try:
+            # Not read again: the loop takes it from a slot that it gives up.
+            if (generator := slot.generator) is None:
+                slot.opened_at = start
+                generator = slot.generator = iter(self.fn(slot.item))
+            while slot.made - slot.taken < ahead:
+                slot.started_at = perf_counter()
+                value = next(generator, END)
+                if value is END:
+                    return self.settle
+                slot.made += 1
+                values.append(value)
+                if not slot.is_announced:
+                    slot.is_announced = True
+                    hub.post(self.collect, slot)
+                if hub.closed or slot.settled:
+                    # The run is over, or the item given up. The loop cannot do it while the generator runs.
+                    self.close(generator)
+                    break
+        finally:
+            slot.spent += perf_counter() - start
+        return self._pause
+
+    async def call_async(self, slot: FanOutSlot) -> None:
+        """Step an asynchronous generator to its end, in a task.
+
+        Raises:
+            TimeoutError: The next value took longer than the stage's timeout.
+            BaseException: What the generator raised.
+        """
+        slot.opened_at = slot.started_at
+        iterator = aiter(self.fn(slot.item))
+        try:
+            # Not by "async for": each value has a time limit of its own.
+            while (value := await self._next(slot, iterator)) is not END:
+                slot.made += 1
+                slot.values.append(value)
+                self.collect(slot)
+                if self.hub.closed or slot.settled:
+                    return
+                if slot.made - slot.taken >= self._most_ahead():
+                    slot.paused = True
+                    slot.woken = self.hub.loop.create_future()
+                    await slot.woken
+        finally:
+            if iterator is not self.borrowed and (close := getattr(iterator, "aclose", None)):
+                await close()
+
+    async def _next(self, slot: FanOutSlot, iterator: Any) -> Any:
+        slot.started_at = perf_counter()
+        try:
+            return await limited(anext(iterator, END), self.timeout, "the next value")
+        finally:
+            slot.spent += perf_counter() - slot.started_at
+
+    def collect(self, slot: FanOutSlot) -> None:
+        """Let values leave that have been made, if it is their turn."""
+        slot.is_announced = False
+        if slot.settled or not (self.window is None or self.window[0] is slot):
+            return
+        self._let_out(slot)
+
+    def _let_out(self, slot: FanOutSlot) -> None:
+        values = slot.values
+        while values:
+            value = values.popleft()
+            if value is None and self.drops_none:
+                slot.taken += 1
+                self.counters.dropped += 1
+            else:
+                slot.waiting += 1
+                self.out.append(value)
+                self._owners.append(slot)
+        # Those that were dropped are no reason to wait.
+        if slot.paused:
+            self._resume_if_behind(slot)
         self.hub.touch(self)
 
-
-class _Flush:
-    """Stands in for an item when an aggregator is asked for what is left over."""
-
-    def __repr__(self) -> str:
-        return "<no item: flush() at the end>"
-
-
-FLUSH: Any = _Flush()
-
-
-class CustomAggregate(ThreadCalls):
-    """Groups as an aggregator of the user's wants them. One thread at a time works on a copy of it."""
-
-    def __init__(
-        self,
-        hub: Hub,
-        spec: CallSpec,
-        threads: Threads,
-        aggregator: Aggregator,
-        *,
-        drop_last: bool,
-    ) -> None:
-        super().__init__(hub, spec, threads)
-        try:
-            # An aggregator has state, and one definition serves many runs.
-            own = copy.deepcopy(aggregator)
-        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
-            raise PipelineError(
-                f"The aggregator of stage {spec.name!r} cannot be copied, and each run works on a copy of "
-                f"its own: {describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
-            ) from error
-        self._fn = lambda item: own.flush() if item is FLUSH else own.accumulate(item)
-        self._drop_last = drop_last
-        self._flushed = False
-
-    def room(self) -> int:
-        """How many items fit; 0 while a group waits for the next stage."""
-        return 0 if self.out else super().room()
-
-    def is_drained(self) -> bool:
-        """Have what is left over made into a group, once an epoch."""
-        self._flushed = not self._flushed
-        if self._flushed:
-            self.accept(FLUSH)
-            self.dispatch()
-        return not self._flushed
-
-    def leave(self, slot: Slot) -> None:
-        """Hand a group on, unless it is the incomplete one and to be dropped."""
-        if slot.item is FLUSH and self._drop_last:
-            slot.result = None
-        super().leave(slot)
-
-
-class Switch(ThreadCalls):
-    """Calls the router for each item, in a thread, and hands the item to the path that it names.
-
-    The first item waits for room in its path, and those behind it with it.
-    """
-
-    def __init__(self, hub: Hub, spec: CallSpec, threads: Threads, num_paths: int) -> None:
-        super().__init__(hub, spec, threads)
-        self.num_sent = [0] * num_paths
+    #: Whether ``None`` is no value.
+    drops_none = True
 
     def hand_on(self) -> None:
-        """Give items to their paths, until one of them has to wait."""
-        out = self.out
-        while out:
-            index, item = out[0]
-            path = self.outlets[index]
-            if path.room() <= 0:
-                return
-            out.popleft()
-            path.accept(item)
+        """Give values to the next node, and let generators go on that have got far enough."""
+        before = self.counters.outputs
+        super().hand_on()
+        number = self.counters.outputs - before
+        # What is held are items, not values.
+        self.held += number
+        for _ in range(number):
+            slot = self._owners.popleft()
+            slot.taken += 1
+            slot.waiting -= 1
+            if slot.passed:
+                self.leave(slot)
+            elif slot.paused:
+                self._resume_if_behind(slot)
+
+    def settle(self, slot: FanOutSlot) -> None:
+        """Hear that a generator has ended, failed or has been given up."""
+        if slot.settled:
+            return
+        self.collect(slot)
+        slot.settled = True
+        # A thread that was given up keeps the other one.
+        slot.values = slot.values.copy()
+        # The call is the time in which the generator ran; its pauses count neither as that nor as waiting.
+        opened_at = slot.opened_at or slot.queued_at
+        self.counters.count_call(slot.queued_at, opened_at, opened_at + slot.spent)
+        self.report(slot)
+
+    def release(self, slot: FanOutSlot) -> None:
+        """Close a slot; it leaves when its values have."""
+        slot.released = True
+        # Its frame may hold big things until the slot leaves.
+        slot.generator = None
+        del self._open[slot]
+        self.hub.touch(self)
+        window = self.window
+        if window is None:
+            slot.passed = True
+            self.leave(slot)
+            return
+        while window and window[0].released:
+            first = window.popleft()
+            self._let_out(first)
+            first.passed = True
+            self.leave(first)
+        if window:
+            # Now the first: its values may leave.
+            self._let_out(window[0])
+
+    def leave(self, slot: FanOutSlot) -> None:
+        """Make room for another item if all values of this one have been handed on."""
+        if not slot.waiting:
             self.held -= 1
-            self.counters.outputs += 1
-            self.num_sent[index] += 1
 
+    def close_generators(self) -> None:
+        """Close the open generators; a thread that steps one closes it by itself."""
+        for slot in list(self._open):
+            if slot.generator is not None and not getattr(slot.generator, "gi_running", False):
+                self.close(slot.generator)
 
-def routed(
-    router: Callable[[Any], SupportsIndex], num_paths: int
-) -> Callable[[Any], tuple[int, Any]]:
-    """Make a function from an item to the index of an existing path and the item itself."""
-
-    def call(item: Any) -> tuple[int, Any]:
-        returned = router(item)
+    def close(self, generator: Iterator[Any]) -> None:
+        """Have a generator do what it does at its end, although it was not exhausted."""
+        # Iterators of another kind may be open files, of which a user wants more.
+        if generator is self.borrowed or not isinstance(generator, Generator):
+            return
         try:
-            index = operator.index(returned)  # of NumPy's integers, too
-        except TypeError:
-            # Refused below, with what was returned.
-            index = -1
-        if not 0 <= index < num_paths:
-            raise IndexError(
-                f"the router returned {short_repr(returned)}; it must return the index of one of the "
-                f"{num_paths} paths, from 0 to {num_paths - 1}"
-            )
-        return index, item
+            generator.close()
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
+            # Thread and loop may both have come to close it; one of them is enough.
+            if not getattr(generator, "gi_running", False):
+                LOG.warning("a generator raised while it was closed: %s", describe(error))
 
-    return call
+    def _most_ahead(self) -> int:
+        # One is handed on while the next is made.
+        if not (self.hub.is_quick or self._is_always_ahead):
+            return MIN_AHEAD
+        # An equal share for each generator that is open.
+        return max(MIN_AHEAD, self.slack // self.concurrency)
+
+    def _pause(self, slot: FanOutSlot) -> None:
+        slot.paused = True
+        self._resume_if_behind(slot)
+
+    def _resume_if_behind(self, slot: FanOutSlot) -> None:
+        # Half, so that one switch of threads serves several values.
+        if slot.settled or slot.made - slot.taken > self._most_ahead() // 2:
+            return
+        slot.paused = False
+        if slot.woken is not None:
+            wake(slot.woken)
+        else:
+            self.todo.append(slot)
+            self.hub.touch(self)
 
 
-class Join:
-    """Hands on what comes in by several inlets, as it comes.
+class Disaggregate(FanOut):
+    """Takes groups apart, one after the other.
 
-    An inlet whose epoch has ended has no room until the epochs of all of them have.
+    Lists and tuples on the loop. Other iterables, and classes that derive from these, may run code
+    of the user's when they are iterated, so threads do it.
     """
 
-    def __init__(self) -> None:
-        self.next: Inlet
-        self.inlets: list[_JoinInlet] = []
-
-    def connect(self, inlet: Inlet) -> None:
-        """Link the next node."""
-        self.next = inlet
-        inlet.upstream = self
-
-    def add_inlet(self) -> Inlet:
-        """One more way in."""
-        self.inlets.append(inlet := _JoinInlet(self))
-        return inlet
-
-    def retry(self) -> None:
-        """Let all inlets hand on; another goes first each time, so that none is left behind."""
-        self.inlets.append(self.inlets.pop(0))
-        for inlet in self.inlets:
-            inlet.upstream.retry()
-
-    def end_epoch_if_all_have(self) -> None:
-        """End the epoch of what follows when no inlet is left in it."""
-        if all(inlet.ended for inlet in self.inlets):
-            for inlet in self.inlets:
-                inlet.ended = False
-            self.next.end_epoch()
-
-
-class _JoinInlet:
-    """One of the ways into a join."""
-
-    def __init__(self, join: Join) -> None:
-        self.upstream: Any
-        self.ended = False
-        self._join = join
-
-    def room(self) -> int:
-        return 0 if self.ended else self._join.next.room()
-
-    def accept(self, item: Any) -> None:
-        self._join.next.accept(item)
-
-    def end_epoch(self) -> None:
-        self.ended = True
-        self._join.end_epoch_if_all_have()
+    def open(self, slot: FanOutSlot) -> None:
+        """Take a group apart, or have a thread do it."""
+        # The exact classes: those that derive from them may run any code when iterated.
+        if type(slot.item) in (list, tuple):
+            slot.opened_at = perf_counter()
+            slot.values.extend(slot.item)
+            self.settle(slot)
+        else:
+            super().open(slot)

@@ -17,13 +17,14 @@ from time import perf_counter
 from typing import Any
 
 from spdl_media._checks import check_callable, check_int, check_seconds
-from spdl_media.pipeline.engine.fan_out import close_generator
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
-from spdl_media.pipeline.engine.hub import Hub
-from spdl_media.pipeline.engine.workers import FailureHandler, LoopExecutor, OnFailure
+from spdl_media.pipeline.engine.hub import Hub, Slot
+from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
+    FailureExcess,
     FailureLog,
+    FailureRecord,
     PipelineError,
     PipelineFailure,
     PipelineStopped,
@@ -31,11 +32,14 @@ from spdl_media.pipeline.failures import (
     pipeline_failure,
 )
 from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit
-from spdl_media.pipeline.stats import PipelineStatistics
+from spdl_media.pipeline.stats import PipelineStatistics, StageCounters
 
 __all__ = ("Run", "RunOptions")
 
 LOG = logging.getLogger("spdl_media.pipeline")
+
+OnFailure = Callable[[FailureRecord, Any], object]
+Release = Callable[[Any], None]
 
 # Of the second within which stop() returns, for tasks that clean up after being cancelled.
 CANCEL_SECONDS = 0.4
@@ -101,13 +105,14 @@ class Run:
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
-        # Coroutines may use to_thread(): interpreter exit is not to wait for those threads either.
-        self._executor = LoopExecutor()
         # Made here, so that messages may be posted before its thread runs.
         self._loop = asyncio.new_event_loop()
         self._hub = Hub(self._loop, self)
-        self._handler = FailureHandler(self._hub, self.log, options.on_failure)
-        self.item_failed = self._handler.report
+        # As many as asyncio would use for to_thread(). Interpreter exit is not to wait for them either.
+        size = min(32, (os.cpu_count() or 1) + 4)
+        self._to_thread = WorkerThreads(self._hub, "spdl_media to_thread", size)
+        # Calls on_failure, one failure after the other.
+        self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
         self._watchdog: Watchdog
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
@@ -134,12 +139,16 @@ class Run:
                 self._config,
                 num_threads=options.num_threads,
                 log=self.log,
-                handler=self._handler,
+                threads=[self._to_thread, self._reporter],
                 hook_factory=options.task_hook_factory,
             )
             self._start_thread()
         except BaseException:
-            self._loop.close()
+            # Ctrl-C may come when the thread runs, which then closes the loop itself.
+            if self.has_begun:
+                self.stop(EXIT_SECONDS)
+            else:
+                self._loop.close()
             raise
         if self.was_stopped:
             self.request_stop()
@@ -158,10 +167,11 @@ class Run:
             self.is_live = True
             self._thread.start()
         except BaseException:
-            self.is_live = False
-            _LIVE.discard(self)
-            self.graph.close_pools()
-            self._end_hooks()
+            if not self.has_begun:
+                self.is_live = False
+                _LIVE.discard(self)
+                self.graph.close_pools()
+                self._end_hooks()
             raise
 
     def request_epoch(self) -> None:
@@ -187,11 +197,11 @@ class Run:
         # Else start() sees that it was asked to stop, or waiting would be for this thread itself.
         if not self.has_begun or threading.current_thread() is self._thread:
             return
-        self.graph.wake_threads()
+        self.graph.stop()
         # The loop first: it may be just starting the others.
         _join([self._thread], deadline)
         # Asked for now, because the loop may have started more of them.
-        threads = [self._thread, *self.graph.all_threads(), *self._executor.threads]
+        threads = [self._thread, *self.graph.all_threads()]
         if names := _join(threads, deadline):
             self.has_reported = True
             LOG.warning(
@@ -202,7 +212,7 @@ class Run:
             )
 
     def statistics(self) -> PipelineStatistics:
-        """What the run has done so far."""
+        """Return the statistics of the run so far."""
         elapsed = (self._ended_at or perf_counter()) - self._started_at
         return Reporter(self.graph).statistics(elapsed)
 
@@ -225,10 +235,42 @@ class Run:
         """End the run because of a failure. The first one counts."""
         if self._failure is None and not self.was_stopped:
             self._failure = functools.partial(pipeline_failure, message, error, stage, traceback)
-            # Results that this turn has brought are still handed on, as far as there is room.
-            for node in self.graph.stages:
-                node.hand_on()
+            # What was made before is delivered, however little room there is for it.
+            self.graph.sink.accept_all()
             self._end(None)
+
+    def item_failed(self, slot: Slot, counters: StageCounters, release: Release) -> None:
+        """Count a failure, report it, and release its slot when that is done.
+
+        An item leaves its stage only then, so a slow ``on_failure`` slows the pipeline and nothing piles up.
+        """
+        # Read now: the call of a slot that was given up may fail by itself meanwhile.
+        record = slot.record
+        assert record is not None
+        counters.failures += 1
+        self._end_after(self.log.note(record))
+        if self._options.on_failure is None:
+            release(slot)
+        else:
+            self._reporter.issue(functools.partial(self._report, record, slot, release))
+
+    def _end_after(self, excess: FailureExcess | None) -> None:
+        if excess is not None:
+            record = excess.record
+            self.fail(record.stage, str(excess), record.exception, record.traceback)
+
+    def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> None:
+        worker.slot = slot
+        assert self._options.on_failure is not None
+        try:
+            self._options.on_failure(record, slot.item)
+        except BaseException as error:  # noqa: BLE001  # of whatever kind, the user must hear of it
+            self._hub.post(self._report_failed, error)
+        worker.slot = None
+        self._hub.post(release, slot)
+
+    def _report_failed(self, error: BaseException) -> None:
+        self.fail("on_failure", f"on_failure raised {describe(error)}", error)
 
     def source_failed(self, error: BaseException) -> None:
         """End the run when what the source gave before it failed has been delivered."""
@@ -240,7 +282,7 @@ class Run:
 
     def epoch_ended(self) -> None:
         """All items of an epoch have been delivered."""
-        self._handler.check_epoch()
+        self._end_after(self.log.end_epoch())
         if self._source_failure is not None and self._failure is None:
             self._failure = self._source_failure
             self._end(None)
@@ -272,16 +314,14 @@ class Run:
 
     async def _live(self) -> None:
         # Before anything of the user's runs on the loop.
-        self._loop.set_default_executor(self._executor)
+        executor = LoopExecutor(self._hub, self._to_thread)
+        self._loop.set_default_executor(executor)
         try:
-            self.graph.start()
             self._begin_epoch(None)
             self._loop.call_later(self._watchdog.silence, self._look_out)
             if (interval := self._options.report_stats_interval) is not None:
                 Reporter(self.graph).report_every(interval, self._loop)
             await self._stop
-        except RuntimeError as error:
-            self.fail("pipeline", f"The pipeline cannot start its threads: {error}", error)
         finally:
             await self._wind_down()
 
@@ -289,7 +329,7 @@ class Run:
         self.is_live = False
         self._hub.closed = True
         self._ended_at = perf_counter()
-        self.graph.wake_threads()
+        self.graph.stop()
         self.graph.close_pools()
         # Consumers need not wait for what follows.
         self.graph.sink.close(self._why_over, keep=self._failure is not None)
@@ -298,17 +338,10 @@ class Run:
             # Those of the user's, too: whatever a stage has started on this loop.
             task.cancel()
         stubborn = await _wait_for(tasks, CANCEL_SECONDS)
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._close_generators()
+        self.graph.close_generators()
         self._end_hooks()
         # As with threads: stop() names who ignores that it is cancelled, and all ends when that returns.
         await _wait_for(stubborn, None)
-
-    def _close_generators(self) -> None:
-        for generator in self.graph.generators():
-            # The thread that is in one closes it.
-            if not getattr(generator, "gi_running", False):
-                close_generator(generator)
 
     def _end_hooks(self) -> None:
         for hook in self._started_hooks:

@@ -1,81 +1,68 @@
-"""Threads that call the functions of stages, and the hand-off between them and the event loop."""
+"""Runners of calls: threads, tasks of the event loop, and executors that it awaits."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import itertools
 import logging
-import os
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from spdl_media.pipeline.engine.hub import Hub, Slot
-from spdl_media.pipeline.executors import NOT_OURS, pool_broken
-from spdl_media.pipeline.failures import (
-    FailureExcess,
-    FailureLog,
-    FailureRecord,
-    describe,
-    short_repr,
-)
-from spdl_media.pipeline.stats import StageCounters
+from spdl_media.pipeline.engine.hub import Hub, Slot, wake
+from spdl_media.pipeline.failures import describe, short_repr
 
-__all__ = (
-    "BorrowedThreads",
-    "FailureHandler",
-    "LoopExecutor",
-    "OnFailure",
-    "Threads",
-    "Worker",
-    "WorkerGroup",
-    "WorkerThreads",
-)
+if TYPE_CHECKING:
+    from spdl_media.pipeline.engine.nodes import Stage
+
+__all__ = ("LoopExecutor", "TaskRunner", "ThreadRunner", "WorkerThreads", "limited")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OnFailure = Callable[[FailureRecord, Any], object]
-Release: TypeAlias = Callable[[Any], None]
 
-
-class Worker:
-    """One thread, as the event loop sees it.
+class Worker(threading.Thread):
+    """A daemon thread: interpreter exit does not wait for it.
 
     States: *idle* (``slot`` is ``None``), *in a call* (for ``slot``) and *given up*: the call has
     taken too long, another thread took its place, and it ends when the call returns.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ident: int | None = None
+    def __init__(self, threads: WorkerThreads, name: str) -> None:
+        super().__init__(name=name, daemon=True)
         self.slot: Slot | None = None
         self.given_up = False
+        self._threads = threads
         # Held by both sides to settle who is first when a call returns just as it is given up.
-        self.lock = threading.Lock()
+        self._guard = threading.Lock()
+
+    def run(self) -> None:
+        self._threads.serve(self)
 
     def leave_call(self) -> bool:
         """Say that the call has returned; ``False`` if it had been given up before."""
-        with self.lock:
+        with self._guard:
             self.slot = None
             return not self.given_up
 
     def give_up(self, slot: Slot) -> bool:
         """Give the thread up if it is still in the call that ``slot`` is for."""
-        with self.lock:
+        with self._guard:
             self.given_up = self.slot is slot
             return self.given_up
 
     def stack(self) -> str:
-        """The stack of the thread, as text."""
+        # The thread may have ended meanwhile.
         frame = sys._current_frames().get(self.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
@@ -84,39 +71,19 @@ class Worker:
 Serve: TypeAlias = Callable[[Worker], None]
 
 
-class Threads:
-    """A set of threads that several stages may share. They ask for time on them by tickets.
-
-    Attributes:
-        workers: The threads at work, and those given up.
-    """
-
-    def __init__(self, hub: Hub, name: str) -> None:
-        self.name = name
-        self.workers: list[Worker] = []
-        self._hub = hub
-
-    def issue(self, serve: Serve) -> None:
-        """Have one thread call ``serve``, as soon as one is free."""
-        raise NotImplementedError
-
-    def others_wait(self) -> bool:
-        """Whether a ticket waits for a thread."""
-        return False
-
-    def replace(self, worker: Worker) -> None:
-        """Go on without a thread that does not come back from a call."""
-
-
-class WorkerThreads(Threads):
-    """Daemon threads of the pipeline: interpreter exit does not wait for them.
+class WorkerThreads:
+    """Threads that several stages may share, started as they are needed.
 
     Args:
         hub: Where outcomes go.
         name: Prefix of the threads' names.
-        size: Number of threads.
+        size: How many there may be.
         initializer: Called by each thread first. When it raises, the run ends.
+        at_end: Called by each thread last.
         stage: Name of the stage that they serve alone.
+
+    Attributes:
+        workers: The threads that have not ended.
     """
 
     def __init__(
@@ -126,154 +93,107 @@ class WorkerThreads(Threads):
         size: int = 0,
         initializer: Callable[[], object] | None = None,
         *,
-        stage: str = "",
+        at_end: Callable[[], object] = lambda: None,
+        stage: str = "pipeline",
     ) -> None:
-        super().__init__(hub, name)
-        self.threads: list[threading.Thread] = []
+        self.workers: list[Worker] = []
         self.size = size
+        self.at_end = at_end
+        self._hub = hub
+        self._name = name
         self._stage = stage
         self._initializer = initializer
         self._numbers = itertools.count(1)
+        # Without those that took the place of others.
+        self._num_started = 0
         # None ends a thread.
         self._tickets: SimpleQueue[Serve | None] = SimpleQueue()
-
-    def start(self) -> None:
-        """Start the threads."""
-        for _ in range(self.size):
-            self._add_thread()
+        # One entry for each thread that waits for a ticket, by methods that are atomic.
+        self._idle: list[None] = []
 
     def issue(self, serve: Serve) -> None:
         """Have one thread call ``serve``, as soon as one is free."""
         self._tickets.put(serve)
+        if self._idle:
+            self._idle.pop()
+        elif self._num_started < self.size and not self._hub.closed:
+            self._num_started += 1
+            self.add_thread()
 
-    def others_wait(self) -> bool:
-        """Whether a ticket waits for a thread."""
-        return not self._tickets.empty()
+    def requeue(self, serve: Serve) -> bool:
+        """Put ``serve`` behind the others that wait for this thread, if any do. In a worker thread."""
+        if self._tickets.empty():
+            return False
+        self._tickets.put(serve)
+        return True
 
-    def replace(self, worker: Worker) -> None:  # noqa: ARG002  # it ends by itself
-        """Put another thread in the place of one that does not come back from a call."""
-        self._add_thread()
+    def add_thread(self) -> None:
+        """Start one more thread, which may take the place of one that does not come back from a call."""
+        worker = Worker(self, f"{self._name}-{next(self._numbers)}")
+        self.workers.append(worker)
+        try:
+            worker.start()
+        # The system gives no more threads, or the interpreter exits.
+        except RuntimeError as error:
+            self.workers.remove(worker)
+            message = f"The pipeline cannot start its threads: {error}"
+            self._hub.events.fail("pipeline", message, error)
 
     def stop(self) -> None:
         """Have each thread end after its current call."""
-        for _ in self.threads:
+        for _ in self.workers:
+            # Each thread takes one and ends.
             self._tickets.put(None)
 
-    def _add_thread(self) -> None:
-        worker = Worker(f"{self.name}-{next(self._numbers)}")
-        thread = threading.Thread(target=self._run, args=(worker,), name=worker.name, daemon=True)
-        self.workers.append(worker)
-        self.threads.append(thread)
-        thread.start()
-
-    def _run(self, worker: Worker) -> None:
-        worker.ident = threading.get_ident()
+    def serve(self, worker: Worker) -> None:
+        """Serve tickets until the thread is to end."""
         try:
             if self._initializer is not None:
                 self._initializer()
+            while (serve := self._tickets.get()) is not None:
+                serve(worker)
+                # Another thread has its place.
+                if worker.given_up:
+                    break
+                # The thread may wait for its next ticket for long, and this one may hold an item.
+                del serve
+                self._idle.append(None)
+            self.at_end()
         except BaseException as error:  # noqa: BLE001  # of whatever kind, the run cannot go on
             self._hub.post(self._report_initializer, error)
-            return
-        while (serve := self._tickets.get()) is not None:
-            serve(worker)
-            if worker.given_up:
-                return
-            # The thread may wait for its next ticket for long, and this one may hold an item.
-            del serve
+        self.workers.remove(worker)
 
     def _report_initializer(self, error: BaseException) -> None:
         message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
         self._hub.events.fail(self._stage, message, error)
 
 
-class BorrowedThreads(Threads):
-    """The threads of an executor that belongs to the user. It cannot replace a thread.
+class ThreadRunner:
+    """Has threads make the calls.
 
-    Each ticket is a task of the executor, which shares its threads out.
+    The loop issues a ticket for each thread that may come. A thread with a ticket takes one slot after
+    another, so that none is taken while its taker still works on another, and hands its ticket back when
+    there are no more. After each slot it looks whether other stages wait for threads, and queues up
+    behind them if so.
     """
 
-    def __init__(self, hub: Hub, name: str, executor: Executor) -> None:
-        super().__init__(hub, name)
-        self._executor = executor
-
-    def issue(self, serve: Serve) -> None:
-        """Have a thread of the executor call ``serve``, as soon as one is free. On the loop."""
-        try:
-            ticket = self._executor.submit(self._serve, serve)
-        except RuntimeError as error:
-            self._report_loss(error)
-        else:
-            ticket.add_done_callback(self._look_for_loss)
-
-    def _look_for_loss(self, ticket: Future[None]) -> None:
-        # Cancelled by who shuts the executor down, or never run because its initializer failed.
-        error = CancelledError() if ticket.cancelled() else ticket.exception()
-        if error is not None:
-            self._hub.post(self._report_loss, error)
-
-    def _report_loss(self, error: BaseException) -> None:
-        remedy = NOT_OURS.format("ThreadPoolExecutorConfig")
-        broken = pool_broken(self._executor, self.name, error, remedy)
-        self._hub.events.fail(self.name, str(broken), broken)
-
-    def _serve(self, serve: Serve) -> None:
-        worker = Worker(threading.current_thread().name)
-        worker.ident = threading.get_ident()
-        self.workers.append(worker)
-        try:
-            serve(worker)
-        finally:
-            self.workers.remove(worker)
-
-
-class WorkerGroup:
-    """The threads that work for one stage, at most ``limit`` at once.
-
-    The loop puts slots into ``todo`` and issues a ticket for each thread that may come. A thread
-    with a ticket takes one slot after another, so that none is taken while its taker still works on
-    another, and hands its ticket back when there are no more. After each slot it looks whether
-    other stages wait for threads, and queues up behind them if so.
-
-    Args:
-        hub: Where outcomes go.
-        threads: Who does the work.
-        limit: How many may work at once.
-        work: Called by a thread with a slot; returns what the loop calls with the slot afterwards.
-        timeout: Seconds that the work may take.
-        on_timeout: Called on the loop with a slot that took longer, whose thread was given up.
-    """
-
-    def __init__(
-        self,
-        hub: Hub,
-        threads: Threads,
-        limit: int,
-        work: Callable[[Any], Callable[[Any], None]],
-        timeout: float | None,
-        on_timeout: Callable[[Any], None],
-    ) -> None:
-        self.todo: deque[Any] = deque()
-        self.threads = threads
-        self._hub = hub
-        self._limit = limit
+    def __init__(self, stage: Stage, threads: WorkerThreads) -> None:
+        self._stage = stage
+        self._threads = threads
         self._tickets = 0
-        self._work = work
-        self._timeout = timeout
-        self._on_timeout = on_timeout
         self._watching = False
 
     def dispatch(self) -> None:
-        """Issue as many tickets as there is work for. On the loop."""
-        for _ in range(min(self._limit - self._tickets, len(self.todo))):
+        """Issue as many tickets as there is work for."""
+        for _ in range(min(self._stage.concurrency - self._tickets, len(self._stage.todo))):
             self._tickets += 1
-            self.threads.issue(self.serve)
-        if self._timeout is not None:
-            self._look_again_in(self._timeout)
+            self._threads.issue(self._serve)
+        if self._stage.timeout is not None:
+            self._look_again_in(self._stage.timeout)
 
-    def serve(self, worker: Worker) -> None:
-        """Work until there is nothing to do or others wait for the thread. In a worker thread."""
-        hub, todo, work, timed = self._hub, self.todo, self._work, self._timeout is not None
-        post, others_wait = hub.post, self.threads.others_wait
+    def _serve(self, worker: Worker) -> None:
+        stage, hub, requeue = self._stage, self._stage.hub, self._threads.requeue
+        todo, call, post, timed = stage.todo, stage.call, hub.post, stage.timeout is not None
         while not hub.closed:
             try:
                 slot = todo.popleft()
@@ -281,77 +201,169 @@ class WorkerGroup:
                 break
             slot.started_at = perf_counter()
             worker.slot = slot
-            handler = work(slot)
+            try:
+                handler = call(slot)
+            # Not even SystemExit may end the thread: the item would never be heard of again.
+            except BaseException as error:  # noqa: BLE001
+                slot.fail(error)
+                handler = stage.settle
+            slot.ended_at = perf_counter()
             if not timed:
                 worker.slot = None
+            # Given up meanwhile: the loop has settled the slot.
             elif not worker.leave_call():
                 return
             post(handler, slot)
-            if others_wait():
-                self.threads.issue(self.serve)
+            if requeue(self._serve):
                 return
         post(self._take_ticket_back, None)
 
     def _take_ticket_back(self, _: None) -> None:
         self._tickets -= 1
         # The slot may have come after the thread had found none.
-        if self.todo:
+        if self._stage.todo:
             self.dispatch()
 
     def _look_again_in(self, seconds: float) -> None:
-        if self._tickets and not self._watching and not self._hub.closed:
+        hub = self._stage.hub
+        if self._tickets and not self._watching and not hub.closed:
             self._watching = True
-            self._hub.loop.call_later(seconds, self._look_for_overdue)
+            hub.loop.call_later(seconds, self._look_for_overdue)
 
     def _look_for_overdue(self) -> None:
         self._watching = False
-        timeout = self._timeout
+        timeout = self._stage.timeout
         assert timeout is not None
         now = perf_counter()
         waits = [timeout]
-        for worker in list(self.threads.workers):
-            slot: Any = worker.slot
-            # The thread may be in a call of another stage that shares it.
-            if slot is None or getattr(slot.stage, "group", None) is not self:
+        for worker in self._threads.workers.copy():
+            slot = worker.slot
+            if slot is None or slot.stage is not self._stage or worker.given_up:
                 continue
             left = slot.started_at + timeout - now
             if left > 0:
                 waits.append(left)
-            elif not worker.given_up and worker.give_up(slot):
+            elif worker.give_up(slot):
                 self._go_on_without(worker, slot)
         self._look_again_in(min(waits))
 
     def _go_on_without(self, worker: Worker, slot: Slot) -> None:
+        timeout = self._stage.timeout
         LOG.warning(
             "stage %r: a call took longer than timeout=%s s on %s; thread %s is replaced and ends when "
             "the call returns",
-            slot.stage.name,
-            self._timeout,
+            self._stage.name,
+            timeout,
             short_repr(slot.item),
             worker.name,
         )
-        self.threads.replace(worker)
+        self._threads.add_thread()
         self._tickets -= 1
         slot.fail(
-            TimeoutError(f"the call took longer than timeout={self._timeout} s"),
+            # Made, not raised, so the stack of the thread stands in for a traceback.
+            TimeoutError(f"the call took longer than timeout={timeout} s"),
             f"The call stood at:\n{worker.stack()}",
         )
-        self._on_timeout(slot)
+        slot.ended_at = perf_counter()
+        self._stage.settle(slot)
         self.dispatch()
 
 
+class TaskRunner:
+    """Has tasks of the event loop make the calls."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._num_tasks = 0
+        self._running: dict[asyncio.Task[None], Any] = {}
+
+    def dispatch(self) -> None:
+        """Wake tasks, or start them."""
+        stage = self._stage
+        for _ in range(min(len(stage.todo), stage.concurrency)):
+            if self._idle:
+                wake(self._idle.popleft())
+            elif self._num_tasks < stage.concurrency:
+                self._num_tasks += 1
+                stage.hub.spawn(self._work(), stage.name)
+            else:
+                break
+
+    def running(self) -> list[Slot]:
+        """The slots of calls that are being awaited, but for generators that are paused."""
+        slots = list(self._running.values())
+        return [slot for slot in slots if not getattr(slot, "paused", False)]
+
+    async def _work(self) -> None:
+        task: Any = asyncio.current_task()
+        stage, hub, todo = self._stage, self._stage.hub, self._stage.todo
+        # One item after another: a function that never waits then costs no more than its call.
+        while not hub.closed:
+            if not todo:
+                await self._wait(task)
+                continue
+            slot = todo.popleft()
+            self._running[task] = slot
+            slot.started_at = perf_counter()
+            try:
+                await stage.call_async(slot)
+                if task.cancelling():
+                    # It has cancelled itself and returned, which must not hit the next item.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0)
+                    task.uncancel()
+            except BaseException as error:  # as for threads
+                if hub.closed:
+                    raise
+                # A cancellation that the run did not ask for is the function's own affair.
+                task.uncancel()
+                slot.fail(error)
+            slot.ended_at = perf_counter()
+            del self._running[task]
+            stage.settle(slot)
+            # The task may wait for its next slot for long, and would keep this one alive.
+            del slot
+
+    async def _wait(self, task: Any) -> None:
+        hub = self._stage.hub
+        self._idle.append(idle := hub.loop.create_future())
+        try:
+            await idle
+        except asyncio.CancelledError:
+            # Else it would be woken instead of one that waits.
+            if idle in self._idle:
+                self._idle.remove(idle)
+            if hub.closed:
+                raise
+            task.uncancel()
+
+
+async def limited(awaitable: Awaitable[Any], seconds: float | None, what: str) -> Any:
+    """Await something for a time at most.
+
+    Raises:
+        TimeoutError: It took longer.
+    """
+    if seconds is None:
+        return await awaitable
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await awaitable
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{what} took longer than timeout={seconds} s") from error
+
+
 class LoopExecutor(ThreadPoolExecutor):
-    """Daemon threads for ``asyncio.to_thread`` in a pipeline, started as they are needed."""
+    """Has worker threads make the calls of ``asyncio.to_thread``."""
 
     # By name only: asyncio accepts no other default executor, and interpreter exit waits for its threads.
-    def __init__(self) -> None:
+    def __init__(self, hub: Hub, threads: WorkerThreads) -> None:
         super().__init__(max_workers=1)
-        self.threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._most = min(32, (os.cpu_count() or 1) + 4)  # as asyncio's own
-        self._idle = threading.Semaphore(0)
-        self._guard = threading.Lock()
-        self._is_shut = False
+        self._hub = hub
+        self._workers = threads
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call a function in a thread.
@@ -359,89 +371,18 @@ class LoopExecutor(ThreadPoolExecutor):
         Raises:
             RuntimeError: The run is ending.
         """
+        if self._hub.closed:
+            raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
         future: Future[T] = Future()
-        with self._guard:
-            if self._is_shut:
-                raise RuntimeError("the pipeline is stopping, it starts no more calls in threads")
-            self._calls.put((future, functools.partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
-                name = f"spdl_media to_thread-{len(self.threads) + 1}"
-                self.threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                self.threads[-1].start()
+        call = functools.partial(fn, *args, **kwargs)
+        self._workers.issue(lambda _: self._run(future, call))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Have each thread end after its current call. Does not wait."""
-        with self._guard:
-            self._is_shut = True
-            for _ in self.threads:
-                self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (task := self._calls.get()) is not None:
-            future, call = task
-            if self._is_shut:
-                future.cancel()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
-                    future.set_exception(error)
-            # The thread may wait for its next task for long, and would keep this one alive.
-            del task, future, call
-            self._idle.release()
-
-
-class FailureHandler:
-    """Counts failures, keeps their records, calls ``on_failure``, and ends the run after too many.
-
-    ``on_failure`` is called in a thread of its own, one failure after the other. An item leaves its
-    stage only when that is done, so a slow callback slows the pipeline and nothing piles up.
-
-    Attributes:
-        threads: The thread for ``on_failure``; ``None`` without a callback.
-    """
-
-    def __init__(self, hub: Hub, log: FailureLog, on_failure: OnFailure | None) -> None:
-        self.threads: WorkerThreads | None = None
-        if on_failure is not None:
-            self.threads = WorkerThreads(hub, "spdl_media on_failure", 1)
-        self._hub = hub
-        self._log = log
-        self._on_failure = on_failure
-
-    def report(self, slot: Slot, counters: StageCounters, release: Release) -> None:
-        """Count a failure, then let its slot go. On the loop."""
-        # Read now: the call of a slot that was given up may fail by itself meanwhile.
-        record = slot.record
-        assert record is not None
-        counters.failures += 1
-        self._end_run_after(self._log.note(record))
-        if self.threads is None:
-            release(slot)
-        else:
-            self.threads.issue(functools.partial(self._call_back, record, slot, release))
-
-    def check_epoch(self) -> None:
-        """End the run if too much of an epoch that has just ended was lost."""
-        self._end_run_after(self._log.end_epoch())
-
-    def _end_run_after(self, excess: FailureExcess | None) -> None:
-        if excess is not None:
-            record = excess.record
-            self._hub.events.fail(record.stage, str(excess), record.exception, record.traceback)
-
-    def _call_back(
-        self, record: FailureRecord, slot: Slot, release: Release, worker: Worker
-    ) -> None:
-        worker.slot = slot
-        assert self._on_failure is not None
-        try:
-            self._on_failure(record, slot.item)
-        except BaseException as error:  # noqa: BLE001  # of whatever kind, the user must hear of it
-            self._hub.post(self._report_callback, error)
-        worker.slot = None
-        self._hub.post(release, slot)
-
-    def _report_callback(self, error: BaseException) -> None:
-        self._hub.events.fail("on_failure", f"on_failure raised {describe(error)}", error)
+    def _run(self, future: Future[T], call: Callable[[], T]) -> None:
+        if self._hub.closed:
+            future.cancel()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
+                future.set_exception(error)
