@@ -90,8 +90,9 @@ from spdl_media.filter_desc import (
     get_video_filter_desc,
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
-from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames
+from spdl_media.frames import AudioFrames, Frames
 from spdl_media.geometry import random_resized_crop
+from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import (
     Clip,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import fields
 from typing import (
     Any,
@@ -15,6 +16,7 @@ from typing import (
     TypeAlias,
     TypedDict,
     TypeVar,
+    cast,
     get_args,
 )
 
@@ -40,12 +42,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_on_error(on_error: str) -> None:
-    """Refuse what is no way to treat failures of inputs."""
+    """Refuse an unknown value of ``on_error``.
+
+    Raises:
+        ValueError: It is none of the three.
+    """
     check_choice("on_error", on_error, get_args(OnError))
 
 
 def check_array_layout(layout: str | None) -> None:
-    """Refuse what is no order of axes."""
+    """Refuse an unknown order of axes.
+
+    Raises:
+        ValueError: It is neither of the two, nor ``None``.
+    """
     remedy = "convert_frames(layout='planes') gives one array a plane"
     check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
@@ -86,15 +96,43 @@ def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> 
     return filter_desc
 
 
+def picked(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Pick arguments by name."""
+    return {name: arguments[name] for name in names if name in arguments}
+
+
 class _Arguments(TypedDict, Generic[Device], total=False):
+    """Where data comes from and goes to.
+
+    Attributes:
+        demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
+        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
+        cuda_config: The same by another name; give one of them.
+    """
+
     demux_config: DemuxConfig | None
     decode_config: DecodeConfig | None
     cuda: Device
     cuda_config: Device
+    # Of the async_* functions alone, which have the types of their namesakes: a ParamSpec cannot add it.
+    executor: Executor | None
 
 
 class ImageOptions(TypedDict, total=False):
-    """How images and frames come out."""
+    """How images and frames come out.
+
+    Attributes:
+        width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
+        height: Height of the result.
+        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV of
+            stills has the matrix of BT.601 and full range, as in JPEG, whatever the file has.
+        scale_mode: With both sides given, ``"pad"`` fits the whole image inside a black border,
+            ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
+        scale_algo: Name of FFmpeg's scaling algorithm.
+        quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
+        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
+    """
 
     width: int | None
     height: int | None
@@ -106,7 +144,13 @@ class ImageOptions(TypedDict, total=False):
 
 
 class AudioOptions(TypedDict, total=False):
-    """How audio comes out."""
+    """How audio comes out.
+
+    Attributes:
+        sample_rate: Samples of one channel in a second.
+        num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
+        sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
+    """
 
     sample_rate: int | None
     num_channels: int | None
@@ -114,11 +158,28 @@ class AudioOptions(TypedDict, total=False):
 
 
 class _Result(TypedDict, total=False):
+    """The graph and the memory of one result.
+
+    Attributes:
+        filter_desc: A whole filter graph of your own. It replaces the options for size, rate, channels
+            and format, which must keep their defaults. ``None``: no graph, and images are not turned upright.
+        storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that decoded data passes
+            through on its way to the device; fresh pinned memory without one.
+    """
+
     filter_desc: str | Default | None
     storage: Storage | None
 
 
 class _Stream(_Result, total=False):
+    """The stream to load.
+
+    Attributes:
+        num_frames: At most this many frames, or samples of each channel; no more are decoded than needed.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        name: What to call the source in messages.
+    """
+
     num_frames: int | None
     stream_index: int | None
     name: str | None
@@ -132,7 +193,7 @@ class ImageArguments(ImageOptions, _Result, _Arguments[Device], total=False):
 
 
 class BatchArguments(ImageOptions, _Result, _Arguments[Device], total=False):
-    """Arguments of :func:`~spdl_media.load_image_batch`."""
+    """Arguments of :func:`~spdl_media.load_image_batch`, which explains those of its own."""
 
     crops: Sequence[Box | None] | None
     flips: Flips | None
@@ -142,7 +203,14 @@ class BatchArguments(ImageOptions, _Result, _Arguments[Device], total=False):
 
 
 class VideoArguments(ImageOptions, _Stream, _Arguments[Device], total=False):
-    """Arguments of :func:`~spdl_media.load_video`."""
+    """Arguments of :func:`~spdl_media.load_video`.
+
+    Attributes:
+        frame_rate: Frames a second; frames are repeated or left out.
+        decoder: With ``cuda=``: ``"dali"`` (and ``"pyav"`` for video) decodes on the device, ``"cpu"`` on
+            the CPU, and copies; ``"auto"`` takes the first that is installed and gives the right result.
+            A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.
+    """
 
     frame_rate: Rate | None
     decoder: VideoDecoder
@@ -153,7 +221,7 @@ class AudioArguments(AudioOptions, _Stream, _Arguments[Device], total=False):
 
 
 class ClipArguments(ImageOptions, AudioOptions, _Arguments[Device], total=False):
-    """Arguments of :func:`~spdl_media.load_clip`."""
+    """Arguments of :func:`~spdl_media.load_clip`, which explains those of its own."""
 
     frame_rate: Rate | None
     video_storage: Storage | None
@@ -175,44 +243,22 @@ _DEFAULTS: dict[str, Any] = {
     "decoder": "auto",
 }
 
-# In the form of a docstring's section; a function's own text for an argument comes first.
-_DOCUMENTATION = """
-src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
-    tensor, or a binary file-like object.
-timestamp: Half-open window ``(start, end)`` in seconds on the container's clock; ``None``
-    leaves a side open.
-width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
-height: Height of the result.
-pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV of
-    stills has the matrix of BT.601 and full range, as in JPEG, whatever the file has.
-scale_mode: With both sides given, ``"pad"`` fits the whole image inside a black border,
-    ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
-scale_algo: Name of FFmpeg's scaling algorithm.
-quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
-layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
-frame_rate: Frames a second; frames are repeated or left out.
-sample_rate: Samples of one channel in a second.
-num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
-sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
-filter_desc: A whole filter graph of your own. It replaces the options for size, rate, channels
-    and format, which must keep their defaults. ``None``: no graph, and images are not turned upright.
-storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that decoded data passes
-    through on its way to the device; fresh pinned memory without one.
-num_frames: At most this many frames, or samples of each channel; no more are decoded than needed.
-stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-name: What to call the source in messages.
-demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
-decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
-cuda_config: The same by another name; give one of them.
-decoder: With ``cuda=``: ``"dali"`` (and ``"pyav"`` for video) decodes on the device, ``"cpu"`` on
-    the CPU, and copies; ``"auto"`` takes the first that is installed and gives the right result.
-    A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.
-"""
-_TEXTS = {
-    match[2]: match[1].rstrip()
-    for match in re.finditer(r"^((\w+): .*(?:\n    .*)*)$", _DOCUMENTATION, re.MULTILINE)
-}
+# Their sections "Attributes:" explain the arguments to the users of all functions.
+_DECLARATIONS = (_Arguments, ImageOptions, AudioOptions, _Result, _Stream, VideoArguments)
+
+
+def _texts() -> dict[str, str]:
+    """The text of each argument, in the form of a docstring's section."""
+    docs = "\n".join(inspect.getdoc(one) or "" for one in _DECLARATIONS)
+    # A name behind four spaces, with all lines that stand further in.
+    entries = re.finditer(r"^    (\w+): .*(?:\n {8}.*)*", docs, re.MULTILINE)
+    source = """\
+    src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
+        tensor, or a binary file-like object."""
+    return {"src": source} | {entry[1]: entry[0] for entry in entries}
+
+
+_TEXTS = _texts()
 
 
 def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
@@ -225,14 +271,13 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
         arguments: The class.
         defaults: Where they differ from those of other functions.
     """
-    filled = {name: {**_DEFAULTS, **defaults}.get(name) for name in arguments.__annotations__}
+    # The executor is an argument of the async_* functions alone.
+    hints = {name: hint for name, hint in arguments.__annotations__.items() if name != "executor"}
+    filled = {name: {**_DEFAULTS, **defaults}.get(name) for name in hints}
 
     def decorate(function: Function) -> Function:
-        own = [
-            parameter
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
         known = {*filled, *(parameter.name for parameter in own)}
 
         @functools.wraps(function)
@@ -249,13 +294,11 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
                 default=filled[name],
                 annotation=_annotation(hint),
             )
-            for name, hint in arguments.__annotations__.items()
+            for name, hint in hints.items()
         ]
-        return_annotation = inspect.signature(function).return_annotation
-        signature = inspect.Signature([*own, *keywords], return_annotation=return_annotation)
-        call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect and help()
-        call.__doc__ = _documented(function.__doc__, list(signature.parameters))
-        return call  # type: ignore[return-value]  # the same to a caller
+        vars(call)["__signature__"] = signature.replace(parameters=[*own, *keywords])
+        call.__doc__ = _documented(function.__doc__, [*(one.name for one in own), *filled])
+        return cast("Function", call)
 
     return decorate
 
@@ -283,6 +326,5 @@ def _documented(doc: str | None, names: list[str]) -> str | None:
     doc = inspect.cleandoc(doc)
     missing = [_TEXTS[name] for name in names if f"\n    {name}: " not in doc]
     own, returns = doc.split("\n\nReturns:")
-    section = "" if "\nArgs:" in own else "\n\nArgs:"
-    entries = "\n".join(missing).replace("\n", "\n    ")
-    return f"{own}{section}\n    {entries}\n\nReturns:{returns}"
+    section = [] if "\nArgs:" in own else ["\nArgs:"]
+    return "\n".join([own, *section, *missing]) + f"\n\nReturns:{returns}"

@@ -1,35 +1,33 @@
-"""Samples into one array: frames that are decoded, and packets straight to rows."""
+"""Audio into one array: of frames that are decoded, of packets, and of a source while it is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from itertools import chain
 
 import numpy as np
 
 from spdl_media._checks import check_int
+from spdl_media._container import Container
+from spdl_media._ffmpeg import as_fraction
 from spdl_media._jpeg import keep_freed_memory
 from spdl_media._rows import Array, new_array
-from spdl_media._sample_decoder import (
-    SampleDecoder,
-    SampleRows,
-    filter_samples,
-    layout_name,
-    num_channels,
-)
+from spdl_media._sample_decoder import SampleDecoder
+from spdl_media._sample_rows import SampleRows, layout_name
 from spdl_media._wav import read_wav
+from spdl_media._window import audio_packets, read_audio
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
-from spdl_media.decode import cut_short_error, decode_packets
-from spdl_media.demux import Demuxer
-from spdl_media.errors import ConvertError, FilterError
+from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.decode import decode_audio_into, decode_packets, naming
+from spdl_media.errors import ConvertError, DecodeError, DemuxError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.formats import SAMPLE_DTYPES
-from spdl_media.frames import AudioFrames, FrameMetadata, frame_metadata
+from spdl_media.frames import AudioFrames, frame_metadata
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps
-from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, discarded_pts, metadata_of
+from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, metadata_of
 from spdl_media.storage import Storage, lease_memory
 from spdl_media.timing import Window
 
@@ -37,9 +35,14 @@ from spdl_media.timing import Window
 def convert_audio(
     items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
 ) -> CPUBuffer:
-    """Copy audio frames into one array; see :func:`~spdl_media.convert_frames`."""
+    """Copy audio frames into one array; see :func:`~spdl_media.convert_frames`.
+
+    Raises:
+        ConvertError: The frames differ, or one has no samples.
+    """
     check_audio(items, pad=pad)
     first = items[0]
+    # FFmpeg marks planar formats by a final p.
     planar = first.sample_fmt.endswith("p")
     dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
     length = max(map(len, items))
@@ -67,14 +70,15 @@ def _copy_samples(target: Array, frames: AudioFrames) -> None:
 
 
 def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
-    """Refuse sound that differs in format or, without ``pad``, in length, and sound without samples."""
+    """Refuse audio that differs in format or, without ``pad``, in length, and audio without samples.
+
+    Raises:
+        ConvertError: The frames differ, or one has no samples.
+    """
     expected = None
     for position, item in enumerate(items):
         if not len(item):
-            raise ConvertError(
-                f"there is no sample in the window {frame_metadata(item).window}",
-                source=item.source,
-            )
+            raise _no_samples(frame_metadata(item).window, item.source)
         # A stream may change in its middle.
         for chunk in item.chunks:
             frame = chunk.frame
@@ -94,6 +98,10 @@ def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
         )
 
 
+def _no_samples(window: Window, source: str) -> ConvertError:
+    return ConvertError(f"there is no sample in the window {window}", source=source)
+
+
 def _sound(format: tuple[int, str, int]) -> str:
     return f"{format[0]} channels {format[1]} at {format[2]} Hz"
 
@@ -106,211 +114,198 @@ def _some(lengths: list[int]) -> str:
     return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
 
 
-_FLOATS = ("flt", "dbl")
+@dataclass(frozen=True, slots=True)
+class AudioRequest:
+    """Options of one audio load.
+
+    Attributes:
+        desc: The filter graph; ``None`` for none.
+        storage: Memory to fill; fresh memory without one.
+        config: How to decode.
+        num_frames: At most so many samples of each channel.
+    """
+
+    desc: str | None
+    storage: Storage | None
+    config: DecodeConfig
+    num_frames: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_frames is not None:
+            check_int("num_frames", self.num_frames)
+
+    def rows(self, zero: Fraction = Fraction(0), end: Fraction | None = None) -> SampleRows | None:
+        """A sink for the result; ``None``: a graph has to see the frames as they are decoded.
+
+        Args:
+            zero: Second 0 of the container on the stream's own clock.
+            end: Where the last sample is expected, in seconds on the container's clock, if known.
+        """
+        ops = SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
+        # Filters of the caller's own may depend on where frames begin, and only the graph knows how many
+        # samples of one rate make so many of another.
+        if (
+            ops is None
+            or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None)
+            or (self.num_frames is not None and ops.sample_rate is not None)
+        ):
+            return None
+        return SampleRows(
+            ops,
+            self.desc,
+            lambda size: lease_memory(size, None),
+            zero=zero,
+            end=end,
+            limit=self.num_frames,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """Samples as they were decoded, which become an array of another format without FFmpeg.
+class AudioArray:
+    """Loaded audio.
 
     Attributes:
-        array: ``(channels, samples)`` in planar formats, ``(samples, channels)`` in packed ones.
-        format: Sample format, channel layout and sample rate.
-        first: Position of the first sample on the container's clock.
-        wanted_fmt: The sample format that the array is to have.
+        buffer: The samples.
+        sample_rate: Samples of one channel in a second.
+        timestamp: Seconds on the container's clock at which the first sample stands.
     """
 
-    array: Array
-    format: tuple[str, str, int]
-    first: int
-    wanted_fmt: str
-
-    @property
-    def by_time(self) -> Array:
-        """The samples along the first axis, whichever way the array has them."""
-        return self.array.T if self.format[0].endswith("p") else self.array
-
-    @property
-    def sample_rate(self) -> int:
-        """Samples of one channel in a second."""
-        return self.format[2]
-
-    @property
-    def timestamp(self) -> float:
-        """Seconds on the container's clock at which the first sample stands."""
-        return self.first / self.format[2]
-
-    def convert(self, storage: Storage | None) -> CPUBuffer:
-        """Make the array that was asked for, with the very numbers that FFmpeg would give."""
-        if self.wanted_fmt == self.format[0] and storage is None and self.array.flags.c_contiguous:
-            return CPUBuffer(self.array)
-        planar, source = self.wanted_fmt.endswith("p"), self.by_time
-        source = source.T if planar else source
-        array = new_array(source.shape, SAMPLE_DTYPES[self.wanted_fmt.removesuffix("p")], storage)
-        _copy_numbers(source, array)
-        return CPUBuffer(array)
+    buffer: CPUBuffer
+    sample_rate: int
+    timestamp: float
 
 
-def _copy_numbers(source: Array, target: Array) -> None:
-    if source.dtype.kind == target.dtype.kind:
-        target[...] = source
-    elif source.dtype == np.uint8:
-        np.subtract(source, 128, out=target, dtype=target.dtype, casting="unsafe")
-        target *= 2.0**-7
-    else:
-        # A power of two, so the number is rounded once, as it becomes a float.
-        scale = target.dtype.type(2.0 ** (1 - 8 * source.itemsize))
-        np.multiply(source, scale, out=target, dtype=target.dtype, casting="unsafe")
-
-
-def decode_samples(
-    packets: AudioPackets,
-    desc: str | None,
-    decode_config: DecodeConfig | None = None,
-    *,
-    num_frames: int | None = None,
-) -> Samples | AudioFrames:
-    """Decode packets for one array; what :func:`~spdl_media.decode_packets` gives makes the same one.
-
-    Args:
-        packets: What to decode.
-        desc: The filter graph; ``None`` for none.
-        decode_config: How to decode.
-        num_frames: At most so many samples of each channel.
-    """
-    ops = _plain_ops(desc, num_frames)
-    if ops is not None:
-        rows = _decode_rows(packets, as_decode_config(decode_config), num_frames)
-        if rows is not None:
-            return _as_wanted(rows, metadata_of(packets), desc, ops)
-    return decode_packets(packets, desc, decode_config, num_frames=num_frames)
-
-
-def load_samples(
+def load_audio_array(
     src: Source,
     window: Window,
-    desc: str | None,
+    request: AudioRequest,
     *,
     stream_index: int | None,
-    num_frames: int | None,
     demux_config: DemuxConfig | None,
-    decode_config: DecodeConfig | None,
     name: str | None,
-) -> Samples | AudioFrames:
-    """Read and decode audio for one array. :func:`~spdl_media.load_audio` explains the arguments."""
+) -> AudioArray:
+    """Read and decode audio for one array. :func:`~spdl_media.load_audio` explains the arguments.
+
+    Raises:
+        SourceError: The source cannot be opened or read.
+        DemuxError: It is no media, or has no such stream.
+        DecodeError: It is damaged.
+        FilterError: The filters do not take the samples.
+        ConvertError: The window holds no sample.
+    """
+    keep_freed_memory()
     with open_input(src, name=name) as input:
+        # This reader knows the one stream of a WAV file, and none of FFmpeg's options.
         if stream_index is None and demux_config is None:
-            samples = _wav_samples(input, window, desc, decode_config, num_frames)
-            if samples is not None:
-                return samples
-        with Demuxer(input, demux_config=demux_config) as demuxer:
-            packets = demuxer.demux_audio(window, stream_index=stream_index)
-    return decode_samples(packets, desc, decode_config, num_frames=num_frames)
+            wav = _load_wav(input, window, request)
+            if wav is not None:
+                return wav
+        with closing(Container(input, as_demux_config(demux_config))) as container:
+            # After any fault the source is read a second time below.
+            if input.seekable:
+                array = _decode_while_reading(container, stream_index, window, request)
+                if array is not None:
+                    return array
+            packets = read_audio(container, stream_index, window)
+    return decode_audio_array(packets, request)
 
 
-def _wav_samples(
-    input: Input,
-    window: Window,
-    desc: str | None,
-    decode_config: DecodeConfig | None,
-    num_frames: int | None,
-) -> Samples | AudioFrames | None:
-    """The samples of a WAV file, without FFmpeg's demuxer, which looks at many packets first.
+def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:
+    """Decode packets for one array; what :func:`~spdl_media.decode_packets` gives makes the same one.
 
-    Args:
-        input: The opened source, of any kind.
-        window: Which samples.
-        desc: The filter graph; ``None`` for none.
-        decode_config: How to decode.
-        num_frames: At most so many samples of each channel.
+    Raises:
+        DecodeError: The data is damaged.
+        FilterError: The filters do not take the samples.
+        ConvertError: The window holds no sample.
+    """
+    keep_freed_memory()
+    metadata = metadata_of(packets)
+    # Into one array where that is possible, which saves keeping the frames.
+    rows = request.rows(metadata.zero, _end_of(packets))
+    if rows is not None:
+        decode_audio_into(rows, packets, request.config, request.num_frames)
+        if not rows.mixed:
+            return _finished(rows, request, metadata)
+    # The graph may bring all of them to one format.
+    frames = decode_packets(packets, request.desc, request.config, num_frames=request.num_frames)
+    buffer = convert_audio([frames], request.storage, single=True, pad=False)
+    return AudioArray(buffer, frames.sample_rate, frames.timestamp)
+
+
+def _decode_while_reading(
+    container: Container, stream_index: int | None, window: Window, request: AudioRequest
+) -> AudioArray | None:
+    """Decode each packet as it is read, without keeping any.
 
     Returns:
-        ``None`` where FFmpeg is needed, or an error is due.
+        ``None``: the source has a fault. Reading it first and decoding it then tells which one.
     """
-    config, ops = as_decode_config(decode_config), _plain_ops(desc, num_frames)
-    if ops is None or config.decoder is not None or config.decoder_options:
-        return None
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
-    keep_freed_memory()
-    found = read_wav(input, window, num_frames)
-    if found is None:
-        return None
-    format = found.sample_fmt, layout_name(found.channel_layout), found.sample_rate
-    samples = Samples(found.array, format, found.first, found.sample_fmt)
-    return _as_wanted(samples, PacketMetadata(input.name, window=window), desc, ops)
-
-
-def _plain_ops(desc: str | None, num_frames: int | None) -> SoundOps | None:
-    """The values of a graph that can follow when everything is decoded."""
-    ops = SoundOps(sample_fmt=None) if desc is None else sound_ops(desc)
-    # Filters of the caller's own may depend on where frames begin, and only the graph knows how many samples
-    # of one rate make so many of another.
-    if (
-        ops is None
-        or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None)
-        or (num_frames is not None and ops.sample_rate is not None)
-    ):
-        return None
-    return ops
-
-
-def _decode_rows(
-    packets: AudioPackets, config: DecodeConfig, num_frames: int | None
-) -> Samples | None:
-    """Decode packets straight to one array; ``None``: there are no samples, or their format changes."""
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
-    keep_freed_memory()
-    coded, metadata = av_packets(packets), metadata_of(packets)
-    missing = cut_short_error(packets, config)
-    if missing is not None and num_frames is None:
-        raise missing
-    rows = SampleRows(lambda size: lease_memory(size, None), _end_of(packets), num_frames)
-    decoder = SampleDecoder(packets.codec, metadata, config, discarded_pts(packets))
+    metadata = PacketMetadata(container.name, container.zero, window)
     try:
-        decoder.decode((*coded, None) if coded else (), rows.put)
-    finally:
-        decoder.close()
-    if rows.mixed or rows.format is None:
+        with naming(container.name), container.reading():
+            index, codec, packets = audio_packets(container, stream_index, window, keep=False)
+            rows = request.rows(container.zero, _stated_end(container, index, window))
+            if rows is None:
+                return None
+            decoder = SampleDecoder(codec, metadata, request.config)
+            try:
+                decoder.decode(chain(packets, (None,)), rows.put)
+                rows.flush()
+            finally:
+                decoder.close()
+    except (DemuxError, DecodeError):
         return None
-    if missing is not None and rows.count < (num_frames or 0):
-        raise missing
-    return Samples(rows.array(), rows.format, rows.first, rows.format[0])
+    last = decoder.last_packet
+    # The other path finds out what is wrong, and says so.
+    if rows.mixed or last is None or container.missing_end((last,)):
+        return None
+    return _finished(rows, request, metadata)
 
 
-def _end_of(packets: AudioPackets) -> Fraction:
+def _stated_end(container: Container, index: int, window: Window) -> Fraction | None:
+    """Where the header says that the last sample stands, or where the window ends."""
+    stream = container.av.streams[index]
+    if stream.duration is None:
+        return window.end
+    ticks = (stream.start_time or 0) + stream.duration
+    return _earlier(ticks * as_fraction(stream.time_base) - container.zero, window)
+
+
+def _end_of(packets: AudioPackets) -> Fraction | None:
     """Where packets state that their last sample stands, or where their window ends."""
     metadata, last = metadata_of(packets), (av_packets(packets) or (None,))[-1]
     if last is None or last.pts is None:
-        return metadata.window.end or Fraction(0)
-    stated = (last.pts + (last.duration or 0)) * packets.codec.time_base - metadata.zero
-    return stated if metadata.window.end is None else min(stated, metadata.window.end)
+        return metadata.window.end
+    ticks = last.pts + (last.duration or 0)
+    return _earlier(ticks * packets.codec.time_base - metadata.zero, metadata.window)
 
 
-def _as_wanted(
-    samples: Samples, metadata: PacketMetadata, desc: str | None, ops: SoundOps
-) -> Samples | AudioFrames:
-    """The samples, if NumPy can make of them what is wanted, or else what a graph makes of them."""
-    name, layout, own_rate = samples.format
-    wanted = ops.sample_fmt or name
-    packed, into = name.removesuffix("p"), wanted.removesuffix("p")
-    if desc is None or (
-        ops.sample_rate in (None, own_rate)
-        and ops.num_channels in (None, _usual_channels(layout))
-        and (packed == into or into in _FLOATS)
-    ):
-        return replace(samples, wanted_fmt=wanted)
-    try:
-        chunks = filter_samples(samples.by_time, samples.format, samples.first, metadata.zero, desc)
-    except FilterError as error:  # the graph does not know whose samples it was given
-        error.source = error.source or metadata.source
-        raise
-    return AudioFrames(chunks, FrameMetadata(metadata.source, metadata.zero, metadata.window))
+def _earlier(end: Fraction, window: Window) -> Fraction:
+    return end if window.end is None else min(end, window.end)
 
 
-@cache
-def _usual_channels(layout: str) -> int | None:
-    """How many channels stand for this layout, where it is the usual one of so many, or says no more."""
-    count = num_channels(layout)
-    return count if layout in (layout_name(f"{count}c"), f"{count} channels") else None
+def _load_wav(input: Input, window: Window, request: AudioRequest) -> AudioArray | None:
+    """Read a WAV file without FFmpeg's demuxer; ``None`` where FFmpeg is needed, or an error is due."""
+    rows = request.rows()
+    if rows is None or request.config.decoder is not None or request.config.decoder_options:
+        return None
+    found = read_wav(input, window, request.num_frames)
+    if found is None:
+        return None
+    info, array, first = found
+    format = info.sample_fmt, layout_name(info.channel_layout), info.header.sample_rate
+    with naming(input.name):
+        rows.put_array(array, format, first)
+        rows.flush()
+    return _finished(rows, request, PacketMetadata(input.name, window=window))
+
+
+def _finished(rows: SampleRows, request: AudioRequest, metadata: PacketMetadata) -> AudioArray:
+    array = rows.array()
+    if array is None:
+        raise _no_samples(metadata.window, metadata.source)
+    if request.storage is not None:
+        # The length was not known before, so it was made in other memory.
+        array, made = new_array(array.shape, array.dtype.str, request.storage), array
+        array[...] = made
+    return AudioArray(CPUBuffer(array), rows.sample_rate, rows.first / rows.sample_rate)

@@ -28,8 +28,8 @@ from spdl_media.errors import (
     with_message,
 )
 from spdl_media.formats import is_yuv, pixel_layout
-from spdl_media.frames import ImageFrames, av_frames
 from spdl_media.geometry import CropPlan, fits
+from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.orientation import Box
@@ -134,6 +134,10 @@ def load_rows(
         inputs: The sources.
         request: How to load them.
         stopped: Asked before each image; when it is true, :class:`Stopped` is raised.
+
+    Raises:
+        Stopped: ``stopped`` said so.
+        MediaError: As for :func:`~spdl_media.load_image_batch`.
     """
     batch = _Batch(len(inputs), request)
 
@@ -167,6 +171,7 @@ def _decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrame
     try:
         return decode_packets(packets, desc, request.decode_config)
     except FilterError as error:
+        # FFmpeg's error does not tell whether the crop or the image is to blame.
         if box := request.cuts.box(position):
             _check_inside(box, packets, request.decode_config, error)
         raise
@@ -176,10 +181,11 @@ def _check_inside(
     box: Box, packets: ImagePackets, decode_config: DecodeConfig | None, cause: FilterError
 ) -> None:
     """Say so if it is the crop that the filters failed for."""
+    # "null" turns upright and does nothing else: boxes are those of upright images.
     upright = decode_packets(packets, "null", decode_config)
     if not fits(box, upright.width, upright.height):
         raise ConvertError(
-            f"the crop {box} (x, y, width, height) does not lie inside the picture, which is "
+            f"the crop {box} (x, y, width, height) does not lie inside the image, which is "
             f"{upright.width}x{upright.height}",
             source=packets.source,
         ) from cause
@@ -215,6 +221,7 @@ class _Batch:
                 # Takes the memory, which no other thread may do meanwhile.
                 self._rows.put(position, image)
         if loaded.kind != self._first.kind:
+            # By position, so that the message is the same whichever thread was first.
             raise _images_differ(*sorted((self._first, loaded)))
         if not is_first:
             self._rows.put(position, image)
@@ -223,6 +230,7 @@ class _Batch:
     def finish(self) -> CPUBuffer:
         """The array; with ``on_error="fill"``, zeros stand where there is no image."""
         fill = self._request.on_error == "fill"
+        # Threads add failures as they come.
         self.failures.sort(key=lambda failure: failure.index)
         indices = list(range(self._count)) if fill else sorted(self._positions)
         if self._positions:
@@ -239,7 +247,7 @@ class _Batch:
         self._rows.release()
 
     def _zeros(self) -> CPUBuffer:
-        """What stands for inputs of which none could be loaded."""
+        """Return a batch of zeros, where no input could be loaded."""
         ops, layout = self._request.ops, self._request.layout
         fill = self._request.on_error == "fill"
         if not fill or ops.width is None or ops.height is None or ops.pix_fmt is None:
@@ -263,7 +271,7 @@ _Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
 
 
 class _Loaded(NamedTuple):
-    """What is remembered of an image."""
+    """Position, source and kind of a loaded image."""
 
     position: int
     source: str
@@ -287,7 +295,7 @@ def _images_differ(one: _Loaded, other: _Loaded) -> ConvertError:
             other.source,
         )
     return ConvertError(
-        f"the pictures differ: {_in_words(one)} and {_in_words(other)}. One array holds one size and format: "
+        f"the images differ: {_in_words(one)} and {_in_words(other)}. One array holds one size and format: "
         "give width=, height= and pix_fmt="
     )
 
@@ -318,7 +326,11 @@ def none_loaded(
 
 
 def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
-    """The sources of a batch; ``one`` is the function that takes a single one, for the error."""
+    """The sources of a batch; ``one`` is the function that takes a single one, for the error.
+
+    Raises:
+        TypeError: It is a single source, or cannot be iterated.
+    """
     if isinstance(srcs, Iterable) and not _is_one_source(srcs):
         return list(srcs)
     raise TypeError(
@@ -360,6 +372,12 @@ def decode_each(
             several threads that is the one of the lowest position among those that were seen.
         stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
         num_threads: How many threads take part. All have ended when the function returns or raises.
+
+    Raises:
+        Stopped: ``stopped`` said so.
+        MediaError: An input cannot be loaded, with ``on_error="raise"``.
+        TypeError: An input is no source.
+        ValueError: An option does not suit an input.
     """
 
     def decode_one(position: int) -> None:
@@ -391,6 +409,7 @@ def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int)
     errors: dict[int, BaseException] = {}
 
     def work() -> None:
+        # One failure ends all threads, each after its current input.
         while not errors:
             with lock:
                 position = next(positions, None)
@@ -423,7 +442,7 @@ def _placed(error: Exception, position: int, count: int) -> Exception:
     where = f"input {position} of the batch of {count}"
     if isinstance(error, MediaError):
         # Its text names the source as well, and so does that of the copy.
-        return with_message(error, f"{where}: {error.args[0] if error.args else error}")
+        return with_message(error, f"{where}: {error.message}")
     # Subclasses may want other arguments. Of some, the first argument is a mere number.
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{where}: {error}")

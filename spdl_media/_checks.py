@@ -181,6 +181,7 @@ class OneThread:
         self._what = what
 
     def __enter__(self) -> None:
+        # Never waits: a second thread is a mistake, which waiting would hide.
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"this {self._what} is in use by another thread; it serves one at a time. "

@@ -17,7 +17,8 @@ from spdl_media.convert import (
     stack_arrays,
 )
 from spdl_media.errors import ConvertError
-from spdl_media.frames import AudioFrames, ImageFrames, VideoFrames
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
 from spdl_media.transfer import Key, fields_of, is_sequence, with_fields
 
@@ -57,6 +58,7 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         >>> collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
         {'label': <CPUBuffer: (2,) int64>, 'name': ['cat', 'dog']}
     """
+    # These can be iterated, and are no batch.
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise TypeError(
             f"collate takes a sequence of items, not one of {type(items).__name__}; as the aggregator of a "
@@ -72,25 +74,20 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
     fields = fields_of(values[0])
     if fields is None:
         return _collate_values(values, storage, where)
-    rows = [
-        _same_fields(value, values[0], fields, position, where)
-        for position, value in enumerate(values)
-    ]
+    rows = []
+    for position, value in enumerate(values):
+        # Of one class exactly: the result is made like the first item.
+        row = fields_of(value) if type(value) is type(values[0]) else None
+        if row is None or row.keys() != fields.keys():
+            raise _structures_differ(values[0], value, position, where)
+        rows.append(row)
     storages = _by_field(storage, fields, where)
     collated = {
+        # A field that has no storage gets fresh memory.
         key: _collate([row[key] for row in rows], storages.get(key), f"{where}[{key!r}]")
         for key in fields
     }
     return _rebuild(values[0], collated)
-
-
-def _same_fields(
-    value: Any, first: Any, fields: dict[Key, Any], position: int, where: str
-) -> dict[Key, Any]:
-    own = fields_of(value) if type(value) is type(first) else None
-    if own is None or own.keys() != fields.keys():
-        raise _structures_differ(first, value, position, where)
-    return own
 
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:
@@ -162,7 +159,7 @@ def _first_of_each_type(values: list[Any]) -> Iterable[int]:
 
 
 def _kind_of(value: Any) -> str | None:
-    """What makes buffers of such values; ``None``: they become a list."""
+    """Kind of the buffers that such values become; ``None``: they become a list."""
     if isinstance(value, AudioFrames | VideoFrames | ImageFrames):
         return "frames"
     # Before arrays, which NumPy's scalars look like. Strings are such scalars, too, and so are spans of

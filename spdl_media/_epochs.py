@@ -1,4 +1,4 @@
-"""What a source may offer beyond iteration (epochs, positions, a state), and sources that repeat."""
+"""Protocols of sources beyond iteration (epochs, positions, a state), and sources that repeat."""
 
 from __future__ import annotations
 
@@ -122,17 +122,28 @@ def length_of(source: object) -> int:
     return len(source)
 
 
+# PyTorch's DistributedSampler has num_replicas.
+_PLACE = ("rank", "world_size", "num_replicas")
+
+
 def place_of(source: object) -> tuple[int, int]:
     """Return rank and world size of a source or its sampler; ``(0, 1)`` if it knows no ranks."""
     sampler = getattr(source, "sampler", source)
     rank = getattr(sampler, "rank", 0)
-    # PyTorch's DistributedSampler has num_replicas.
     world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
     return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)
 
 
+def order_of(source: object) -> dict[str, Any] | None:
+    """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
+    sampler = getattr(source, "sampler", source)
+    given = {name: getattr(sampler, name, None) for name in ("seed", *_PLACE)}
+    numbers = {name: value for name, value in given.items() if isinstance(value, int)}
+    return {"sampler": type(sampler).__name__, **numbers} if numbers else None
+
+
 class RepeatedSource(Iterator[T]):
-    """What :func:`repeat_source` returns."""
+    """Result of :func:`repeat_source`."""
 
     def __init__(self, source: Iterable[T], epoch: int) -> None:
         self._source = source
@@ -185,7 +196,7 @@ class RepeatedSource(Iterator[T]):
 
 
 class ShuffledSource(Generic[T]):
-    """What :func:`embed_shuffle` returns."""
+    """Result of :func:`embed_shuffle`."""
 
     def __init__(self, source: IterableWithShuffle[T], epoch: int, *, shuffle_last: bool) -> None:
         self._source = source

@@ -109,7 +109,7 @@ _current_log = _CurrentLog()
 
 
 def current_log() -> list[LogLine] | None:
-    """What FFmpeg has logged in this thread in the block of :func:`ffmpeg_log` that it is in, if any.
+    """FFmpeg's log lines of this thread, in the block of :func:`ffmpeg_log` that it is in, if any.
 
     A loop over many frames opens one block, which takes 3 microseconds, and looks here for each of them.
     """

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 import numpy.typing as npt
-from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
-from spdl_media._ffmpeg import AvPacket, forwards_log
+from spdl_media._ffmpeg import forwards_log
 from spdl_media._optional import require
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.filter_desc import picture_ops
+from spdl_media.geometry import fits
 from spdl_media.operations import PictureOps
 from spdl_media.orientation import Box, stored_box, stored_flips, swaps_sides
 from spdl_media.packets import ImagePackets, coded_image, metadata_of, padded_image
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
-# An open decoder keeps the memory of its last picture. For larger ones opening is nothing.
+# An open decoder keeps the memory of its last image. For larger ones opening is nothing.
 _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
@@ -35,7 +35,7 @@ _NOT_STATED = Fraction(0, 1)
 class _AtRest(threading.local):
     """The open decoder that a thread has at rest, if any."""
 
-    context: VideoCodecContext | None = None
+    context: Any = None
 
 
 _at_rest = _AtRest()
@@ -45,56 +45,45 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
     """Decode a JPEG for which any open decoder is as good as a fresh one.
 
     Returns:
-        The frame that a fresh decoder gives; ``None``, if it is no such file, the caller has wishes of its
-        own, or there is anything the matter with it. A fresh decoder then says what.
+        The frame that a fresh decoder gives; ``None``: it is no such file, options were set, or decoding
+        failed. A fresh decoder then says what.
     """
     metadata = metadata_of(packets)
     if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
         return None
-    frame = _decode(padded_image(packets))
-    if frame is not None:
-        frame.time_base = _STILL_JPEG.time_base
-    return frame
-
-
-def _decode(packet: AvPacket) -> av.VideoFrame | None:
     # Taken while in use, so that a signal handler that decodes, too, does not find it.
     context, _at_rest.context = _at_rest.context, None
     if context is None:
-        context = _open()
+        context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
-            frames = context.decode(packet)
+            frames: list[av.VideoFrame] = context.decode(padded_image(packets))
+        # The decoder is not put back: after an error its state is not that of a fresh one.
         except av.FFmpegError:
             return None
+    # Nor is one that has given anything unusual.
     if len(frames) != 1 or frames[0].is_corrupt:
         return None
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
         _at_rest.context = context
+    frame.time_base = _STILL_JPEG.time_base
     return frame
-
-
-def _open() -> VideoCodecContext:
-    context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
-    if not isinstance(context, VideoCodecContext):
-        raise TypeError("FFmpeg's decoder 'mjpeg' does not decode video; please report this")
-    return context
 
 
 # Eighths of a side, the smallest first. The others take longer than the next larger one here.
 _EIGHTHS = (1, 2, 4)
 # What is left is so many times as large as the result at least: the higher frequencies of those are wanted.
 _MARGIN = 1.2
-# Edges fall on whole pixels of the smaller picture. They may move by so much of a pixel of the result.
+# Edges fall on whole pixels of the smaller image. They may move by so much of a pixel of the result.
 _MAX_SHIFT = 0.125
 
 
 class _Part(NamedTuple):
-    """A box of the shrunk picture, as it is stored, and how much it was shrunk."""
+    """A box of the shrunk image, as it is stored, and how much it was shrunk."""
 
     eighths: int
     left: int
@@ -118,70 +107,66 @@ def decode_downscaled(
     simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
     metadata = metadata_of(packets)
     ops = picture_ops(filter)
-    chain = None if ops is None else fast_chain(ops)
-    if (
-        chain is None
-        or not chain.scales_first
-        or metadata.incomplete is not None
-        or len(packets) != 1
-    ):
+    if ops is None or metadata.incomplete is not None or len(packets) != 1:
+        return None
+    chain = fast_chain(ops.uncut)
+    if chain is None or not chain.scales_first:
         return None
     head = metadata.jpeg
     if head is None or not head.is_ycc or config.decoder is not None or config.decoder_options:
         return None
     orientation = metadata.orientation if config.orient else 1
-    plan = _plan(head.width, head.height, orientation, chain)
+    plan = _plan(head.width, head.height, orientation, chain, ops.box)
     if plan is None:
         return None
     part, sizes = plan
-    pixels = _decode_small(
-        simplejpeg, packets, _shrunk(head.width, part), _shrunk(head.height, part)
-    )
+    small = _shrunk(head.width, part), _shrunk(head.height, part)
+    pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
         return None
-    frame = av.VideoFrame.from_numpy_buffer(
-        _upright(pixels, part, orientation, mirror=chain.ops.mirror), "rgb24"
-    )
+    upright = _upright(pixels, part, orientation, mirror=ops.mirror)
+    frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
+    # PyAV leaves both unset for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     frame.time_base = packets.codec.time_base
     return chain.from_rgb().run(frame, sizes)
 
 
-def _plan(width: int, height: int, orientation: int, chain: FastChain) -> tuple[_Part, Plan] | None:
-    """What to decode of a stored picture of this size, and the sizes after each step of the chain."""
+def _plan(
+    width: int, height: int, orientation: int, chain: FastChain, box: Box | None
+) -> tuple[_Part, Plan] | None:
+    """The part of a stored image to decode, and the sizes after each step of the chain."""
     swaps = swaps_sides(orientation)
-    across, down = (height, width) if swaps else (width, height)
-    sizes = chain.plan(across, down)
+    upright = (height, width) if swaps else (width, height)
+    box = box or (0, 0, *upright)
+    sizes = chain.plan(box[2:]) if fits(box, *upright) else None
     if sizes is None:
         return None
-    box = chain.ops.box or (0, 0, across, down)
     scaled = sizes.placement.scaled
+    # Everything from here on is in the image as it is stored.
     target = scaled[::-1] if swaps else scaled
     part = _smallest_part(stored_box(box, orientation, width, height), *target)
     return None if part is None else (part, sizes)
 
 
 def _smallest_part(box: Box, width: int, height: int) -> _Part | None:
-    """The part of the smallest picture that is as good for a result of this size as the whole one."""
+    """The part of the smallest image that is as good for a result of this size as the whole one."""
     x, y, w, h = box
     for eighths in _EIGHTHS:
         left, right = round(x * eighths / 8), round((x + w) * eighths / 8)
         top, bottom = round(y * eighths / 8), round((y + h) * eighths / 8)
         if right - left < _MARGIN * width or bottom - top < _MARGIN * height:
             continue
-        across, down = width / (right - left), height / (bottom - top)
-        shifts = (
-            abs(x * eighths / 8 - left) * across,
-            abs((x + w) * eighths / 8 - right) * across,
-            abs(y * eighths / 8 - top) * down,
-            abs((y + h) * eighths / 8 - bottom) * down,
-        )
+        shift_x = max(abs(x * eighths / 8 - left), abs((x + w) * eighths / 8 - right))
+        shift_y = max(abs(y * eighths / 8 - top), abs((y + h) * eighths / 8 - bottom))
+        shifts = shift_x * width / (right - left), shift_y * height / (bottom - top)
         if max(shifts) <= _MAX_SHIFT:
             return _Part(eighths, left, top, right, bottom)
     return None
 
 
 def _shrunk(side: int, part: _Part) -> int:
+    # libjpeg rounds the shrunk size up.
     return -(-side * part.eighths // 8)
 
 
@@ -194,6 +179,7 @@ def _decode_small(
         )
     except ValueError:  # anything the matter, even if it could be helped: FFmpeg is to say what
         return None
+    # libjpeg picks the factor by the least size, so another one shows in the shape.
     return pixels if pixels.shape == (height, width, 3) else None
 
 
@@ -216,7 +202,7 @@ def keep_freed_memory() -> None:
     """Let glibc's allocator keep some megabytes that were freed, once in a process.
 
     It gives the end of its heap back to the system when that is larger than a limit, at first 128 KiB, which
-    the frames of one small picture exceed, and takes it anew for the next: 24 to 33 page faults a picture,
+    the frames of one small image exceed, and takes it anew for the next: 24 to 33 page faults an image,
     and 6% of the time in which JPEGs of 500x375 are loaded into a pool. When a block is freed that was larger
     than the limit, glibc raises it to twice its size. So one is freed here, whose pages are never touched.
     Other allocators take no notice.

@@ -7,14 +7,16 @@ import inspect
 import threading
 from asyncio import CancelledError, current_task
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager, suppress
+from functools import partial
 from types import CoroutineType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media._resume import Intervals, Ledger, Snapshot, State, Tag
+from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr
+from spdl_media.source import MapIterator
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
@@ -59,19 +61,26 @@ class SharedSource:
 
     Attributes:
         source: The source.
+        fetch: Gives the value for a key, where the source is read key by key.
+        is_async: Whether it is iterated by ``async for``. As in pipelines, what can be iterated both ways is.
         is_shared: Whether runs read one and the same thing: an iterator, or what has a state. They
             then take turns, since an item that a former run reads is missing in the next one.
-        turn: Number of the run that may read such a source.
-        lock: Held when an epoch begins, and during each read of such a source.
     """
 
     def __init__(self, source: AnySource) -> None:
-        self.source = source
+        self.source: Any = source
+        self.fetch: Callable[[Any], Any] | None = None
+        # A class of the user's own that iterates otherwise is iterated.
+        if isinstance(source, MapIterator) and type(source).__iter__ is MapIterator.__iter__:
+            self.fetch = source.mapping.__getitem__
+        self.is_async = isinstance(source, AsyncIterable)
         self.is_iterator = isinstance(source, Iterator | AsyncIterator)
         self.is_stateful = isinstance(source, Stateful)
         self.is_shared = self.is_stateful or iterator_in(source) is not None
-        self.turn = 0
-        self.lock = threading.Lock()
+        # Number of the run that may read a shared source.
+        self._turn = 0
+        # Held when an epoch begins, and during each read of a shared source.
+        self._lock = threading.Lock()
         # What `epoch` of the source was when the latest epoch had begun.
         self._epoch_left: int | None = 0
 
@@ -91,151 +100,127 @@ class SharedSource:
         if not self.is_shared:
             return
         # First, so that a run that reads without a pause does not get the lock again.
-        self.turn += 1
-        if not self.lock.acquire(timeout=_FORMER_READ_SECONDS):
+        self._turn += 1
+        if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
             raise TimeoutError(
                 f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
                 f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
                 "iterate again when it has ended, or make the source and the loader anew"
             )
-        self.lock.release()
-
-    def check_turn(self, turn: int) -> None:
-        """Refuse a read in a former run. The lock must be held.
-
-        Raises:
-            RuntimeError: A later run has begun.
-        """
-        if self.is_shared and turn != self.turn:
-            raise RuntimeError(
-                f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
-                "which one at a time can read; make a loader and a source for each"
-            )
+        self._lock.release()
 
     def snapshot(self, position: int) -> Snapshot:
         """Return a copy of the state of a source that has one."""
-        source: Any = self.source
         # Copied, because a source may hand out the dictionary that it goes on to change.
-        return Snapshot(position, copy.deepcopy(source.state_dict()))
+        return Snapshot(position, copy.deepcopy(self.source.state_dict()))
 
-    def begin(self, start: State, turn: int) -> tuple[int, Any]:
+    def feed(self, start: State, ledger: Ledger, *, drops_none: bool) -> AnySource:
+        """Give what a run reads: the items that are not done, tagged with their positions.
+
+        Args:
+            start: Where the run begins.
+            ledger: Of the run.
+            drops_none: Whether there is no stage to see ``None``, which then drops the item.
+        """
+        done, turn = Positions(start.done), self._turn
+
+        def tagged(position: int, value: Any) -> Tagged | None:
+            tags = ((position, None),)
+            return _tagged(value, tags, ledger) if drops_none else Tagged(value, tags)
+
+        def read() -> Iterator[Tagged]:
+            items: Any = None if start.is_fresh else self._begin_by_position(start)
+            for position in range(0 if items is None else len(items)):
+                # Asked before the item is fetched: that may be the dear part.
+                if position not in done and (item := tagged(position, items[position])):
+                    yield item
+            if items is not None:
+                return
+            position, values = self._begin(start, ledger, turn)
+            for value in self._in_turn(values, turn) if self.is_shared else values:
+                if position not in done and (item := tagged(position, value)):
+                    yield item
+                position += 1
+                self._keep_snapshot(position, ledger, turn)
+
+        async def read_async() -> AsyncIterator[Tagged]:
+            position, values = self._begin(start, ledger, turn)
+            # The lock is held while others run on the loop. None of them waits for it: a later run begins
+            # elsewhere.
+            async for value in self._in_turn_async(values, turn) if self.is_shared else values:
+                if position not in done and (item := tagged(position, value)):
+                    yield item
+                position += 1
+                self._keep_snapshot(position, ledger, turn)
+
+        return read_async() if self.is_async else read()
+
+    def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch; return the position of the next item, and the iterator."""
-        source: Any = self.source
-        with self.lock:
-            self.check_turn(turn)
-            position = 0
+        source, position = self.source, 0
+        with self._reading(turn):
             if isinstance(source, HasEpochs):
                 source.set_epoch(start.epoch)
             if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
                 # Copied: the same snapshot may be needed for another try.
                 source.load_state_dict(copy.deepcopy(start.snapshot.state))
-            # As in pipelines: what can be iterated both ways is asynchronous.
-            iterator = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
+            items = source if self.fetch is None else source.keys
+            iterator = aiter(items) if self.is_async else iter(items)
             self._epoch_left = getattr(source, "epoch", None)
+        # The next iteration over an iterator leads back to here. What is iterated anew needs no state
+        # to begin with. Not before set_epoch(), which tells the iterator its epoch.
+        if self.is_iterator and start.snapshot is None:
+            self._keep_snapshot(position, ledger, turn)
         return position, iterator
 
-    def begin_by_position(self, start: State) -> Sequence[Any] | None:
-        """Begin an epoch whose items are asked for by position, if the source allows that."""
+    def _begin_by_position(self, start: State) -> Any:
+        """Begin an epoch whose items are asked for by position; ``None`` if the source has none."""
         if self.is_stateful:
             return None
-        with self.lock:
-            items = begin_by_position(self.source, start.epoch)
+        with self._lock:
+            by_key = self.fetch is not None
+            begin = self.source.begin_keys if by_key else partial(begin_by_position, self.source)
+            items = begin(start.epoch)
             if items is not None:
                 self._epoch_left = getattr(self.source, "epoch", None)
         return items
 
+    @contextmanager
+    def _reading(self, turn: int) -> Iterator[None]:
+        """Hold the lock for a read of the run with this turn.
 
-class Feed:
-    """The source of one run: the items that are not done, tagged with their positions.
+        Raises:
+            RuntimeError: A later run has begun.
+        """
+        with self._lock:
+            if self.is_shared and turn != self._turn:
+                raise RuntimeError(
+                    f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
+                    "which one at a time can read; make a loader and a source for each"
+                )
+            yield
 
-    Args:
-        source: What is read.
-        start: Where the run begins.
-        ledger: Of the run.
-        drops_none: Whether there is no preprocessor to see ``None``, which then drops the item.
-    """
-
-    def __init__(
-        self, source: SharedSource, start: State, ledger: Ledger, *, drops_none: bool
-    ) -> None:
-        self._source = source
-        self._turn = source.turn
-        self._start = start
-        self._ledger = ledger
-        self._drops_none = drops_none
-        self._done = Intervals(start.done)
-
-    def __iter__(self) -> Iterator[Tagged]:
-        is_fresh = self._start.is_fresh
-        items = None if is_fresh else self._source.begin_by_position(self._start)
-        if items is None:
-            yield from self._read()
-            return
-        for position in range(len(items)):
-            # Asked before the item is fetched: that may be the dear part.
-            if position not in self._done and (tagged := self._tag(position, items[position])):
-                yield tagged
-
-    def _read(self) -> Iterator[Tagged]:
-        position, values = self._begin()
-        if self._source.is_shared:
-            values = self._in_turn(values)
-        for value in values:
-            if position not in self._done and (tagged := self._tag(position, value)):
-                yield tagged
-            position += 1
-            self._keep_snapshot(position)
-
-    def _in_turn(self, iterator: Iterator[Any]) -> Iterator[Any]:
+    def _in_turn(self, iterator: Iterator[Any], turn: int) -> Iterator[Any]:
         while True:
-            with self._source.lock:
-                self._source.check_turn(self._turn)
+            with self._reading(turn):
                 value = next(iterator, _END)
             if value is _END:
                 return
             yield value
 
-    def _begin(self) -> tuple[int, Any]:
-        position, iterator = self._source.begin(self._start, self._turn)
-        # The next iteration over an iterator leads back to here. What is iterated anew needs no state
-        # to begin with. Not before begin(), which tells the iterator its epoch.
-        if self._source.is_iterator and self._start.snapshot is None:
-            self._keep_snapshot(position)
-        return position, iterator
+    async def _in_turn_async(self, iterator: AsyncIterator[Any], turn: int) -> AsyncIterator[Any]:
+        while True:
+            with self._reading(turn):
+                value = await anext(iterator, _END)
+            if value is _END:
+                return
+            yield value
 
-    def _tag(self, position: int, value: Any) -> Tagged | None:
-        tags = ((position, None),)
-        return _tagged(value, tags, self._ledger) if self._drops_none else Tagged(value, tags)
-
-    def _keep_snapshot(self, position: int) -> None:
-        if not self._source.is_stateful or position % _SNAPSHOT_INTERVAL:
-            return
-        with self._source.lock:
-            self._source.check_turn(self._turn)
-            self._ledger.keep_snapshot(self._source.snapshot(position))
-
-
-class AsyncFeed(Feed):
-    """The feed of an asynchronous source, which is read from its start."""
-
-    __iter__ = None  # type: ignore[assignment]
-
-    async def __aiter__(self) -> AsyncIterator[Tagged]:
-        position, iterator = self._begin()
-        while (value := await self._next(iterator)) is not _END:
-            if position not in self._done and (tagged := self._tag(position, value)):
-                yield tagged
-            position += 1
-            self._keep_snapshot(position)
-
-    async def _next(self, iterator: AsyncIterator[Any]) -> Any:
-        if not self._source.is_shared:
-            return await anext(iterator, _END)
-        # Held while others run on the loop. None of them waits for it: a later run begins elsewhere.
-        with self._source.lock:
-            self._source.check_turn(self._turn)
-            return await anext(iterator, _END)
+    def _keep_snapshot(self, position: int, ledger: Ledger, turn: int) -> None:
+        if self.is_stateful and position % _SNAPSHOT_INTERVAL == 0:
+            with self._reading(turn):
+                ledger.keep_snapshot(self.snapshot(position))
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:
@@ -282,7 +267,49 @@ def stage_of(
 _Call: TypeAlias = Callable[[Any], Any]
 
 
+class _One:
+    """A call that gives one result: tags it, or settles what it is for when nothing comes of it."""
+
+    def __init__(self, tagged: Any, ledger: Ledger) -> None:
+        self._tags = tags_of(tagged)
+        self._ledger = ledger
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and not _ends_with_run(error):
+            self._ledger.settle(self._tags)
+
+    def tag(self, value: Any) -> Tagged | None:
+        """Return the result, or ``None`` if it is dropped."""
+        return _tagged(value, self._tags, self._ledger)
+
+
+class _Several(_One):
+    """A call that gives several samples of one item, with the offset of each in its tag."""
+
+    def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
+        super().__init__(tagged, ledger)
+        ((self._position, _),) = tagged.tags
+        self._done = ledger.done_offsets(self._position)
+        self._count = 0
+
+    def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or not _ends_with_run(error):
+            self._ledger.count_samples(self._position, self._count)
+
+    def tag(self, value: Any) -> Tagged | None:
+        """Return the next sample, or ``None`` if it is dropped or was done before the resume."""
+        # Counted even if it is dropped, so that offsets are the same after a resume.
+        offset, self._count = self._count, self._count + 1
+        if offset in self._done:
+            return None
+        return _tagged(value, ((self._position, offset),), self._ledger)
+
+
 def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+    # Not by the context that the others have: it would take as long as all else here.
     def stage(tagged: Any) -> Tagged | None:
         try:
             value = call(tagged)
@@ -296,48 +323,29 @@ def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
 
 def _coroutine_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
     async def stage(tagged: Any) -> Tagged | None:
-        try:
-            value = await call(tagged)
-        except BaseException as error:
-            if not _ends_with_run(error):
-                ledger.settle(tags_of(tagged))
-            raise
-        return _tagged(value, tags_of(tagged), ledger)
+        with _One(tagged, ledger) as one:
+            return one.tag(await call(tagged))
 
     return stage
 
 
 def _generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
     def stage(item: Tagged) -> Iterator[Tagged]:
-        samples = _Samples(item, ledger)
-        try:
+        with _Several(item, ledger) as several:
             for value in call(item):
-                if sample := samples.tag(value):
+                if sample := several.tag(value):
                     yield sample
-        except GeneratorExit:
-            # The run was stopped, and the next one processes the item again.
-            raise
-        except BaseException:
-            samples.end()
-            raise
-        samples.end()
 
     return stage
 
 
 def _async_generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
     async def stage(item: Tagged) -> AsyncIterator[Tagged]:
-        samples = _Samples(item, ledger)
-        try:
+        with _Several(item, ledger) as several:
             async with aclosing(call(item)) as values:
                 async for value in values:
-                    if sample := samples.tag(value):
+                    if sample := several.tag(value):
                         yield sample
-        except BaseException as error:
-            if not _ends_with_run(error):
-                samples.end()
-            raise
-        samples.end()
 
     return stage
 
@@ -351,12 +359,14 @@ _KINDS = {
 
 
 def _ends_with_run(error: BaseException) -> bool:
-    """Whether a coroutine was ended by its run, not by itself: the next run makes the call again."""
-    if isinstance(error, CancelledError):
-        # The function may raise it as well, and has failed then.
+    """Whether a call was ended by its run, not by itself: the next run makes it again."""
+    if not isinstance(error, CancelledError):
+        return isinstance(error, GeneratorExit)
+    # The function may raise it as well, and has failed then. In a thread there is no task to cancel.
+    with suppress(RuntimeError):
         task = current_task()
         return task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit)
+    return False
 
 
 def _tagged(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
@@ -365,25 +375,3 @@ def _tagged(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
         ledger.settle(tags)
         return None
     return Tagged(value, tags)
-
-
-class _Samples:
-    """Tags the samples that a generator makes of one item."""
-
-    def __init__(self, item: Tagged, ledger: Ledger) -> None:
-        ((self._position, _),) = item.tags
-        self._ledger = ledger
-        self._done = ledger.done_offsets(self._position)
-        self._count = 0
-
-    def tag(self, value: Any) -> Tagged | None:
-        """Return the next sample, or ``None`` if it is dropped or was done before the resume."""
-        # Counted even if it is dropped, so that offsets are the same after a resume.
-        offset, self._count = self._count, self._count + 1
-        if offset in self._done:
-            return None
-        return _tagged(value, ((self._position, offset),), self._ledger)
-
-    def end(self) -> None:
-        """Tell the ledger that no more samples come."""
-        self._ledger.count_samples(self._position, self._count)

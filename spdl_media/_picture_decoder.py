@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from spdl_media._picture_filter import PictureFilter
 from spdl_media.codec import VideoCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.frames import FrameMetadata
+from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import PictureOps
 from spdl_media.orientation import matrix_orientation
 from spdl_media.packets import PacketMetadata
@@ -43,8 +44,6 @@ class FrameList:
     Args:
         limit: How many are wanted; ``None``: all.
     """
-
-    __slots__ = ("_limit", "frames")
 
     def __init__(self, limit: int | None = None) -> None:
         self.frames: list[av.VideoFrame] = []
@@ -81,13 +80,15 @@ class PictureDecoder:
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
-        self._step = self._frame_step()
+        # Ticks from frame to frame where packets do not tell; 0: unknown.
+        rate = codec.frame_rate
+        self._step = max(1, round(1 / (rate * codec.time_base))) if rate else 0
         self._started = False
         self._states_orientation = False
 
     @property
     def metadata(self) -> PacketMetadata:
-        """What travels with the packets that are decoded now."""
+        """Metadata of the packets that are decoded now."""
         return self._metadata
 
     @metadata.setter
@@ -107,7 +108,11 @@ class PictureDecoder:
             self.close()
 
     def decode(self, packet: AvPacket | None) -> Iterator[av.VideoFrame]:
-        """Frames that are ready after this packet; ``None`` gives those that are still held back."""
+        """Frames that are ready after this packet; ``None`` gives those that are still held back.
+
+        Raises:
+            DecodeError: The data is damaged, with ``on_corrupt="raise"``.
+        """
         if packet is not None:
             self._packet_index += 1
             self._step = packet.duration or self._step
@@ -117,6 +122,7 @@ class PictureDecoder:
                 # it only if there is something to see.
                 self._states_orientation |= _states_orientation(packet, self._codec)
             if self.needs_key:
+                # It refers to frames that are not there.
                 if not packet.is_keyframe:
                     self._skip(pts)
                     return
@@ -138,6 +144,7 @@ class PictureDecoder:
         if self._packet_index < 0:
             return
         yield from self.decode(None)
+        # A drained decoder takes no packets until it is flushed.
         self._context.flush_buffers()
         self.needs_key, self._first_key_pts, self._next_pts = True, None, None
         self.discarded = frozenset()
@@ -201,6 +208,7 @@ class PictureDecoder:
         if self._config.on_corrupt == "raise":
             raise self._error("the decoder reports that the frame is damaged", pts)
         if self._config.on_corrupt == "drop":
+            # What comes before the window is not missing from it.
             self.num_dropped += pts is None or pts >= self._first
             return False
         return True
@@ -214,36 +222,28 @@ class PictureDecoder:
 
     def _assign_pts(self, frame: av.VideoFrame) -> int | None:
         """Raw streams have no timestamps: count frames at the stated rate, as players do."""
+        # A still has no time, although FFmpeg states a rate for it.
         if not self._step or self._codec.name in _STILL_CODECS:
             return None
         pts = self._next_pts
         if pts is None:
+            # The first frame stands at second 0 of the container.
             pts = round(self.metadata.zero / self._codec.time_base)
         frame.pts = pts
         self._next_pts = pts + self._step
         return pts
 
-    def _frame_step(self) -> int:
-        """Ticks from frame to frame where packets do not tell; 0: unknown."""
-        if not self._codec.frame_rate:
-            return 0
-        return max(1, round(1 / (self._codec.frame_rate * self._codec.time_base)))
-
-    def _remedy(self) -> str:
-        if self._codec.frame_rate is not None:
-            return ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
-        if self._codec.name in _PARTLY_DECODED:
-            return ". decode_config(on_corrupt='keep') decodes what can be decoded"
-        return ""
-
     def _error(self, text: str, pts: int | None) -> DecodeError:
-        seconds = None
+        codec, seconds, at, remedy = self._codec, None, "", ""
         if pts is not None:
-            time_base, zero = self._codec.time_base, self.metadata.zero
-            seconds = float(ticks_to_seconds(pts, time_base, zero))
-        at = "" if seconds is None else f" at {seconds:.3f} s"
+            seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
+            at = f" at {seconds:.3f} s"
+        if codec.frame_rate is not None:
+            remedy = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
+        elif codec.name in _PARTLY_DECODED:
+            remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
         return DecodeError(
-            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy()}",
+            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{remedy}",
             source=self.metadata.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
@@ -281,6 +281,10 @@ class PicturePath:
 
         Returns:
             Whether the sink wants no more.
+
+        Raises:
+            DecodeError: The data is damaged, with ``on_corrupt="raise"``.
+            FilterError: The filters do not take the frames.
         """
         decoder, filter = self.decoder, self._filter
         for frame in decoder.decode(packet):
@@ -297,7 +301,7 @@ class PicturePath:
                 sink.put(filtered)
 
     def take_metadata(self) -> FrameMetadata:
-        """What is to be said of the frames that came out since the last call."""
+        """Return the metadata of the frames that came out since the last call."""
         decoder = self.decoder
         metadata = FrameMetadata(
             decoder.metadata.source,
@@ -333,10 +337,11 @@ def _states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
         return False
     header, shift, mask, message = _UNITS[codec.name]
     return any(
-        len(unit) > header
-        and unit[0] >> shift & mask == message
-        and _DISPLAY_ORIENTATION in _message_types(bytes(unit[header:]))
+        unit[0] >> shift & mask == message
+        # Bytes that were put in so that no start code appears are taken out.
+        and _has_message(bytes(unit[header:]).replace(b"\0\0\3", b"\0\0"), _DISPLAY_ORIENTATION)
         for unit in _units(memoryview(packet), codec.extradata or b"")
+        if len(unit) > header
     )
 
 
@@ -349,27 +354,25 @@ def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
         return
     position = 0
     while position + 4 <= len(data):  # lengths of fewer bytes are allowed, and not in use
-        size = int.from_bytes(data[position : position + 4], "big")
-        yield data[position + 4 : position + 4 + size]
-        position += 4 + size
+        start = position + 4
+        position = start + int.from_bytes(data[position:start], "big")
+        yield data[start:position]
 
 
-def _message_types(content: bytes) -> Iterator[int]:
-    content = content.replace(b"\0\0\3", b"\0\0")  # bytes put in so that no start code appears
-    position = 0
-    while position + 2 <= len(content):
-        kind, position = _number(content, position)
-        size, position = _number(content, position)
-        yield kind
-        position += size
+def _has_message(content: bytes, wanted: int) -> bool:
+    """Whether one of the messages, each a type, a size and so many bytes, is of this type."""
+    stream = io.BytesIO(content)
+    while stream.tell() + 2 <= len(content):
+        kind, size = _number(stream), _number(stream)
+        if kind == wanted:
+            return True
+        stream.seek(size, io.SEEK_CUR)
+    return False
 
 
-def _number(content: bytes, position: int) -> tuple[int, int]:
-    """A number and what follows it; each byte 255 adds to the next."""
+def _number(stream: io.BytesIO) -> int:
+    """The next number, to which each byte of 255 adds."""
     value = 0
-    while position < len(content):
-        byte = content[position]
-        value, position = value + byte, position + 1
-        if byte != 255:
-            break
-    return value, position
+    while (byte := stream.read(1)) == b"\xff":
+        value += 255
+    return value + int.from_bytes(byte, "big")

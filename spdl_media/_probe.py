@@ -1,4 +1,4 @@
-"""What is in a source: container, streams, sizes, rates, durations, orientation and colour."""
+"""Describe a source: container, streams, sizes, rates, durations, orientation and colour."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
+from spdl_media._image_packets import read_image, still_decoder
 from spdl_media._wav import WAVInfo, read_wav_info
 from spdl_media.codec import (
     VideoCodec,
@@ -22,12 +23,12 @@ from spdl_media.codec import (
     read_video_codec,
 )
 from spdl_media.config import DemuxConfig, as_demux_config, decode_config
-from spdl_media.demux import read_image, still_decoder
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
+from spdl_media.pillow_images import read_with_pillow
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
@@ -114,7 +115,7 @@ StreamInfo: TypeAlias = VideoStreamInfo | AudioStreamInfo | OtherStreamInfo
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """What :func:`probe` found.
+    """Result of :func:`probe`.
 
     Attributes:
         format: FFmpeg's name of the container format; for a still, the name of its codec.
@@ -219,9 +220,10 @@ def _probe_container(container: Container) -> MediaInfo:
     file = container.av
     first: dict[int, AvPacket] = {}
     return MediaInfo(
-        format=file.format.name,
+        format=container.format,
         # FFmpeg counts a container's duration in microseconds.
         duration=None if file.duration is None else file.duration / 1_000_000,
+        # Listed first: reading an orientation may open the source again.
         streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
         best_video=container.best_index("video"),
         best_audio=container.best_index("audio"),
@@ -253,6 +255,7 @@ def _stream_info(
 def _seconds(stream: av.stream.Stream) -> float | None:
     if stream.duration is None:
         return None
+    # PyAV gives the duration in units of the stream.
     return float(stream.duration * as_fraction(stream.time_base))
 
 
@@ -338,7 +341,10 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
 
 
 def _first_frame(packets: ImagePackets) -> av.VideoFrame:
-    codec = packets.codec
+    codec, reason = packets.codec, metadata_of(packets).pillow
+    if reason is not None:
+        data, purpose = av_packets(packets)[0], f"{packets.source}: {reason}"
+        return next(read_with_pillow(memoryview(data), packets.source, purpose=purpose)).frame
     with ffmpeg_errors(
         lambda text: DecodeError(
             f"the {codec.name} data cannot be decoded: {text}", source=packets.source

@@ -1,4 +1,7 @@
-"""Files at URLs, through fsspec, in few requests that fetch little more than what is read."""
+"""Open sources that are no paths: memory, file objects, and URLs through fsspec.
+
+URLs are read in few requests that fetch little more than what is read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ from typing import Any, NamedTuple
 
 from spdl_media import _optional
 from spdl_media.errors import MissingDependencyError, SourceError
-from spdl_media.readers import Positioned, Readable, flat
+from spdl_media.readers import (
+    Content,
+    FileReader,
+    Positioned,
+    Readable,
+    flat,
+    memory_of,
+    read_file_object,
+)
 
 __all__ = ()
 
@@ -21,7 +32,39 @@ _NUM_SPANS = 6
 _MAX_WHOLE = 1024 * 1024 * 1024
 
 
-def open_url(url: str, *, name: str, forward: bool = False) -> memoryview | ReadAhead | Readable:
+def open_stream(
+    src: Any, name: str | None = None, *, forward: bool = False
+) -> Content | FileReader:
+    """Open a source that is no path: its memory, or what reads it.
+
+    Args:
+        src: A URL, memory, or a file object.
+        name: What messages call it, instead of its URL or its own name.
+        forward: It is read once, from where it is to its end, and never sought in.
+
+    Raises:
+        TypeError: Not a source.
+        ValueError: Memory that is not flat, or a closed file object.
+        SourceError: The URL cannot be opened, or the file object fails.
+        MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
+    """
+    if isinstance(src, str):
+        file = _open_url(src, name=name or src, forward=forward)
+        if isinstance(file, memoryview):
+            return file
+        seekable = isinstance(file, ReadAhead) and not forward
+        return FileReader(file, name or src, seekable=seekable, owned=True)
+    if (content := memory_of(src)) is not None:
+        return content
+    if callable(getattr(src, "read", None)):
+        return read_file_object(src, name, forward=forward)
+    raise TypeError(
+        f"cannot read media from {type(src).__name__}. A source is a path, a URL, bytes or another "
+        "contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object."
+    )
+
+
+def _open_url(url: str, *, name: str, forward: bool) -> memoryview | ReadAhead | Readable:
     """Open a URL with fsspec.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ class State:
         snapshot: For a source that has a state, that state at or before the first position that is
             not done.
         source_length: Items of an epoch, if the source knows it.
+        order: What the order of the source depends on beside the epoch, if it says so.
     """
 
     epoch: int
@@ -50,6 +50,7 @@ class State:
     partly_done: tuple[tuple[int, Pairs], ...] = ()
     snapshot: Snapshot | None = None
     source_length: int | None = None
+    order: Mapping[str, Any] | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -65,6 +66,7 @@ class State:
             "epoch": self.epoch,
             "seed": self.seed,
             "num_done": num_done,
+            # Lists, because JSON has no tuples.
             "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
             "partly_done": [
                 [position, [list(pair) for pair in offsets]]
@@ -72,6 +74,7 @@ class State:
             ],
             "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
+            "order": self.order,
         }
 
     @classmethod
@@ -115,6 +118,8 @@ class State:
             if source is None
             else Snapshot(_count(source["position"]), source["state"]),
             source_length=None if length is None else _count(length),
+            # States of earlier releases have none.
+            order=state.get("order"),
         )
 
 
@@ -133,43 +138,40 @@ def _pairs(intervals: Any) -> Pairs:
     return pairs
 
 
-class Intervals:
-    """A set of whole numbers, kept as half-open intervals, so it is small while it has few gaps."""
+class Positions:
+    """A set of whole numbers: all below ``leading``, and some beyond, which are few in a run."""
 
-    __slots__ = ("_starts", "_stops")
+    __slots__ = ("_beyond", "leading")
 
     def __init__(self, pairs: Pairs = ()) -> None:
-        self._starts = [start for start, _ in pairs]
-        self._stops = [stop for _, stop in pairs]
+        self.leading = 0
+        self._beyond: set[int] = set()
+        for start, stop in pairs:
+            if start == self.leading:
+                self.leading = stop
+            else:
+                self._beyond.update(range(start, stop))
 
     def __contains__(self, number: int) -> bool:
-        after = bisect_right(self._starts, number)
-        return after > 0 and number < self._stops[after - 1]
+        return number < self.leading or number in self._beyond
 
     def add(self, number: int) -> None:
         """Add a number, which may be in the set already."""
-        starts, stops = self._starts, self._stops
-        # The interval before this place is the only one that may hold the number or end at it.
-        place = bisect_right(starts, number)
-        if place and number <= stops[place - 1]:
-            place -= 1
-            # A number within the interval changes nothing, one at its end makes it longer.
-            stops[place] = max(stops[place], number + 1)
-        else:
-            starts.insert(place, number)
-            stops.insert(place, number + 1)
-        if place + 1 < len(starts) and starts[place + 1] == stops[place]:
-            # The gap to the next interval is filled.
-            del starts[place + 1], stops[place]
-
-    @property
-    def leading(self) -> int:
-        """The first number that is not in the set."""
-        return self._stops[0] if self._starts and self._starts[0] == 0 else 0
+        if number >= self.leading:
+            self._beyond.add(number)
+        while self.leading in self._beyond:
+            self._beyond.remove(self.leading)
+            self.leading += 1
 
     def pairs(self) -> Pairs:
-        """Return the intervals, in order."""
-        return tuple(zip(self._starts, self._stops, strict=True))
+        """Return the numbers as intervals, in order."""
+        intervals = [[0, self.leading]] if self.leading else []
+        for number in sorted(self._beyond):
+            if intervals and intervals[-1][1] == number:
+                intervals[-1][1] += 1
+            else:
+                intervals.append([number, number + 1])
+        return tuple((start, stop) for start, stop in intervals)
 
 
 class Ledger:
@@ -183,17 +185,17 @@ class Ledger:
     def __init__(self, start: State) -> None:
         self._start = start
         self._lock = threading.Lock()
-        self._done = Intervals(start.done)
-        self._offsets = {position: Intervals(pairs) for position, pairs in start.partly_done}
+        self._done = Positions(start.done)
+        self._offsets = {position: Positions(pairs) for position, pairs in start.partly_done}
         # The number of samples of each item whose samples have all been made.
         self._counts: dict[int, int] = {}
         # Each is needed until the next one is usable: when all items before that one are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
         self._is_closed = False
 
-    def done_offsets(self, position: int) -> Intervals:
+    def done_offsets(self, position: int) -> Positions:
         """Return which samples of an item were done at the start."""
-        return Intervals(dict(self._start.partly_done).get(position, ()))
+        return Positions(dict(self._start.partly_done).get(position, ()))
 
     def settle(self, tags: Iterable[Tag]) -> None:
         """Note that samples were handed out, or that nothing will come of them."""
@@ -202,7 +204,7 @@ class Ledger:
                 if offset is None:
                     self._done.add(position)
                 else:
-                    self._offsets.setdefault(position, Intervals()).add(offset)
+                    self._offsets.setdefault(position, Positions()).add(offset)
                     self._finish_if_complete(position)
 
     def count_samples(self, position: int, count: int) -> None:

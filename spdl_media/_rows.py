@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 from typing import Any, Literal, TypeAlias
@@ -23,12 +22,12 @@ from spdl_media.filter_desc import picture_ops
 from spdl_media.formats import (
     COLOR_RANGES,
     COLORSPACES,
-    PixelLayout,
     is_yuv,
     pixel_layout,
     plane_views,
 )
-from spdl_media.frames import ImageFrames, VideoFrames, av_frames, frame_metadata
+from spdl_media.frames import frame_metadata
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
@@ -37,51 +36,8 @@ from spdl_media.timing import ticks_to_seconds
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
-
-
-class SameFormat:
-    """Refuses frames that differ from the first in size, format or meaning of their colours."""
-
-    __slots__ = ("_colors", "_first", "_format", "_seen")
-
-    def __init__(self) -> None:
-        self._seen: tuple[Any, ...] | None = None
-
-    @property
-    def colors(self) -> tuple[str | None, str | None]:
-        """Matrix and range of the first frame."""
-        return self._colors
-
-    def takes(self, frame: Any, name: str | Callable[[], str], source: str) -> bool:
-        """Whether a frame of FFmpeg's is the first; others must be like it.
-
-        Args:
-            frame: A frame.
-            name: What errors call it.
-            source: What it was decoded from.
-
-        Raises:
-            ConvertError: It differs, or has no pixels.
-        """
-        seen = frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
-        if seen == self._seen:  # nearly always, so that little is done for a frame
-            return False
-        is_first = self._seen is None
-        name, format, colors = name if isinstance(name, str) else name(), seen[:3], colors_of(frame)
-        if is_first:
-            if not (frame.width and frame.height):
-                raise ConvertError(f"a frame of {_in_words(format)} has no pixels", source=source)
-            self._first, self._format, self._colors = name, format, colors
-        if format != self._format:
-            raise ConvertError(
-                f"{self._first} is {_in_words(self._format)}, but {name} is {_in_words(format)}. One array "
-                "holds one size and format: give decode_packets a filter that scales and converts",
-                source=source,
-            )
-        if colors != self._colors:
-            raise colors_differ((self._first, self._colors), (name, colors), format[2], source)
-        self._seen = seen
-        return is_first
+Colors: TypeAlias = tuple[str | None, str | None]
+"""Matrix and range, by the names of buffers."""
 
 
 def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
@@ -90,18 +46,18 @@ def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
 
 
-def colors_of(frame: Any) -> tuple[str | None, str | None]:
+def colors_of(frame: Any) -> Colors:
     """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
     return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
 
 
 def colors_differ(
-    one: tuple[str, tuple[str | None, str | None]],
-    other: tuple[str, tuple[str | None, str | None]],
+    one: tuple[str, Colors],
+    other: tuple[str, Colors],
     pix_fmt: str,
     source: str,
 ) -> ConvertError:
-    """The error for two pictures, each by its name and :func:`colors_of` it."""
+    """The error for two images, each by its name and :func:`colors_of` it."""
     return ConvertError(
         f"{one[0]} has {_colors_in_words(one[1])}, but {other[0]} has {_colors_in_words(other[1])}, so equal "
         f"numbers of {pix_fmt} are different colours. Take RGB, or convert to one kind: pix_fmt='yuvj420p' "
@@ -112,77 +68,93 @@ def colors_differ(
 
 
 def matrix_and_range(frame: Any) -> tuple[str, str]:
-    """What the numbers of a YUV frame of FFmpeg's mean, also if it does not say."""
-    # BT.601 has two names, and is what pictures have that don't say.
+    """Matrix and range of a YUV frame, with FFmpeg's defaults where it states none."""
+    # BT.601 has two names, and is what images have that don't say.
     name = COLORSPACES.get(int(frame.colorspace), "bt601")
+    # The yuvj formats are of full range by their name.
     full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
     return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
 
 
-def _colors_in_words(colors: tuple[str | None, str | None]) -> str:
+def _colors_in_words(colors: Colors) -> str:
     return f"{colors[0]} {'full' if colors[1] == 'pc' else 'limited'} range"
 
 
-def _in_words(format: tuple[int, int, str]) -> str:
-    return f"{format[0]}x{format[1]} {format[2]}"
+def _seen(frame: Any) -> tuple[Any, ...]:
+    """What frames must share; different values of the last two may mean the same colours."""
+    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where the planes of a frame go in its part of the array."""
-
-    shape: Shape
-    dtype: str
-    layout: PixelLayout
-    transposed: bool
-    planes: tuple[Shape, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a row."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def targets(self, frames: Array) -> list[Array]:
-        """Views of an array of frames, one for each of FFmpeg's planes: the frames' places for it."""
-        if self.layout.kind == "tiled":
-            return self._tiles(frames.reshape(len(frames), -1))
-        channels_first = (self.layout.kind == "planar") != self.transposed
-        last = np.moveaxis(frames, 1, -1) if channels_first else frames
-        if self.layout.kind == "packed":
-            # A plane of one component has no axis for it.
-            return [last[..., 0] if self.layout.channels == 1 else last]
-        return [last[..., self.layout.order.index(plane)] for plane in range(self.layout.channels)]
-
-    def _tiles(self, frames: Array) -> list[Array]:
-        start, tiles = 0, []
-        for shape in self.planes:
-            stop = start + prod(shape)
-            tiles.append(frames[:, start:stop].reshape(-1, *shape))
-            start = stop
-        return tiles
+def _in_words(seen: tuple[Any, ...]) -> str:
+    return f"{seen[0]}x{seen[1]} {seen[2]}"
 
 
-def plan_of(frame: Any, layout: Layout | None, source: str) -> Plan:
-    """Where the planes of frames like this one of FFmpeg's go.
+class RowPlan:
+    """How frames of one size and format lie in an array, a row each.
+
+    Args:
+        frame: The first of FFmpeg's frames.
+        layout: As in :func:`~spdl_media.convert_frames`; ``"planes"`` for no array of rows.
+        name: What errors call the frame.
+        source: What it was decoded from.
+
+    Attributes:
+        shape: Of a row.
+        dtype: NumPy's name of its type.
+        nbytes: Of a row.
 
     Raises:
-        ConvertError: Its format makes no array, or not in this layout.
+        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout.
     """
-    width, height, pix_fmt = frame.width, frame.height, frame.format.name
-    own = pixel_layout(pix_fmt)
-    reason = why_no_array(width, height, pix_fmt, layout)
-    if own is None or reason is not None:
-        raise ConvertError(
-            f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
-        )
-    shape = own.shape(width, height, layout)
-    transposed = layout is not None and (layout == "NCHW") == (own.kind == "packed")
-    planes = tuple(plane.shape for plane in plane_views(frame))
-    return Plan(shape, own.dtype, own, transposed, planes)
+
+    def __init__(self, frame: Any, layout: Layout | None, name: str, source: str) -> None:
+        self._seen = width, height, pix_fmt, *_ = _seen(frame)
+        self._name, self._colors = name, colors_of(frame)
+        if not (width and height):
+            raise ConvertError(f"a frame of {_in_words(self._seen)} has no pixels", source=source)
+        if layout == "planes":
+            return
+        own = pixel_layout(pix_fmt)
+        reason = why_no_array(width, height, pix_fmt, layout)
+        if own is None or reason is not None:
+            raise ConvertError(
+                f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
+            )
+        self._own, self._layout = own, layout
+        self._planes = [plane.shape for plane in plane_views(frame)]
+        self.shape, self.dtype = own.shape(width, height, layout), own.dtype
+        self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def check(self, frame: Any, name: Callable[[], str], source: str) -> None:
+        """Refuse a frame that differs from the first in size, format or meaning of its colours.
+
+        Raises:
+            ConvertError: It differs.
+        """
+        seen = _seen(frame)
+        if seen == self._seen:  # nearly always, so that little is done for a frame
+            return
+        if seen[:3] != self._seen[:3]:
+            raise ConvertError(
+                f"{self._name} is {_in_words(self._seen)}, but {name()} is {_in_words(seen)}. One array "
+                "holds one size and format: give decode_packets a filter that scales and converts",
+                source=source,
+            )
+        # Other numbers of matrix or range may still mean the same colours.
+        if (colors := colors_of(frame)) != self._colors:
+            raise colors_differ((self._name, self._colors), (name(), colors), seen[2], source)
+
+    def places(self, rows: Array) -> list[Array]:
+        """Views of an array of rows: the places for each of FFmpeg's planes."""
+        return self._own.places(rows, self._planes, self._layout)
+
+    def buffer(self, array: Array) -> CPUBuffer:
+        """The array with what its colours mean."""
+        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
 
 
 def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -> str | None:
-    """Why pictures of such a size and format make no array, and what helps; ``None``: they do."""
+    """Why images of such a size and format make no array, and what helps; ``None``: they do."""
     own = pixel_layout(pix_fmt)
     if own is None:
         return (
@@ -209,9 +181,9 @@ def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
 
 
 class PictureRows:
-    """One array for pictures that come one by one, so that none has to be kept until the last.
+    """One array for images that come one by one, so that none has to be kept until the last.
 
-    Memory is taken with the first picture, and let go of by :meth:`take` or :meth:`release`.
+    Memory is taken with the first image, and let go of by :meth:`take` or :meth:`release`.
 
     Args:
         count: Number of rows.
@@ -221,8 +193,6 @@ class PictureRows:
     Thread safety: threads may put different rows at the same time, once the first was put.
     """
 
-    __slots__ = ("_array", "_colors", "_count", "_layout", "_storage", "_targets")
-
     def __init__(
         self, count: int, storage: Storage | None, layout: Literal["NCHW", "NHWC"] | None
     ) -> None:
@@ -230,40 +200,38 @@ class PictureRows:
         self._storage = storage
         self._layout = layout
         self._array: Array | None = None
-        self._targets: list[Array] = []
-        self._colors: tuple[str | None, str | None] = (None, None)
+        self._places: list[Array] = []
 
     def put(self, row: int, picture: ImageFrames) -> None:
-        """Copy a picture, which has the size and format of the first, into a row.
+        """Copy an image, which has the size and format of the first, into a row.
 
         Raises:
             ConvertError: The first one's format makes no array, or the storage is too small.
         """
+        (frame,) = av_frames(picture)
         if self._array is None:
-            plan = plan_of(av_frames(picture)[0], self._layout, picture.source)
+            plan = self._plan = RowPlan(frame, self._layout, "the image", picture.source)
             self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
-            self._targets = plan.targets(self._array)
-            self._colors = colors_of(av_frames(picture)[0])
-        copy_frame(av_frames(picture)[0], self._targets, row)
+            self._places = plan.places(self._array)
+        copy_frame(frame, self._places, row)
 
     def take(self, rows: Sequence[int], zeros: Sequence[int] = ()) -> CPUBuffer:
         """These rows, moved together, of which some become zeros."""
         if self._array is None:
-            raise ValueError("no picture was put into a row; please report this")
+            raise ValueError("no image was put into a row; please report this")
         array = self._array
         self.release()
         for target, row in enumerate(rows):
+            # Rows only move towards the start, so none is overwritten before it has moved.
             if target != row:
                 array[target] = array[row]
         array = array[: len(rows)]
-        if zeros:
-            array[list(zeros)] = 0
-        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
+        array[list(zeros)] = 0
+        return self._plan.buffer(array)
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._array = None
-        self._targets = []
+        self._array, self._places = None, []
 
 
 # A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
@@ -300,12 +268,12 @@ class VideoRows:
         self._storage = storage
         self._layout = layout
         self._limit = limit
+        # Counted by the packets: the header's number of frames may be wrong.
         self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
-        self._same = SameFormat()
         self._pts: list[int | None] = []
         # Arrays that are full or filled now, and how many frames they hold together.
         self._arrays: list[Array] = []
-        self._targets: list[Array] = []
+        self._places: list[Array] = []
         self._start = self._capacity = 0
 
     def put(self, frame: Any) -> bool:
@@ -315,13 +283,15 @@ class VideoRows:
             ConvertError: It has another size, format, matrix or range than the first, or makes no array.
         """
         row, source = len(self._pts), self._packets.source
-        if self._same.takes(frame, lambda: f"frame {row} of item 0 ({source})", source):
-            self._plan = plan_of(frame, self._layout, source)
+        if row == 0:
+            self._plan = RowPlan(frame, self._layout, f"frame 0 of item 0 ({source})", source)
+            # Filters may have changed it, so it is that of the frames and not of the packets.
             self._time_base = as_fraction(frame.time_base) or Fraction(1)
+        self._plan.check(frame, lambda: f"frame {row} of item 0 ({source})", source)
         if row == self._capacity:
             self._make_room()
-        if self._targets:
-            copy_frame(frame, self._targets, row - self._start)
+        if self._places:
+            copy_frame(frame, self._places, row - self._start)
         self._pts.append(frame.pts)
         return row + 1 == self._limit
 
@@ -341,7 +311,7 @@ class VideoRows:
         count = memory.size // nbytes
         array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
         self._arrays.append(array)
-        self._targets = self._plan.targets(array)
+        self._places = self._plan.places(array)
         self._capacity += count
 
     def _reserve(self, nbytes: int) -> Bytes:
@@ -366,6 +336,7 @@ class VideoRows:
         if not count:
             raise no_frames(self._packets)
         if not self._arrays:
+            # The frames found no room and were only counted, so the storage is too small for certain.
             lease_memory(count * self._plan.nbytes, self._storage)  # which says what it lacks
         array = self._arrays[0][:count]
         if len(self._arrays) > 1:
@@ -376,8 +347,7 @@ class VideoRows:
                 array[start : start + len(part)] = part
                 start += len(part)
         self.release()
-        colorspace, color_range = self._same.colors
-        return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
+        return self._plan.buffer(array)
 
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""
@@ -389,7 +359,7 @@ class VideoRows:
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._arrays, self._targets = [], []
+        self._arrays, self._places = [], []
 
 
 def _expected_frames(

@@ -1,4 +1,4 @@
-"""The one loop from packets to samples. It ends in a sink: chunks of FFmpeg's frames, or rows of bytes."""
+"""The one loop from packets to samples. It ends in a sink: chunks of FFmpeg's frames, or rows of an array."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import av
-import numpy as np
-import numpy.typing as npt
 
-from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
-from spdl_media._frame_filter import (
-    FrameFilter,
-    exact_pts,
-    place_frame,
+from spdl_media._audio_chunks import (
+    AudioChunk,
+    cut_chunks,
+    frame_of,
     placed_chunk,
     sample_time_base,
-    whole_frame,
 )
-from spdl_media._window import frame_position, vorbis_lateness
+from spdl_media._audio_clock import frame_position, vorbis_lateness
+from spdl_media._ffmpeg import AvPacket, current_log, describe
+from spdl_media._graph import FrameFilter
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
-from spdl_media.formats import SAMPLE_DTYPES
-from spdl_media.frames import AudioChunk, FrameMetadata, cut_chunks
+from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import SoundOps
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds
@@ -39,13 +35,15 @@ Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]
 # Sample numbers stay far below, so this is before the first one.
 _BEFORE_ALL = -(2**63)
 
-# Rows are made for as many samples as the packets state, which may be anything, but not for more bytes than
-# this. Only what is filled takes memory.
-_MOST_EXPECTED = 2**30
 
-# Samples in a frame for a graph. Each frame costs 25 us, and frames that leave the cache take four times
-# as long (104,448 stereo samples from 8 to 16 kHz: of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
-_BLOCK = 16 * 1024
+# Frames of MPEG audio stand alone in their files, and padding and tags (Lyrics3) may follow the last.
+_BARE_FRAMES = frozenset({"mp1", "mp2", "mp3"})
+
+
+def _has_frame(packet: AvPacket) -> bool:
+    """Whether a packet begins as a frame of MPEG audio does, with eleven bits set."""
+    head = bytes(memoryview(packet)[:2])
+    return len(head) == 2 and head[0] == 0xFF and head[1] >= 0xE0
 
 
 class SampleDecoder:
@@ -68,9 +66,11 @@ class SampleDecoder:
         self._config = config
         self._discarded: frozenset[int] = frozenset()
         self.num_dropped = 0
+        self.last_packet: AvPacket | None = None
         self._packet_index = -1
         self._position: int | None = None
         self._is_second = False
+        self._tail: DecodeError | None = None
         self._late = 2 * vorbis_lateness(codec)
         self._expected = 0
         self.follow(metadata, discarded)
@@ -94,57 +94,65 @@ class SampleDecoder:
         self._metadata = metadata
         self._discarded |= discarded
         self._finished = False
-        self._set_rate(0)
+        self._rate = 0  # the first frame tells it
 
     def take_metadata(self) -> FrameMetadata:
-        """What is to be said of the samples that came out since the last call."""
+        """Return the metadata of the samples that came out since the last call."""
         metadata, dropped = self._metadata, self.num_dropped
         self.num_dropped = 0
         return FrameMetadata(metadata.source, metadata.zero, metadata.window, num_dropped=dropped)
 
-    def decode(self, packets: Iterable[AvPacket | None], put: Put) -> bool:
+    def decode(  # noqa: C901  # one body, because calls would cost as much as small frames
+        self, packets: Iterable[AvPacket | None], put: Put
+    ) -> bool:
         """Hand over what comes out for these packets, and for a final ``None`` what is held back.
+
+        Call it in a block of :func:`~spdl_media._ffmpeg.ffmpeg_log`, which is entered once for many packets.
 
         Returns:
             Whether ``put`` has had enough, which ends the loop.
         """
         decode, unit = self._context.decode, self._codec.time_base.denominator  # type: ignore[attr-defined]  # audio
-        with ffmpeg_log() as lines:
-            for packet in packets:
-                if packet is not None:
-                    if self._finished:
-                        continue
-                    self._packet_index += 1
-                said = len(lines)
-                try:
-                    frames = decode(packet)
-                except av.FFmpegError as error:
-                    self._judge(packet, error, describe(error, lines[said:]))
+        lines = current_log()
+        assert lines is not None, "decode in a block of ffmpeg_log()"
+        for packet in packets:
+            if packet is not None:
+                if self._finished:
                     continue
-                # In one body: calls would cost as much as small frames.
-                for frame in frames:
-                    samples, pts = frame.samples, frame.pts
-                    if frame.sample_rate != self._rate:
-                        self._set_rate(frame.sample_rate)
-                    # In whole numbers, ticks times self._scale: fractions would take longer than small
-                    # frames take to decode, and hold the GIL meanwhile.
-                    ticks = self._expected if pts is None else pts * self._scale
-                    position = self._position
-                    if position is None or ticks > self._expected or self._is_second:
-                        position = self._locate(frame, position, ticks)
-                    self._position = end = position + samples
-                    self._expected = ticks + samples * unit
-                    if pts in self._discarded or (frame.is_corrupt and not self._accepts(frame)):
-                        continue
-                    if packet is None:  # PyAV leaves it out of the frames held back
-                        frame.time_base = self._codec.time_base
-                    start, stop = 0, samples
-                    if position < self._first or end >= self._stop:
-                        self._finished = end >= self._stop
-                        start = max(self._first - position, 0)
-                        stop = min(self._stop - position, samples)
-                    if start < stop and put(frame, start, stop, position + start):
-                        return True
+                self._packet_index += 1
+                self.last_packet = packet
+            said = len(lines)
+            try:
+                frames = decode(packet)
+            except av.FFmpegError as error:
+                self._judge(packet, error, describe(error, lines[said:]))
+                continue
+            if self._tail is not None and frames:
+                self._judge_tail(self._tail)
+            # In one body: calls would cost as much as small frames.
+            for frame in frames:
+                samples, pts = frame.samples, frame.pts
+                if frame.sample_rate != self._rate:
+                    self._set_rate(frame.sample_rate)
+                # In whole numbers, ticks times self._scale: fractions would take longer than small
+                # frames take to decode, and hold the GIL meanwhile.
+                ticks = self._expected if pts is None else pts * self._scale
+                position = self._position
+                if position is None or ticks > self._expected or self._is_second:
+                    position = self._locate(frame, position, ticks)
+                self._position = end = position + samples
+                self._expected = ticks + samples * unit
+                if pts in self._discarded or (frame.is_corrupt and not self._accepts(frame)):
+                    continue
+                if packet is None:  # PyAV leaves it out of the frames held back
+                    frame.time_base = self._codec.time_base
+                start, stop = 0, samples
+                if position < self._first or end >= self._stop:
+                    self._finished = end >= self._stop
+                    start = max(self._first - position, 0)
+                    stop = min(self._stop - position, samples)
+                if start < stop and put(frame, start, stop, position + start):
+                    return True
         return False
 
     def _set_rate(self, rate: int) -> None:
@@ -160,8 +168,19 @@ class SampleDecoder:
         """A packet cannot be decoded: raise the error, count it, or let it pass."""
         if packet is not None and self._is_preroll(packet):
             return  # an MP3 frame that takes bits from one before the place that was sought
+        if packet is not None and self._codec.name in _BARE_FRAMES and not _has_frame(packet):
+            self._tail = self._tail or self._error(text, packet.pts)
+            self._tail.__cause__ = error
+            return
         if self._config.on_corrupt == "raise":
             raise self._error(text, None if packet is None else packet.pts) from error
+        self.num_dropped += 1
+
+    def _judge_tail(self, error: DecodeError) -> None:
+        """Bytes without a frame had frames behind them: they are damage, and no tag at the end."""
+        self._tail = None
+        if self._config.on_corrupt == "raise":
+            raise error
         self.num_dropped += 1
 
     def _is_preroll(self, packet: AvPacket) -> bool:
@@ -206,7 +225,7 @@ class SampleDecoder:
         """
         codec = self._codec
         if codec.name != "flac" or codec.codec_tag or codec.time_base != Fraction(1, self._rate):
-            return  # other containers may leave sound out
+            return  # other containers may leave audio out
         if stated <= max(self._first, 0) or position >= self._stop:
             return
         if self._config.on_corrupt == "raise":
@@ -261,13 +280,12 @@ class SampleChunks:
             self.chunks.append(chunk)
             self.count += stop - start
             return self.count >= self._limit
-        # A frame of the decoder's is shared with nobody yet.
-        frame, unit = whole_frame(chunk), self._unit
+        unit = self._unit
         if unit[:2] != (frame.sample_rate, self.zero):
             time_base = sample_time_base(frame.sample_rate, self.zero)
             unit = self._unit = (frame.sample_rate, self.zero, time_base)
-        place_frame(frame, exact_pts(chunk, unit[2], self.zero), unit[2])
-        return self._append(self._graph.push(frame))
+        # A frame of the decoder's is shared with nobody yet.
+        return self._append(self._graph.push(frame_of(chunk, unit[2], self.zero)))
 
     def flush(self) -> None:
         """Take what the graph holds back."""
@@ -288,134 +306,3 @@ class SampleChunks:
             self.chunks = list(cut_chunks(self.chunks, size, None))
         self.count = max(self.count - size, 0)
         return taken
-
-
-class SampleRows:
-    """A sink: the samples of frames of one format end to end, a row of bytes for each plane.
-
-    Args:
-        allocate: Gives memory of so many bytes.
-        end: Where the last sample is expected, in seconds on the container's clock; a hint.
-        limit: This many samples are enough.
-
-    Attributes:
-        first: Position of the first sample.
-        count: Samples of each channel.
-        format: Sample format, channel layout and sample rate; ``None``: nothing came.
-        mixed: A frame of another format came, so these rows are not all.
-    """
-
-    def __init__(
-        self, allocate: Callable[[int], npt.NDArray[np.uint8]], end: Fraction, limit: int | None
-    ) -> None:
-        self.first = self.count = 0
-        self.format: tuple[str, str, int] | None = None
-        self.mixed = False
-        self._allocate = allocate
-        self._end = end
-        self._limit = sys.maxsize if limit is None else limit
-        self._key: tuple[str, int, int] | None = None
-        self._size = self._room = 0
-        self._memory = np.empty(0, np.uint8)
-        self._rows: list[memoryview] = []
-
-    def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
-        """Copy samples of a frame; True: there are enough, or the format has changed."""
-        if (frame.format.name, frame.layout.nb_channels, frame.sample_rate) != self._key:
-            if self._key is not None:
-                self.mixed = True
-                return True
-            self._begin(frame, position)
-        begin, size = self.count, self._size
-        end = begin + stop - start
-        if end > self._room:
-            end = min(end, self._limit)
-            stop = start + end - begin
-            if end > self._room:
-                self._grow(begin, min(2 * end, self._limit))
-        self.count = end
-        begin, end, start, stop = begin * size, end * size, start * size, stop * size
-        # Rows first: of more than 8 channels PyAV gives planes that are none.
-        for row, plane in zip(self._rows, frame.planes, strict=False):
-            row[begin:end] = memoryview(plane)[start:stop]
-        return self.count >= self._limit
-
-    def _begin(self, frame: av.AudioFrame, position: int) -> None:
-        name, channels, rate = frame.format.name, frame.layout.nb_channels, frame.sample_rate
-        self._key, self.format = (name, channels, rate), (name, frame.layout.name, rate)
-        self.first = position
-        planes = channels if frame.format.is_planar else 1
-        self._size = frame.format.bytes * channels // planes
-        self._rows = [memoryview(b"")] * planes
-        expected = min(math.ceil(self._end * rate) - position, self._limit)
-        most = _MOST_EXPECTED // (self._size * planes)
-        self._grow(0, min(max(expected, frame.samples), most, self._limit))
-
-    def _grow(self, filled: int, room: int) -> None:
-        size, old = self._size, self._rows
-        self._memory, self._room = self._allocate(room * size * len(old)), room
-        self._rows = _split(self._memory, room * size, len(old))
-        for row, other in zip(self._rows, old, strict=True):
-            row[: filled * size] = other[: filled * size]
-
-    def array(self) -> npt.NDArray[Any]:
-        """The samples: ``(channels, samples)`` in planar formats, ``(samples, channels)`` in packed ones."""
-        assert self._key is not None, "only where samples came"
-        name, channels, _ = self._key
-        planes, used = len(self._rows), self.count * self._size
-        if planes > 1 and self.count < self._room:  # close the gaps behind the rows
-            rows = _split(self._memory, used, planes)
-            for row, other in zip(rows, self._rows, strict=True):
-                row[:] = other[:used]
-        values = self._memory[: used * planes].view(SAMPLE_DTYPES[name.removesuffix("p")])
-        shape = (channels, self.count) if name.endswith("p") else (self.count, channels)
-        return values.reshape(shape)
-
-
-def _split(memory: npt.NDArray[np.uint8], size: int, count: int) -> list[memoryview]:
-    return [memory.data[start : start + size] for start in range(0, count * size, size)]
-
-
-@cache
-def layout_name(text: str) -> str:
-    """FFmpeg's name of a channel layout, which it reads from a name, a mask of speakers or a number."""
-    return av.AudioLayout(text).name
-
-
-@cache
-def num_channels(layout: str) -> int:
-    """Number of channels of a layout."""
-    return av.AudioLayout(layout).nb_channels
-
-
-def filter_samples(
-    samples: npt.NDArray[Any],
-    format: tuple[str, str, int],
-    position: int,
-    zero: Fraction,
-    filter_desc: str,
-) -> list[AudioChunk]:
-    """What a filter graph makes of an array of samples.
-
-    Args:
-        samples: ``(samples, channels)``.
-        format: Sample format, channel layout and sample rate of the samples.
-        position: Of the first sample on the container's clock.
-        zero: Second 0 of the container on the stream's own clock.
-        filter_desc: The graph.
-    """
-    name, layout, rate = format
-    time_base = sample_time_base(rate, zero)
-    graph, frames = FrameFilter(filter_desc, kind="audio", time_base=time_base), []
-    for start in range(0, len(samples), _BLOCK):
-        part = samples[start : start + _BLOCK]
-        frame = av.AudioFrame(name, layout, len(part))
-        frame.sample_rate = rate
-        planes = part.T if name.endswith("p") else [part.reshape(-1)]
-        for plane, values in zip(frame.planes, planes, strict=False):
-            target = np.frombuffer(memoryview(plane), values.dtype, values.size)
-            target[:] = values
-        chunk = AudioChunk(frame, 0, len(part), position + start)
-        place_frame(frame, exact_pts(chunk, time_base, zero), time_base)
-        frames += graph.push(frame)
-    return [placed_chunk(frame, zero) for frame in (*frames, *graph.flush())]

@@ -154,7 +154,7 @@ class _TimeCutter:
         return complete
 
     def rest(self) -> list[_Chunk]:
-        """What is left, chunk by chunk."""
+        """Give the rest, chunk by chunk."""
         complete: list[_Chunk] = []
         while self._chunk or self._held:
             self._move_on(complete)

@@ -8,12 +8,12 @@ Times are timestamps of the streams from here on, whole numbers that cost nothin
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any
 
+from spdl_media._audio_clock import tells_sample, vorbis_blocks
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
@@ -25,9 +25,10 @@ from spdl_media.timing import Window
 # dither goes on from frame to frame).
 _AUDIO_PREROLL = Fraction(1, 2)
 
-# Opus sounds right after 80 ms, but the last bits of its predictors take longer: of 240 windows of speech
-# 9 differed with a lead-in of 2 s, 1 with 3 s, none with 4 s. Decoding 5 s takes 9 ms.
-_PREROLLS = {"opus": Fraction(5)}
+# Opus is close after 80 ms, but the last bits of its predictors take longer: of 240 windows of speech
+# 9 differed with a lead-in of 2 s, 1 with 3 s, none with 4 s. Decoding 5 s takes 9 ms. Packets of lossless
+# codecs know nothing of each other.
+_PREROLLS = {"opus": Fraction(5), **dict.fromkeys(("alac", "flac", "tta", "wavpack"), Fraction(0))}
 
 # A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
 # counted from the wrong one.
@@ -62,12 +63,12 @@ class _Run:
         raise NotImplementedError
 
     def packets(self) -> list[AvPacket]:
-        """Those that the window needs."""
+        """Return the packets that the window needs."""
         return self._kept
 
 
 class _VideoRun(_Run):
-    """Those of a video stream, where decoding can begin at each key frame."""
+    """Packets of a video stream, where decoding can begin at each key frame."""
 
     _inside = _late = 0
 
@@ -94,7 +95,7 @@ class _VideoRun(_Run):
 
 
 class _AudioRun(_Run):
-    """Those of an audio stream, where decoding can begin at each packet that tells its sample."""
+    """Packets of an audio stream, where decoding can begin at each packet that tells its sample."""
 
     def __init__(self, codec: AudioCodec, stop: int | None, restart: int | None = None) -> None:
         super().__init__(stop, restart)
@@ -116,7 +117,12 @@ class _AudioRun(_Run):
 
 
 def read_video(container: Container, stream_index: int | None, window: Window) -> VideoPackets:
-    """Packets that decode to every frame of the window, in decoding order, from a key frame on."""
+    """Packets that decode to every frame of the window, in decoding order, from a key frame on.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: There is no such stream, or the container is damaged.
+    """
     index, codec = container.video(stream_index)
     start = _video_start(container, codec, window)
 
@@ -133,7 +139,30 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
 
 
 def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
-    """Packets that decode to every sample of the window, with the lead-in that decoders need."""
+    """Packets that decode to every sample of the window, with the lead-in that decoders need.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: There is no such stream, or the container is damaged.
+    """
+    with container.reading():
+        index, codec, packets = audio_packets(container, stream_index, window)
+        kept = list(packets)
+    result: AudioPackets = our_packets(container, index, codec, kept, window)
+    return result
+
+
+def audio_packets(
+    container: Container, stream_index: int | None, window: Window, *, keep: bool = True
+) -> tuple[int, AudioCodec, Iterator[AvPacket]]:
+    """The same packets as they are read, behind the index and the codec of their stream.
+
+    Args:
+        container: The open container.
+        stream_index: Of the stream; ``None``: the best one.
+        window: What is asked for.
+        keep: The packets outlive the container.
+    """
     index, codec = container.audio(stream_index)
     start = _audio_start(container, codec, window)
 
@@ -143,16 +172,26 @@ def read_audio(container: Container, stream_index: int | None, window: Window) -
             return None
         return [first] if tells_sample(codec, first.pts or 0, first.duration or 0) else []
 
-    with container.reading():
-        packets, exact = _from_place(container, [index], codec, start, window, from_preroll)
-        stop = _audio_stop(container, codec, window, exact=exact)
-        kept = list(packets) if stop is None else _run(packets, _AudioRun(codec, stop))
-    result: AudioPackets = our_packets(container, index, codec, kept, window)
-    return result
+    packets, exact = _from_place(container, [index], codec, start, window, from_preroll, keep=keep)
+    stop = _audio_stop(container, codec, window, exact=exact)
+    return index, codec, packets if stop is None else _up_to(packets, stop)
+
+
+def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
+    for packet in packets:
+        yield packet
+        # One past the end too: it shows whether something before it is missing.
+        if packet.pts is not None and packet.pts >= stop:
+            break
 
 
 def read_clip(container: Container, window: Window) -> tuple[VideoPackets, AudioPackets]:
-    """What :func:`read_video` and :func:`read_audio` give, read in one pass over both streams."""
+    """Read the packets of :func:`read_video` and :func:`read_audio` in one pass over both streams.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: One of the streams is missing, or the container is damaged.
+    """
     (index, codec), (audio_index, audio_codec) = container.video(), container.audio()
     video_start = _video_start(container, codec, window)
     audio_start = _audio_start(container, audio_codec, window)
@@ -219,7 +258,7 @@ def our_packets(
     *,
     continues: bool = False,
 ) -> Any:
-    """What was read last of a stream, as the kind of packets that its codec has."""
+    """Wrap FFmpeg's packets of a stream in packets of the kind that its codec has."""
     is_video = isinstance(codec, VideoCodec)
     metadata = PacketMetadata(
         container.name,
@@ -261,10 +300,12 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
 def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
     """Timestamp at which decoding may begin; ``None``: at the start of the file."""
     preroll = _PREROLLS.get(codec.name, _AUDIO_PREROLL)
+    if codec.name == "vorbis":  # each block overlaps with the one before
+        preroll = min(preroll, Fraction(3 * vorbis_blocks(codec)[1], codec.sample_rate))
     if window.start is None or window.start <= preroll:
         return None
     # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
-    if (container.av.format.name, codec.name) == ("ogg", "flac"):
+    if (container.format, codec.name) == ("ogg", "flac"):
         return None
     if codec.name.startswith("pcm_"):
         # FFmpeg finds the place in WAV by the bytes a second that the header states, true or not.
@@ -292,6 +333,8 @@ def _from_place(
     pts: int | None,
     window: Window,
     read_head: Callable[[Iterator[AvPacket]], list[AvPacket] | None],
+    *,
+    keep: bool = True,
 ) -> tuple[Iterator[AvPacket], bool]:
     """Packets from a place where decoding can begin, and whether it was sought (else the file's start).
 
@@ -303,8 +346,9 @@ def _from_place(
         window: What is asked for.
         read_head: Reads packets until decoding can begin, and gives those to begin with. ``None``: look
             further back. Nothing: no place but the start will do.
+        keep: The packets outlive the container.
     """
-    unsure = container.av.format.name in _UNSURE_SEEKS
+    unsure = container.format in _UNSURE_SEEKS
     if pts is not None and window.start is not None and not unsure:
         # MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames
         # that are asked for. Go back further, twice as far each time, at last past the start.
@@ -312,7 +356,7 @@ def _from_place(
         while back <= window.start + 1 and container.seek(
             pts - math.ceil(back / codec.time_base), indices[0]
         ):
-            packets = container.packets(indices)
+            packets = container.packets(indices, keep=keep)
             head = read_head(packets)
             if head:
                 return chain(head, packets), True
@@ -320,111 +364,4 @@ def _from_place(
                 break
             back = back * 2 or Fraction(1)
     container.rewind()
-    return container.packets(indices), False
-
-
-# Which sample of an audio stream a timestamp means, also where timestamps are rounded. Matroska counts
-# milliseconds, 48 samples at 48 kHz. Most codecs cut audio into packets of one size, far longer than a
-# millisecond, so the number of the packet follows from its rounded timestamp, and the number of the sample
-# from that of the packet.
-
-# The usual steps. Packets of others, such as Opus of 10 ms, do not stand where these do.
-_PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
-
-_SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
-
-# A stream's first timestamp and the one at hand are rounded, half a tick each.
-_ROUNDING_TICKS = Fraction(3, 2)
-
-
-def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction) -> int:
-    """Position on the container's clock of the first sample of a decoded frame.
-
-    The stream's first sample is rounded to a position, and the others are counted from it, so that
-    a stream that starts between two positions does not waver between them.
-    """
-    start, tick = codec.start_pts or 0, _samples_per_tick(codec)
-    first = _nearest((start * codec.time_base - zero) * codec.sample_rate)
-    if tick > 1:
-        # The Opus decoder cuts its own delay off the first frame also after a seek. The end of that
-        # frame is still where a packet ends.
-        for samples in (0, num_samples):
-            place = _on_grid(codec, pts + samples / tick)
-            if place is not None:
-                return first + place - samples
-    return first + _nearest((pts - start) * tick)
-
-
-def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
-    """Whether the timestamp of a packet is fine enough to tell which sample it begins with.
-
-    Otherwise samples can only be counted from the start of the stream. The duration of the packet
-    is in ticks, 0 where it is not known.
-    """
-    tick = _samples_per_tick(codec)
-    step = _packet_samples(codec)
-    fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
-    # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz): fine ticks, and yet they
-    # drift from the samples, which shows on the grid.
-    if fine and (not step or (step / tick).denominator == 1):
-        return True
-    # Opus has shorter packets too, of which every other may stand on the grid by chance.
-    short = 0 < duration < step / tick - 1
-    return not short and _on_grid(codec, Fraction(pts)) is not None
-
-
-def _on_grid(codec: AudioCodec, pts: Fraction) -> int | None:
-    """Samples from the start of the stream to this packet, if it stands where packets stand."""
-    after = pts - (codec.start_pts or 0)
-    tick, step = _samples_per_tick(codec), _packet_samples(codec)
-    if after == 0 or not step or step < 4 * tick:
-        return None if after else 0
-    # The first packet begins so many samples before the first one that is heard.
-    number = _nearest((after * tick + codec.delay) / step)
-    samples = number * step - codec.delay
-    return samples if abs(samples - after * tick) <= _ROUNDING_TICKS * tick else None
-
-
-def _samples_per_tick(codec: AudioCodec) -> Fraction:
-    return codec.time_base * codec.sample_rate
-
-
-def _packet_samples(codec: AudioCodec) -> int:
-    """Samples of each packet; 0: they differ, or it is not known."""
-    if codec.name == "flac":
-        return _flac_block_size(codec.extradata or b"")
-    if codec.name in ("aac", "mp1", "mp2", "mp3"):
-        return codec.frame_size
-    return _PACKET_SAMPLES.get(codec.name, 0)
-
-
-def _flac_block_size(extradata: bytes) -> int:
-    """Block size that the STREAMINFO of FLAC states; 0: it varies."""
-    start = 8 if extradata[:4] == b"fLaC" else 0
-    if len(extradata) < start + 4:
-        return 0
-    smallest, largest = struct.unpack_from(">HH", extradata, start)
-    return int(smallest) if smallest == largest else 0
-
-
-def vorbis_lateness(codec: AudioCodec) -> int:
-    """How many samples late FFmpeg states a frame of Vorbis that leads from long to short blocks.
-
-    The frame behind it is stated right again, so this is no gap.
-
-    See:
-        Vorbis I specification, 4.2.2: the sizes of the blocks.
-    """
-    if codec.name != "vorbis":
-        return 0
-    header = codec.extradata or b""
-    place = header.find(b"\x01vorbis") + 28
-    if place < 28 or place >= len(header):
-        return (_LONGEST_VORBIS - _SHORTEST_VORBIS) // 4
-    short, long = 1 << (header[place] & 15), 1 << (header[place] >> 4)
-    return max(long - short, 0) // 4
-
-
-def _nearest(value: Fraction) -> int:
-    # Not round(), which takes halves to the even side, and so one up and the next down.
-    return math.floor(value + Fraction(1, 2))
+    return container.packets(indices, keep=keep), False

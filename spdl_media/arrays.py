@@ -75,6 +75,7 @@ def to_cupy(buffer: CUDABuffer) -> Any:
             f"to_cupy takes a CUDABuffer, not {type(buffer).__name__}. transfer_buffer copies a buffer to a "
             "device"
         )
+    # CuPy's current stream is that of its current device.
     with cupy.cuda.Device(buffer.device_index):
         return cupy.from_dlpack(buffer)
 

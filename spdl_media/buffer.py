@@ -40,7 +40,7 @@ class Failure:
 
 
 class BufferMetadata(TypedDict, total=False):
-    """What is known of the rows of a buffer. :class:`CPUBuffer` explains them."""
+    """Metadata of the rows of a buffer; see :class:`CPUBuffer`."""
 
     failures: tuple[Failure, ...]
     indices: tuple[int, ...] | None
@@ -80,7 +80,7 @@ class _Buffer:
 
     @property
     def metadata(self) -> BufferMetadata:
-        """What another buffer of the same content is made with, beside its array."""
+        """Arguments for another buffer of the same content, beside its array."""
         return {
             "failures": self.failures,
             "indices": self.indices,
@@ -100,13 +100,21 @@ class _Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
+        """Shape of the array.
+
+        Raises:
+            ValueError: The buffer lay in host memory and was released.
+        """
         shape: tuple[int, ...] = self._alive().shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of an element."""
+        """Type of an element.
+
+        Raises:
+            ValueError: The buffer lay in host memory and was released.
+        """
         dtype: np.dtype[Any] = self._alive().dtype
         return dtype
 
@@ -117,12 +125,21 @@ class _Buffer:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """Number of dimensions.
+
+        Raises:
+            ValueError: The buffer lay in host memory and was released.
+        """
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes.
+
+        Raises:
+            ValueError: The buffer lay in host memory and was released.
+        """
+        # Named, because NumPy 1 computes with 32 bits on Windows.
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
@@ -130,6 +147,9 @@ class _Buffer:
         """Whether each entry of the first axis was loaded: False where ``on_error="fill"`` put zeros.
 
         Only a batch of inputs has any False. The mask itself lies in host memory.
+
+        Raises:
+            ValueError: The buffer lay in host memory and was released.
         """
         mask = np.ones(self.shape[0] if self.shape else 1, np.bool_)
         if self.indices is not None:
@@ -195,7 +215,11 @@ class CPUBuffer(_Buffer):
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The memory as a NumPy array, a writable view that keeps it alive."""
+        """The memory as a NumPy array, a writable view that keeps it alive.
+
+        Raises:
+            ValueError: The buffer was released.
+        """
         array: npt.NDArray[Any] = self._alive()
         return array
 
@@ -290,7 +314,11 @@ class CUDABuffer(_Buffer):
 
     @property
     def array(self) -> Any:
-        """What owns the memory, an array of PyTorch, CuPy or DALI, which may not be ready yet."""
+        """The owner of the memory, an array of PyTorch, CuPy or DALI, which may not be ready yet.
+
+        Raises:
+            ValueError: The buffer was released.
+        """
         return self._alive()
 
     @property
@@ -346,6 +374,7 @@ class CUDABuffer(_Buffer):
             stream = ready.stream
             # Nobody says who asks. Most work on the default stream, for which other streams wait in turn.
             ready.keep_for(_LEGACY_DEFAULT)
+        # The interface asks for 0 where there are no elements.
         address = int(array.__cuda_array_interface__["data"][0]) if self.nbytes else 0
         return {
             "shape": self.shape,
@@ -416,4 +445,4 @@ def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:
 
 
 Buffer: TypeAlias = CPUBuffer | CUDABuffer
-"""What ``load_*`` give: a buffer in host memory, or with ``cuda=`` on a device."""
+"""Result of ``load_*``: a buffer in host memory, or with ``cuda=`` on a device."""

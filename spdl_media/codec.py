@@ -1,4 +1,4 @@
-"""What a decoder must know of a stream, as our own values, and the decoder made from them.
+"""Parameters of a stream that its decoder needs, as our own values, and the decoder made from them.
 
 FFmpeg keeps these in the stream of an open file. As values they outlive the file, travel to another
 process, and serve any number of decoders at once.
@@ -10,8 +10,10 @@ import io
 import platform
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any, TypeAlias
 
 import av
@@ -19,7 +21,13 @@ from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
-from spdl_media._ffmpeg import as_fraction, check_codec_options, ffmpeg_errors
+from spdl_media._ffmpeg import (
+    AvPacket,
+    as_fraction,
+    check_codec_options,
+    ffmpeg_errors,
+    frame_matrix,
+)
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.stills import ERR_DETECT
@@ -179,7 +187,7 @@ _CUT_INTO_BLOCKS = ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech"
 def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
     """Block size and bits a sample of a stream, which PyAV does not show."""
     # ``WAVEFORMATEX`` has both. Where WAV does not take the codec, the decoder does not ask for them either.
-    written = muxed_header(stream, "wav")
+    written = _muxed_header(stream, "wav")
     start = written.find(b"fmt ")
     if start < 0 or len(written) < start + 24:
         return 0, 0
@@ -187,7 +195,7 @@ def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
     return block_align, bits
 
 
-def muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
+def _muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
     """The header that a muxer writes for a stream: it shows what PyAV has no property for.
 
     Returns:
@@ -202,6 +210,40 @@ def muxed_header(stream: Any, format: str, options: dict[str, str] | None = None
             return header.getvalue()
     except (av.FFmpegError, ValueError):
         return b""
+
+
+def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
+    """Display matrix of a video stream, by way of a QuickTime header."""
+    # PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
+    # track header (tkhd), which takes some 0.1 ms where decoding a frame takes up to ten.
+    # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
+    options = {"movflags": "empty_moov", "strict": "-2"}
+    written = _muxed_header(stream, "mov", options) or _muxed_header(stream, "mp4", options)
+    start = written.find(b"tkhd") + 4
+    if start < 4:
+        return None
+    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
+    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
+
+
+def decoded_matrix(stream: Any, packets: Iterable[AvPacket]) -> tuple[int, ...] | None:
+    """Display matrix of a video stream, from its first decoded frame.
+
+    Raises:
+        SourceError: The packets are read while they are iterated, and cannot be.
+        DemuxError: They cannot be read, likewise.
+    """
+    context = stream.codec_context
+    context.thread_count = 1
+    try:
+        for packet in chain(packets, (None,)):
+            for frame in context.decode(packet):
+                return frame_matrix(frame)
+    except av.FFmpegError:  # damaged data; decoding it in earnest will say so
+        return None
+    finally:
+        context.flush_buffers()
+    return None
 
 
 # Damage that a decoder can notice is an error where noticing costs no good file. Over H.264, HEVC and the
@@ -265,7 +307,11 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
 
 
 def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
-    """How to decode the video and the audio of one source."""
+    """How to decode the video and the audio of one source.
+
+    Raises:
+        TypeError: ``config`` is no :class:`~spdl_media.config.DecodeConfig`.
+    """
     # A decoder that is named, and the options beside it, are for the stream of its own kind alone.
     given = as_decode_config(config)
     if given.decoder is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, SupportsIndex, TypeAlias, get_args
+from typing import Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from spdl_media._checks import as_int, check_choice, check_int
 
@@ -22,6 +22,7 @@ __all__ = (
 Allocator: TypeAlias = tuple[Callable[[int, int, int], int], Callable[[int], object]]
 OnCorrupt = Literal["raise", "keep", "drop"]
 Downscale = Literal["dct"]
+Config = TypeVar("Config", "DemuxConfig", "DecodeConfig")
 
 _MIN_BUFFER_SIZE = 1024
 
@@ -39,6 +40,7 @@ class DemuxConfig:
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
         check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
         options = _string_options("format_options", self.format_options)
+        # The class is frozen, so the checked copy is put in past its setter.
         object.__setattr__(self, "format_options", options)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -168,7 +170,8 @@ def decode_config(
     """Choose how packets are decoded.
 
     Args:
-        decoder: Name of an FFmpeg decoder, where a codec has several (``"libvpx-vp9"``).
+        decoder: Name of an FFmpeg decoder, where a codec has several (``"libvpx-vp9"``); ``"pillow"``: Pillow
+            decodes stills and animations.
         decoder_options: Options of the decoder. Names are checked before it is opened. FFmpeg's
             threads default to 1, because a data pipeline runs many decoders at once; ``{"threads":
             4}`` changes that.
@@ -216,11 +219,7 @@ def as_demux_config(config: DemuxConfig | None) -> DemuxConfig:
     Raises:
         TypeError: It is no :class:`DemuxConfig`.
     """
-    if config is None:
-        return DEFAULT_DEMUX_CONFIG
-    if not isinstance(config, DemuxConfig):
-        raise TypeError(f"demux_config must be made by spdl_media.demux_config(), not {config!r}")
-    return config
+    return _or_default(config, DEFAULT_DEMUX_CONFIG, "demux_config")
 
 
 def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
@@ -229,10 +228,14 @@ def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
     Raises:
         TypeError: It is no :class:`DecodeConfig`.
     """
+    return _or_default(config, DEFAULT_DECODE_CONFIG, "decode_config")
+
+
+def _or_default(config: Config | None, default: Config, name: str) -> Config:
     if config is None:
-        return DEFAULT_DECODE_CONFIG
-    if not isinstance(config, DecodeConfig):
-        raise TypeError(f"decode_config must be made by spdl_media.decode_config(), not {config!r}")
+        return default
+    if not isinstance(config, type(default)):
+        raise TypeError(f"{name} must be made by spdl_media.{name}(), not {config!r}")
     return config
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 from math import prod
 from numbers import Integral
 from typing import Any, Final, Literal, TypeAlias, cast, overload
@@ -14,24 +16,23 @@ from spdl_media._audio_arrays import convert_audio
 from spdl_media._checks import check_choice
 from spdl_media._rows import (
     Array,
-    SameFormat,
+    Layout,
+    RowPlan,
     Shape,
-    colors_of,
     copy_frame,
     new_array,
     no_frames,
-    plan_of,
 )
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import picture_planes
-from spdl_media.frames import AudioFrames, Frames, ImageFrames, VideoFrames, av_frames
+from spdl_media.formats import plane_views
+from spdl_media.frames import AudioFrames, Frames
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
 __all__ = ("convert_array", "convert_frames")
 
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
-Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
 
 NUMBER_KINDS: Final = "biufc"
 """NumPy's letters for the kinds of types that buffers hold."""
@@ -68,7 +69,7 @@ def convert_frames(
     Args:
         frames: ``ImageFrames``, ``VideoFrames``, ``AudioFrames``, or a sequence of one of these kinds.
             Not consumed. All must have one size (number of frames or samples, too) and format, and YUV
-            pictures one matrix and range.
+            images one matrix and range.
         storage: Memory to fill; fresh memory without one.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, whatever the format's own order.
             ``"planes"`` for one array a plane, which every format has.
@@ -85,7 +86,7 @@ def convert_frames(
             pixels, or their format makes no array (a remedy is named).
         StorageTooSmallError: The storage has too few bytes (both sizes are named).
         TypeError: ``frames`` are no frames.
-        ValueError: ``layout`` is none of the above or given for audio, or ``pad`` for pictures.
+        ValueError: ``layout`` is none of the above or given for audio, or ``pad`` for images.
 
     Thread safety: safe.
     """
@@ -94,7 +95,7 @@ def convert_frames(
     if isinstance(items[0], AudioFrames):
         if layout is not None:
             raise ValueError(
-                f"layout={layout!r} is for pictures; audio is (C, N) in planar and (N, C) in packed formats, "
+                f"layout={layout!r} is for images; audio is (C, N) in planar and (N, C) in packed formats, "
                 "which get_audio_filter_desc(sample_fmt=) chooses"
             )
         return convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
@@ -134,12 +135,43 @@ def _not_frames(found: str) -> str:
     )
 
 
-def _check_counts(items: Pictures) -> None:
+def _convert_pictures(
+    items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
+) -> CPUBuffer | tuple[CPUBuffer, ...]:
+    first = items[0]
+    front: Shape = () if single else (len(items),)
+    if isinstance(first, VideoFrames):
+        _check_counts(cast("Sequence[VideoFrames]", items))
+        front = (*front, len(first))
+    frames = [frame for item in items for frame in av_frames(item)]
+    # All items have as many: _check_counts refuses others.
+    per_item = len(frames) // len(items)
+
+    def name(row: int) -> str:
+        position, index = divmod(row, per_item)
+        part = f"frame {index} of " if isinstance(first, VideoFrames) else ""
+        return f"{part}item {position} ({items[position].source})"
+
+    plan = RowPlan(frames[0], layout, name(0), first.source)
+    for row, frame in enumerate(frames):
+        # All are checked before memory is taken, so that an error costs no block of the storage.
+        plan.check(frame, partial(name, row), items[row // per_item].source)
+    if layout == "planes":
+        arrays = _plane_arrays(frames[0], front, storage)
+        places = [array.reshape(-1, *array.shape[len(front) :]) for array in arrays]
+    else:
+        arrays = [new_array((*front, *plan.shape), plan.dtype, storage)]
+        places = plan.places(arrays[0].reshape(-1, *plan.shape))
+    for row, frame in enumerate(frames):
+        copy_frame(frame, places, row)
+    buffers = tuple(map(plan.buffer, arrays))
+    return buffers if layout == "planes" else buffers[0]
+
+
+def _check_counts(items: Sequence[VideoFrames]) -> None:
     """Refuse videos of unequal length, and those without frames."""
     first = items[0]
-    if not isinstance(first, VideoFrames):
-        return
-    for position, item in enumerate(cast("Sequence[VideoFrames]", items)):
+    for position, item in enumerate(items):
         if not len(item):
             raise no_frames(item)
         if len(item) != len(first):
@@ -149,59 +181,18 @@ def _check_counts(items: Pictures) -> None:
             )
 
 
-def _check_formats(items: Pictures) -> None:
-    """Refuse images that no array holds together, or without pixels."""
-    same = SameFormat()
-    for position, item in enumerate(items):
-        for index, frame in enumerate(av_frames(item)):
-            row = f"frame {index} of " if isinstance(item, VideoFrames) else ""
-            same.takes(frame, f"{row}item {position} ({item.source})", item.source)
-
-
-def _copy_frames(items: Pictures, targets: Sequence[Array]) -> None:
-    """Copy the planes of all frames, row by row."""
-    for row, frame in enumerate(frame for item in items for frame in av_frames(item)):
-        copy_frame(frame, targets, row)
-
-
-def _convert_pictures(
-    items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
-) -> CPUBuffer | tuple[CPUBuffer, ...]:
-    _check_counts(items)
-    _check_formats(items)
-    first = items[0]
-    front: Shape = () if single else (len(items),)
-    if isinstance(first, VideoFrames):
-        front = (*front, len(first))
-    if layout == "planes":
-        return _convert_planes(items, storage, front)
-    plan = plan_of(av_frames(first)[0], layout, first.source)
-    array = new_array((*front, *plan.shape), plan.dtype, storage)
-    _copy_frames(items, plan.targets(array.reshape(-1, *plan.shape)))
-    colorspace, color_range = colors_of(av_frames(first)[0])
-    return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
-
-
-def _convert_planes(
-    items: Pictures, storage: Storage | None, front: Shape
-) -> tuple[CPUBuffer, ...]:
-    views = picture_planes(av_frames(items[0])[0])
+def _plane_arrays(frame: Any, front: Shape, storage: Storage | None) -> list[Array]:
+    """An array for each plane of frames like this one of FFmpeg's, over one piece of memory."""
+    views = plane_views(frame)
     sizes = [prod(front) * view.nbytes for view in views]
     # Each plane starts as aligned as the memory does.
-    steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    memory = lease_memory(sum(steps[:-1]) + sizes[-1], storage)
-    arrays, start = [], 0
-    for view, size, step in zip(views, sizes, steps, strict=True):
-        part = memory[start : start + size].view(view.dtype.newbyteorder("="))
-        arrays.append(part.reshape(*front, *view.shape))
-        start += step
-    _copy_frames(
-        items, [array.reshape(-1, *view.shape) for array, view in zip(arrays, views, strict=True)]
-    )
-    colorspace, color_range = colors_of(av_frames(items[0])[0])
-    return tuple(
-        CPUBuffer(array, colorspace=colorspace, color_range=color_range) for array in arrays
-    )
+    starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes[:-1])]
+    memory = lease_memory(starts[-1] + sizes[-1], storage)
+    return [
+        # Formats of the other byte order come out in the machine's own.
+        memory[start : start + size].view(view.dtype.newbyteorder("=")).reshape(*front, *view.shape)
+        for view, start, size in zip(views, starts, sizes, strict=True)
+    ]
 
 
 def convert_array(
@@ -231,7 +222,8 @@ def convert_array(
         source = as_numpy(values)
     except ValueError as error:  # ragged
         raise TypeError(f"the values do not make one array: {error}") from error
-    if source.dtype == np.float64 and _starts_with_integer(values):
+    # A list of floats is told by its first: to look at each would take longer than the copy.
+    if source.dtype == np.float64 and source.size and _first(values).dtype.kind in "iu":
         source = _integers(values, source, dtype)
     wanted = source.dtype if dtype is None else np.dtype(dtype)
     for found in (source.dtype, wanted):
@@ -243,7 +235,7 @@ def convert_array(
 
 
 def as_numpy(values: Any) -> Array:
-    """What NumPy makes of values, or of an array or tensor without a copy.
+    """Make a NumPy array of values, or of an array or tensor without a copy.
 
     Raises:
         TypeError: It does not take such a tensor, for which PyTorch's word may be RuntimeError.
@@ -251,6 +243,7 @@ def as_numpy(values: Any) -> Array:
     """
     try:
         return np.asarray(values)
+    # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
     except (TypeError, RuntimeError) as error:
         raise TypeError(
             f"NumPy takes no such {type(values).__name__}: {error}. A tensor such as "
@@ -258,10 +251,10 @@ def as_numpy(values: Any) -> Array:
         ) from error
 
 
-def _starts_with_integer(values: Any) -> bool:
-    while isinstance(values, list | tuple) and values:
+def _first(values: Any) -> Array:
+    while isinstance(values, list | tuple):
         values = values[0]
-    return bool(np.asarray(values).dtype.kind in "iu")
+    return np.asarray(values)
 
 
 def _integers(values: Any, source: Array, dtype: npt.DTypeLike | None) -> Array:
@@ -270,6 +263,7 @@ def _integers(values: Any, source: Array, dtype: npt.DTypeLike | None) -> Array:
     Raises:
         TypeError: There are negative ones, too, and ``dtype`` does not ask for floats.
     """
+    # Objects, because float64 has lost digits of integers above 2**53.
     exact = np.asarray(values, dtype=object)
     if not all(isinstance(value, Integral) for value in exact.flat):
         return source
@@ -300,10 +294,8 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
         reason = f"it holds {limits.min} to {limits.max}, and the values are others"
     elif fits:
         largest = np.finfo(wanted).max
-        finite = (
-            1.0 * source[np.isfinite(source)]
-        )  # the least integer has no absolute value of its type
-        fits = not (np.abs(finite) > largest).any()
+        # As floats: the least integer has no absolute value of its type.
+        fits = not (np.abs(1.0 * source[np.isfinite(source)]) > largest).any()
         reason = f"it holds {-largest:g} to {largest:g}, and the values are others"
     if not fits:
         raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media._epochs import Stateful, iterator_in, place_of
+from spdl_media._epochs import Stateful, iterator_in, order_of, place_of
 from spdl_media._loader_stages import (
-    AsyncFeed,
-    Feed,
     SharedSource,
     stage_of,
     tags_of,
@@ -33,7 +31,7 @@ from spdl_media.pipeline import (
 from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.stages import check_failure_limit, source_length
 from spdl_media.samplers import Purpose, random_bits
-from spdl_media.source import MapIterator
+from spdl_media.source import MapIterator, SupportsGetItem
 
 __all__ = (
     "DataLoader",
@@ -72,6 +70,7 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     )
 
 
+@dataclass(eq=False, repr=False)
 class DataLoader:
     """Loads, preprocesses and batches the items of a source in threads.
 
@@ -86,8 +85,10 @@ class DataLoader:
     see ``max_failures``.
 
     Args:
-        src: The items: an iterable, which is iterated in a thread of its own, or an async iterable.
-            What can be iterated both ways is iterated asynchronously. One with ``set_epoch`` (the
+        src: The items: an iterable, which is iterated in a thread of its own, an async iterable, or a
+            map-style dataset with a length. What can be iterated both ways is iterated asynchronously.
+            A dataset, and that of a :class:`~spdl_media.source.MapIterator`, is read in the threads,
+            and where it has ``None`` the item is dropped. One with ``set_epoch`` (the
             samplers of :mod:`spdl_media.source`) is told the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             from an item to a sample, or several. If it has a parameter named ``rng``, it gets
@@ -128,49 +129,40 @@ class DataLoader:
         [['0', '1', '2', '3'], ['4', '5', '6', '7'], ['8', '9']]
     """
 
-    def __init__(
-        self,
-        src: Iterable[Any] | AsyncIterable[Any],
-        *,
-        preprocessor: Callable[..., Any] | None = None,
-        batch_size: int | None = None,
-        drop_last: bool = False,
-        aggregator: Callable[[Any], Any] | None = None,
-        transfer_fn: Callable[[Any], Any] | None = None,
-        buffer_size: int = 3,
-        num_threads: int = 8,
-        timeout: float | None = None,
-        output_order: OutputOrder = "completion",
-        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
-        on_failure: Callable[[FailureRecord, Any], object] | None = None,
-        seed: int = 0,
-    ) -> None:
-        _check_source(src)
-        _check_functions(preprocessor=preprocessor, aggregator=aggregator, transfer_fn=transfer_fn)
-        if batch_size is not None:
-            check_int("batch_size", batch_size)
-        elif drop_last:
+    src: Iterable[Any] | AsyncIterable[Any] | SupportsGetItem[int, Any]
+    _: KW_ONLY
+    preprocessor: Callable[..., Any] | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+    aggregator: Callable[[Any], Any] | None = None
+    transfer_fn: Callable[[Any], Any] | None = None
+    buffer_size: int = 3
+    num_threads: int = 8
+    timeout: float | None = None
+    output_order: OutputOrder = "completion"
+    max_failures: int | float | None = None  # a number or a rate
+    on_failure: Callable[[FailureRecord, Any], object] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_functions(
+            preprocessor=self.preprocessor,
+            aggregator=self.aggregator,
+            transfer_fn=self.transfer_fn,
+        )
+        if self.batch_size is not None:
+            check_int("batch_size", self.batch_size)
+        elif self.drop_last:
             raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
-        check_int("buffer_size", buffer_size)
-        check_int("num_threads", num_threads)
-        check_seconds("timeout", timeout)
-        check_choice("output_order", output_order, ("completion", "input"))
-        check_failure_limit("max_failures", max_failures)
-        if on_failure is not None:
-            check_callable("on_failure", on_failure)
-        self._source = SharedSource(src)
-        self._preprocessor = preprocessor
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._aggregator = aggregator
-        self._transfer_fn = transfer_fn
-        self._buffer_size = buffer_size
-        self._num_threads = num_threads
-        self._timeout = timeout
-        self._output_order: OutputOrder = output_order
-        self._max_failures = max_failures
-        self._on_failure = on_failure
-        self._seed = check_int("seed", seed, at_least=0)
+        check_int("buffer_size", self.buffer_size)
+        check_int("num_threads", self.num_threads)
+        check_seconds("timeout", self.timeout)
+        check_choice("output_order", self.output_order, ("completion", "input"))
+        check_failure_limit("max_failures", self.max_failures)
+        if self.on_failure is not None:
+            check_callable("on_failure", self.on_failure)
+        self.seed = check_int("seed", self.seed, at_least=0)
+        self._source = SharedSource(_checked_source(self.src))
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
         self._is_pinned = False
@@ -185,7 +177,7 @@ class DataLoader:
         Raises:
             TypeError: The source has no length, or the preprocessor is a generator.
         """
-        if self._preprocessor is not None and "generator" in kind_of(self._preprocessor):
+        if self.preprocessor is not None and "generator" in kind_of(self.preprocessor):
             raise TypeError(
                 "the loader has no length: its preprocessor is a generator, so an item may give any "
                 "number of samples"
@@ -196,9 +188,9 @@ class DataLoader:
             raise TypeError(
                 f"the loader has no length, because its source, a {type(source).__name__}, has none"
             )
-        if self._batch_size is None:
+        if self.batch_size is None:
             return length
-        return length // self._batch_size if self._drop_last else -(-length // self._batch_size)
+        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on with that of :meth:`load_state_dict`.
@@ -213,7 +205,7 @@ class DataLoader:
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
-        return _Epoch(self, self._pipeline, ledger, self._timeout)
+        return _Epoch(self, self._pipeline, ledger)
 
     @property
     def epoch(self) -> int:
@@ -239,6 +231,9 @@ class DataLoader:
             what ``state_dict`` of a source that has one returned, copied.
 
         Thread safety: call it in the thread that iterates.
+
+        Raises:
+            Exception: The source's own ``state_dict`` raises, or what it returns cannot be copied.
         """
         ledger = self._ledger
         state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
@@ -258,22 +253,29 @@ class DataLoader:
 
         Raises:
             TypeError: It is no mapping.
-            ValueError: It is no such state, or that of a source of another length or kind.
+            ValueError: It is no such state, or that of a source of another length or kind, or of a sampler
+                with another seed, rank or world size.
         """
         state = State.from_dict(state_dict)
         source = self._source.source
-        length = source_length(source)
-        if state.source_length != length:
+        own = self._fresh(state.epoch)
+        if state.source_length != own.source_length:
             raise ValueError(
                 f"the state is that of a source of {state.source_length} items, and this one has "
-                f"{length}; make the loader with the source (and the rank and world size) that it had"
+                f"{own.source_length}; make the loader with the source (and the rank and world size) that it "
+                "had"
+            )
+        if state.order not in (None, own.order):
+            raise ValueError(
+                f"the state is that of a source in the order of {state.order}, and this one has {own.order}; "
+                "make the loader with the sampler, its seed, rank and world size that it had"
             )
         if state.snapshot is not None and not isinstance(source, Stateful):
             raise ValueError(
                 "the state holds that of a source with load_state_dict(), which "
                 f"{type(source).__name__} lacks"
             )
-        self._seed = state.seed
+        self.seed = state.seed
         self._pin(state)
 
     @property
@@ -287,11 +289,12 @@ class DataLoader:
         return {} if self._pipeline is None else self._pipeline.failure_counts
 
     def statistics(self) -> PipelineStatistics | None:
-        """What the stages of the latest iteration did; ``None`` before the first one."""
+        """Return the statistics of the latest iteration; ``None`` before the first one."""
         return None if self._pipeline is None else self._pipeline.statistics()
 
     def _fresh(self, epoch: int) -> State:
-        return State(epoch, self._seed, source_length=source_length(self._source.source))
+        source = self._source.source
+        return State(epoch, self.seed, source_length=source_length(source), order=order_of(source))
 
     def _pin(self, state: State) -> None:
         self._next, self._is_pinned = state, True
@@ -327,57 +330,64 @@ class DataLoader:
                 f"the source, a {name}, can be read once: another iteration gives what is left of it, "
                 "without what was under way when the last one stopped. Pass a list, or an object whose "
                 "__iter__ starts anew",
+                # Past __iter__, to the loop.
                 stacklevel=3,
             )
+        # After the checks: from here on, former iterations read nothing.
         self._source.take_turn()
         # An iterator was read further than what was handed out; its state leads back to there.
         return self._ledger.state() if leads_back and self._ledger is not None else start
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
-        feed = AsyncFeed if isinstance(self._source.source, AsyncIterable) else Feed
-        drops_none = self._preprocessor is None
-        builder = PipelineBuilder().add_source(
-            feed(self._source, start, ledger, drops_none=drops_none)
-        )
-        parallel: Any = {"concurrency": self._num_threads, "output_order": self._output_order}
-        if self._preprocessor is not None:
-            stage = stage_of(self._preprocessor, ledger, self._rng_maker(start))
-            builder.pipe(stage, name=name_of(self._preprocessor), **parallel)
-        if self._batch_size is not None:
-            builder.aggregate(self._batch_size, drop_last=self._drop_last)
-        if self._aggregator is not None:
-            stage = stage_of(self._aggregator, ledger)
-            builder.pipe(stage, name=name_of(self._aggregator), **parallel)
-        if self._transfer_fn is not None:
-            stage = stage_of(self._transfer_fn, ledger)
+        fetch = self._source.fetch
+        # Otherwise the first stage sees a None, and drops it.
+        drops_none = self.preprocessor is None and fetch is None
+        feed = self._source.feed(start, ledger, drops_none=drops_none)
+        builder = PipelineBuilder().add_source(feed)
+        parallel: Any = {"concurrency": self.num_threads, "output_order": self.output_order}
+        if fetch is not None:
+            # In the threads: to read an item of a dataset is often the dear part.
+            builder.pipe(stage_of(fetch, ledger), name="dataset", **parallel)
+        if self.preprocessor is not None:
+            stage = stage_of(self.preprocessor, ledger, self._rng_maker(start))
+            builder.pipe(stage, name=name_of(self.preprocessor), **parallel)
+        if self.batch_size is not None:
+            builder.aggregate(self.batch_size, drop_last=self.drop_last)
+        if self.aggregator is not None:
+            stage = stage_of(self.aggregator, ledger)
+            builder.pipe(stage, name=name_of(self.aggregator), **parallel)
+        if self.transfer_fn is not None:
+            stage = stage_of(self.transfer_fn, ledger)
+            # Copies have a stream for each thread, so one thread keeps them in order.
             one_thread = ThreadPoolExecutorConfig(max_workers=1)
-            builder.pipe(stage, name=name_of(self._transfer_fn), executor=one_thread)
-        on_failure = self._on_failure
-        return builder.add_sink(self._buffer_size).build(
-            num_threads=self._num_threads,
-            max_failures=self._max_failures,
+            builder.pipe(stage, name=name_of(self.transfer_fn), executor=one_thread)
+        on_failure = self.on_failure
+        return builder.add_sink(self.buffer_size).build(
+            num_threads=self.num_threads,
+            max_failures=self.max_failures,
             on_failure=None
             if on_failure is None
             else lambda record, tagged: on_failure(record, value_of(tagged)),
         )
 
     def _rng_maker(self, start: State) -> Callable[[int], np.random.Generator] | None:
-        if self._preprocessor is None or not takes_rng(self._preprocessor):
+        if self.preprocessor is None or not takes_rng(self.preprocessor):
             return None
         rank, world_size = place_of(self._source.source)
+        # The sample's place among those of all ranks: no two share random numbers.
         return lambda position: sample_rng(start.seed, start.epoch, rank + world_size * position)
 
 
 class _Epoch(Iterator[Any]):
     """An iteration under way. Its pipeline ends with it."""
 
-    def __init__(
-        self, loader: DataLoader, pipeline: Pipeline[Any], ledger: Ledger, timeout: float | None
-    ) -> None:
+    # Nothing is to be closed if __init__ fails.
+    _is_over = True
+
+    def __init__(self, loader: DataLoader, pipeline: Pipeline[Any], ledger: Ledger) -> None:
         self._loader = loader
         self._pipeline = pipeline
         self._ledger = ledger
-        self._timeout = timeout
         self._is_over = False
         pipeline.start()
 
@@ -385,7 +395,7 @@ class _Epoch(Iterator[Any]):
         if self._is_over:
             raise StopIteration
         try:
-            tagged = self._pipeline.get_item(timeout=self._timeout)
+            tagged = self._pipeline.get_item(timeout=self._loader.timeout)
         except TimeoutError:
             # The batch is still being made, and another call may get it.
             raise
@@ -402,31 +412,31 @@ class _Epoch(Iterator[Any]):
         return value_of(tagged)
 
     def close(self) -> None:
-        """Stop loading. What was not handed out is not done."""
+        """Stop loading. Batches that were not handed out are not done."""
         self._is_over = True
         self._ledger.close()
         self._pipeline.stop()
 
     def __del__(self) -> None:
-        # Without the attribute, __init__ has failed.
-        if not getattr(self, "_is_over", True):
+        # A loop that is left by "break" drops its iterator without closing it.
+        if not self._is_over:
             self.close()
 
 
-def _check_source(source: object) -> None:
+def _checked_source(source: Any) -> Iterable[Any] | AsyncIterable[Any]:
     if isinstance(source, str | bytes | bytearray):
         raise TypeError(
             f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
             "taken apart into characters; pass a list of one"
         )
     if isinstance(source, Iterable | AsyncIterable):
-        return
-    if hasattr(source, "__getitem__"):
+        return source
+    # A map-style dataset of PyTorch has no __iter__.
+    if not hasattr(source, "__getitem__"):
         raise TypeError(
-            f"src must be an iterable, and {type(source).__name__} is a map-style dataset; pass "
-            "MapIterator(dataset, sampler) of spdl_media.source"
+            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
         )
-    raise TypeError(f"src must be an iterable or an async iterable, not {source!r}")
+    return MapIterator(source)
 
 
 def _check_functions(**functions: Callable[..., Any] | None) -> None:

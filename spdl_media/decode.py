@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Final, overload
+from typing import Final, Protocol, overload
 
 import av
 
@@ -20,13 +20,8 @@ from spdl_media.codec import Codec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.filter_desc import get_audio_filter_desc
-from spdl_media.frames import (
-    AudioFrames,
-    FrameMetadata,
-    Frames,
-    ImageFrames,
-    VideoFrames,
-)
+from spdl_media.frames import AudioFrames, Frames
+from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
@@ -38,6 +33,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
+from spdl_media.pillow_images import read_with_pillow
 
 __all__ = ("decode_packets",)
 
@@ -53,18 +49,29 @@ class Default(Enum):
 
 DEFAULT_FILTER: Final = Default.FILTER
 
+PILLOW: Final = "pillow"
+"""The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
+
 
 def picture_filter(
     filter_desc: str | PictureOps | Default | None, quality: Quality = "auto"
 ) -> str | PictureOps | None:
-    """The description for pictures: ``rgb24`` of this quality, if none was given."""
+    """The description for images: ``rgb24`` of this quality, if none was given.
+
+    Raises:
+        ValueError: ``quality`` is unknown.
+    """
     if isinstance(filter_desc, Default):
         return PictureOps(quality=quality)
     return filter_desc
 
 
 def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
-    """The description for sound: ``fltp``, if none was given."""
+    """The description for audio: ``fltp``, if none was given.
+
+    Raises:
+        TypeError: The description is one for images.
+    """
     if isinstance(filter_desc, PictureOps):
         raise TypeError(f"the packets are audio, but {filter_desc!r} is for images")
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
@@ -118,7 +125,7 @@ def decode_packets(
     *,
     num_frames: int | None = None,
 ) -> Frames:
-    """Decode packets, cut the result to their window, turn pictures upright, and filter them.
+    """Decode packets, cut the result to their window, turn frames upright, and filter them.
 
     The packets are not consumed; they can be decoded again, in other threads at the same time too.
 
@@ -126,7 +133,7 @@ def decode_packets(
         packets: From ``demux_*``. Chunks of a stream go to :class:`VideoDecoder` and
             :class:`AudioDecoder`, unless each starts with a key frame.
         filter_desc: FFmpeg filter graph with one input and one output, such as
-            :func:`~spdl_media.get_video_filter_desc` writes. The default gives ``rgb24`` pictures and
+            :func:`~spdl_media.get_video_filter_desc` writes. The default gives ``rgb24`` frames and
             ``fltp`` samples. ``None`` keeps what the decoder gives, neither turned nor converted.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
         num_frames: At most this many frames (samples, for audio) come out, and no more than they need
@@ -152,15 +159,19 @@ def decode_packets(
     if num_frames is not None:
         check_int("num_frames", num_frames)
     if isinstance(packets, ImagePackets):
-        with _named(packets):
+        with naming(packets.source):
             return _decode_image(packets, picture_filter(filter_desc, "accurate"), config)
     if isinstance(packets, VideoPackets):
         frames = FrameList(num_frames)
         metadata = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
         return VideoFrames(frames.frames, metadata)
     if isinstance(packets, AudioPackets):
-        with _named(packets):
-            return _decode_audio(packets, sample_filter(filter_desc), config, num_frames)
+        desc = sample_filter(filter_desc)
+        with naming(packets.source):
+            sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, num_frames)
+        metadata = decode_audio_into(sink, packets, config, num_frames)
+        chunks = sink.take(sink.count if num_frames is None else num_frames)
+        return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0 if chunks else 0)
     raise TypeError(
         f"decode_packets takes AudioPackets, VideoPackets or ImagePackets, not {type(packets).__name__}"
     )
@@ -169,15 +180,21 @@ def decode_packets(
 def _decode_image(
     packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
 ) -> ImageFrames:
+    # Without it, glibc returns the memory of each small image to the system, and takes it anew.
     keep_freed_memory()
+    reason = metadata_of(packets).pillow
+    # A decoder that the caller names comes before the one that suits the file.
+    if config.decoder == PILLOW or (reason is not None and config.decoder is None):
+        return _decode_by_pillow(packets, filter_desc, config)
     if config.downscale is not None:
         small = decode_downscaled(packets, filter_desc, config)
         if small is not None:
             return _image(small, packets, turned=config.orient)
+    # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
     if (frame := decode_plain_jpeg(packets, config)) is not None:
         return _filtered(frame, packets, filter_desc, config)
     metadata = metadata_of(packets)
-    # There is one picture, or an error: what is dropped or kept without a frame would lose its reason.
+    # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
         if metadata.incomplete:
@@ -187,10 +204,26 @@ def _decode_image(
         whole = _picture(packets, filter_desc, strict)
     except DecodeError as error:
         try:
+            # Without its check for damage, FFmpeg gives what it has.
             return _picture(packets, filter_desc, _without_damage_check(config), is_corrupt=True)
         except DecodeError:  # there is nothing to keep
             raise error from error.__cause__
     return whole if not metadata.incomplete else whole.marked_corrupt()
+
+
+def _decode_by_pillow(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
+    data, purpose = av_packets(packets)[0], _pillow_purpose(packets)
+    image = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
+    upright = packets.with_metadata(orientation=image.orientation)
+    return _filtered(image.frame, upright, filter_desc, config)
+
+
+def _pillow_purpose(packets: VideoPackets) -> str:
+    """Say what needs Pillow, for the message where it is missing."""
+    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
+    return f"{packets.source}: {reason}"
 
 
 def _filtered(
@@ -200,6 +233,7 @@ def _filtered(
     config: DecodeConfig,
 ) -> ImageFrames:
     filter = PictureFilter(packets.codec, filter_desc, config)
+    # Some filters hold a lone frame back until the end.
     frames = filter.push(frame, metadata_of(packets).orientation) or filter.flush()
     if not frames:
         raise _no_picture(packets)
@@ -207,7 +241,7 @@ def _filtered(
 
 
 def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> ImageFrames:
-    """A whole picture without any damage, with its metadata."""
+    """A whole image without any damage, with its metadata."""
     metadata = metadata_of(packets)
     orientation = 1 if turned else metadata.orientation
     return ImageFrames(
@@ -234,7 +268,7 @@ def _picture(
 
 def _no_picture(packets: ImagePackets) -> DecodeError:
     return DecodeError(
-        f"the {packets.codec.name} data holds no picture that can be decoded", source=packets.source
+        f"the {packets.codec.name} data holds no image that can be decoded", source=packets.source
     )
 
 
@@ -242,6 +276,7 @@ def _decode_all(coded: Sequence[AvPacket], path: PicturePath, sink: Sink) -> boo
     """Whether the sink had enough before the packets ended."""
     try:
         with ffmpeg_log():  # one for all packets; see current_log
+            # None flushes the decoder and the filters.
             return any(path.push(packet, sink) for packet in (*coded, None))
     finally:
         path.close()
@@ -271,6 +306,9 @@ def decode_into(
         FilterError: The filter graph cannot be used.
     """
     metadata, coded = metadata_of(packets), av_packets(packets)
+    if metadata.pillow is not None and config.decoder in (None, PILLOW):
+        with naming(packets.source):
+            return _decode_animation(sink, packets, filter_desc, config)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
@@ -280,49 +318,114 @@ def decode_into(
             "alone. Give the chunks of a stream, in order, to one VideoDecoder",
             source=metadata.source,
         )
-    with _named(packets):
+    with naming(packets.source):
         path = PicturePath(packets.codec, metadata, filter_desc, config)
+        # Frames that an edit list hides are decoded, because others refer to them.
         path.decoder.discarded = discarded_pts(packets)
         # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
         is_full = _decode_all(coded, path, sink) if coded else False
+    # Whoever has all that was asked for does not miss the end.
     if missing is not None and not is_full:
         raise missing
     return path.take_metadata()
 
 
+def _decode_animation(
+    sink: Sink, packets: VideoPackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> FrameMetadata:
+    """The same for a file that Pillow reads."""
+    metadata = metadata_of(packets)
+    first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
+    filter = PictureFilter(packets.codec, filter_desc, config)
+    data, purpose, orientation = av_packets(packets)[0], _pillow_purpose(packets), 1
+    for frame, orientation in read_with_pillow(
+        memoryview(data), packets.source, purpose=purpose, is_video=True
+    ):
+        pts = frame.pts or 0
+        if stop is not None and pts >= stop:
+            break
+        ready = filter.push(frame, orientation) if first is None or pts >= first else ()
+        if any(sink.put(filtered) for filtered in ready):
+            return _animation_metadata(metadata, orientation, filter)
+    # Filters hold frames back also where the window ends first.
+    any(sink.put(filtered) for filtered in filter.flush())
+    return _animation_metadata(metadata, orientation, filter)
+
+
+def _animation_metadata(
+    metadata: PacketMetadata, orientation: int, filter: PictureFilter
+) -> FrameMetadata:
+    return FrameMetadata(
+        metadata.source,
+        metadata.zero,
+        metadata.window,
+        orientation=1 if filter.upright else orientation,
+    )
+
+
 @contextmanager
-def _named(packets: Packets) -> Iterator[None]:
-    """Give errors of a graph the source of its frames, which it does not know."""
+def naming(source: str) -> Iterator[None]:
+    """Give errors of a graph the source of its frames, which it does not know.
+
+    Raises:
+        FilterError: The block raised it; it now names its source.
+    """
     try:
         yield
     except FilterError as error:
-        error.source = error.source or packets.source
+        error.source = error.source or source
         raise
 
 
-def _decode_audio(
-    packets: AudioPackets,
-    filter_desc: str | None,
-    config: DecodeConfig,
-    num_frames: int | None,
-) -> AudioFrames:
-    coded, metadata = av_packets(packets), metadata_of(packets)
+class _AudioSink(Protocol):
+    """Where decoded samples end: chunks of frames, or one array."""
+
+    count: int
+
+    def put(self, frame: av.AudioFrame, start: int, stop: int, position: int, /) -> bool:
+        """Take samples ``start`` to ``stop`` of a frame, and the position of the first. True: enough.
+
+        Raises:
+            FilterError: The filters do not take the samples.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Take what filters hold back.
+
+        Raises:
+            FilterError: The filters do not take the samples.
+        """
+        ...
+
+
+def decode_audio_into(
+    sink: _AudioSink, packets: AudioPackets, config: DecodeConfig, num_frames: int | None
+) -> FrameMetadata:
+    """Decode audio packets, and put the samples of each frame into a sink; see :func:`decode_into`.
+
+    Raises:
+        DecodeError: The data is damaged or cut short, or no decoder of this FFmpeg takes it.
+        FilterError: The filters do not take the samples.
+    """
+    coded = av_packets(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    decoder = SampleDecoder(packets.codec, metadata, config, discarded_pts(packets))
-    sink = SampleChunks(packets.codec, metadata.zero, filter_desc, num_frames)
+    decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
     try:
-        if coded and not decoder.decode((*coded, None), sink.put):
+        with naming(packets.source), ffmpeg_log():
+            if coded:
+                # None flushes the decoder.
+                decoder.decode((*coded, None), sink.put)
             sink.flush()
     finally:
         decoder.close()
+    # Enough samples came before the missing end.
     if missing is not None and sink.count < (num_frames or 0):
         raise missing
-    chunks = sink.take(sink.count if num_frames is None else num_frames)
-    first_sample = chunks[0].position or 0 if chunks else 0
-    return AudioFrames(chunks, decoder.take_metadata(), first_sample=first_sample)
+    return decoder.take_metadata()
 
 
 def _without_damage_check(config: DecodeConfig) -> DecodeConfig:

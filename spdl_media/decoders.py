@@ -20,7 +20,8 @@ from spdl_media.decode import (
     sample_filter,
 )
 from spdl_media.errors import DecodeError
-from spdl_media.frames import AudioFrames, VideoFrames
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import VideoFrames
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
@@ -37,7 +38,7 @@ F = TypeVar("F", VideoFrames, AudioFrames)
 
 
 class _Decoder(Generic[P, F]):
-    """What the streaming decoders share: packets wait until their frames are asked for."""
+    """Base of the streaming decoders: packets wait until their frames are asked for."""
 
     _takes: type[P]
     _codec: Any
@@ -58,9 +59,11 @@ class _Decoder(Generic[P, F]):
         The packets are taken at once; what an unfinished iteration leaves comes with the next call.
 
         Raises:
+            TypeError: The packets are of another kind.
             ValueError: The packets are of another codec.
             DecodeError: The data is damaged.
             FilterError: The filter graph cannot be used.
+            RuntimeError: Another thread is inside.
         """
         with self._guard:
             if not isinstance(packets, self._takes):
@@ -77,15 +80,17 @@ class _Decoder(Generic[P, F]):
             # there on, and not for what still waits.
             self._waiting.append((packets, None))
             self._waiting.extend((None, packet) for packet in av_packets(packets))
+            # Raised when all frames that there are have come out.
             self._cut_short = cut_short_error(packets, self._config)
         return self._chunks(flush=False)
 
     def flush(self) -> Iterator[F]:
-        """What is left at the end of the stream, the last chunk shorter; then another can start.
+        """Give the rest at the end of the stream, the last chunk shorter; then another can start.
 
         Raises:
             DecodeError: The data is damaged, or, when all frames are out, the file was cut short.
             FilterError: The filter graph cannot be used.
+            RuntimeError: Another thread is inside.
         """
         return self._chunks(flush=True)
 
@@ -96,12 +101,14 @@ class _Decoder(Generic[P, F]):
                     self._fill(flush=flush)
                 count = self._count()
                 size = count if self._num_frames is None else self._num_frames
+                # An unfinished chunk waits for more packets, or for the flush.
                 if count == 0 or (count < size and not flush):
                     if flush:
                         self._restart()
                         self._raise_cut_short()
                     return
                 chunk = self._cut(min(size, count))
+            # Without the guard: the caller works on the chunk for as long as it likes.
             yield chunk
 
     def _fill(self, *, flush: bool) -> None:
@@ -114,6 +121,7 @@ class _Decoder(Generic[P, F]):
                     self._accept(packets)
             elif flush and not self._flushed:
                 self._flushed = True
+                # None drains the decoder and the filters.
                 self._push(None)
             else:
                 return
@@ -124,7 +132,7 @@ class _Decoder(Generic[P, F]):
             raise error
 
     def _accept(self, packets: P) -> None:
-        """What follows belongs to these packets."""
+        """Take the metadata of packets whose data follow."""
         raise NotImplementedError
 
     def _push(self, packet: AvPacket | None) -> None:
@@ -141,7 +149,7 @@ class _Decoder(Generic[P, F]):
 
 
 def _stream_key(codec: Codec) -> str:
-    """What a decoder cannot change in mid-stream, in words."""
+    """Describe what a decoder cannot change in mid-stream."""
     if isinstance(codec, VideoCodec):
         return codec.name
     return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
@@ -204,6 +212,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         decoder.metadata = metadata
         if decoder.orientation == 1:
             decoder.orientation = metadata.orientation
+        # Frames of earlier packets may still be in the decoder.
         decoder.discarded |= discarded_pts(packets)
 
     def _push(self, packet: AvPacket | None) -> None:
@@ -219,6 +228,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     def _restart(self) -> None:
         super()._restart()
+        # Filters that were flushed take no more frames, so the next stream gets a new path.
         self._path.close()
         self._path = self._new_path()
 

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import closing
-from functools import cache
 from typing import Self, overload
-
-import av
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container, Kind
+from spdl_media._image_packets import first_image, pillow_video, read_image
 from spdl_media._streaming import Duration, check_limits, read_chunks
 from spdl_media._window import read_audio, read_clip, read_video
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
-    PacketMetadata,
     Packets,
     VideoPackets,
-    make_packet,
 )
-from spdl_media.stills import (
-    HEAD_SIZE,
-    STILL_FORMATS,
-    container_still,
-    read_jpeg_head,
-    still_codec,
-    still_orientation,
-)
+from spdl_media.pillow_images import BESIDE, pillow_reason
+from spdl_media.stills import HEAD_SIZE
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.truncation import check_complete
 
 __all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")
 
@@ -179,7 +166,11 @@ class Demuxer:
                 self._input.close()
 
     def close(self) -> None:
-        """Close the source. A file-like object of the caller stays open, at its original position."""
+        """Close the source. A file-like object of the caller stays open, at its original position.
+
+        Raises:
+            RuntimeError: Another thread is inside.
+        """
         with self._guard:
             if self._container is not None:
                 self._container.close()
@@ -201,11 +192,21 @@ class Demuxer:
         return self._container
 
     def has_video(self) -> bool:
-        """Whether there is a video stream."""
+        """Whether there is a video stream.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
         return self.video_stream_index is not None
 
     def has_audio(self) -> bool:
-        """Whether there is an audio stream."""
+        """Whether there is an audio stream.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
         return self.audio_stream_index is not None
 
     @property
@@ -214,6 +215,7 @@ class Demuxer:
 
         Raises:
             ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         return self._best_index("video")
 
@@ -223,6 +225,7 @@ class Demuxer:
 
         Raises:
             ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         return self._best_index("audio")
 
@@ -236,6 +239,8 @@ class Demuxer:
 
         Raises:
             DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         with self._guard:
             return self._opened().video()[1]
@@ -246,6 +251,8 @@ class Demuxer:
 
         Raises:
             DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         with self._guard:
             return self._opened().audio()[1]
@@ -256,12 +263,20 @@ class Demuxer:
         """Read the packets of a video stream; see :func:`demux_video`.
 
         Raises:
+            SourceError: The source cannot be read.
             DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window is empty.
+            ValueError: The window is empty, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         window = parse_window(timestamp)
         with self._guard:
-            return read_video(self._opened(), stream_index, window)
+            container = self._opened()
+            # Pillow reads the source a second time, and has no streams to choose from.
+            if stream_index is None and self._input.seekable:
+                reason = pillow_reason(self._input.head(HEAD_SIZE))
+                if reason is not None and not reason.endswith(BESIDE):
+                    return pillow_video(container.content(), self._input.name, window, reason)
+            return read_video(container, stream_index, window)
 
     def demux_clip(
         self, timestamp: Timestamp | Window | None = None
@@ -272,8 +287,10 @@ class Demuxer:
         of :meth:`demux_video` and :meth:`demux_audio` do.
 
         Raises:
-            DemuxError: One of the two is missing.
-            ValueError: The window is empty.
+            SourceError: The source cannot be read.
+            DemuxError: One of the two is missing, or the container is damaged.
+            ValueError: The window is empty, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         window = parse_window(timestamp)
         with self._guard:
@@ -285,8 +302,10 @@ class Demuxer:
         """Read the packets of an audio stream; see :func:`demux_audio`.
 
         Raises:
+            SourceError: The source cannot be read.
             DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window is empty.
+            ValueError: The window is empty, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         window = parse_window(timestamp)
         with self._guard:
@@ -296,10 +315,13 @@ class Demuxer:
         """Read the packet of the first image of the best video stream.
 
         Raises:
+            SourceError: The source cannot be read.
             DemuxError: There is no video stream, or no key frame in it.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
         """
         with self._guard:
-            return _first_image(self._opened())
+            return first_image(self._opened())
 
     @overload
     def streaming_demux(
@@ -339,7 +361,8 @@ class Demuxer:
             An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
 
         Raises:
-            ValueError: Not exactly one of ``duration`` and ``num_packets``, or one that is not positive.
+            ValueError: Not exactly one of ``duration`` and ``num_packets``, one that is not positive, or the
+                Demuxer is closed.
             DemuxError: There is no such stream.
             RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
         """
@@ -378,70 +401,3 @@ class Demuxer:
             if chunk is None:
                 return
             yield chunk
-
-
-def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
-    """Read one image from an opened input; raises what :func:`demux_image` does."""
-    decoder = still_decoder(input, config)
-    if decoder is not None:
-        return _whole_file(input, decoder)
-    kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
-    if kind is not None and not input.seekable:
-        # It is read twice, by FFmpeg and for what FFmpeg does not tell.
-        with open_input(input.read_all(), name=input.name) as whole:
-            return read_image(whole, config)
-    with closing(Container(input, config)) as container:
-        # Known by its name alone (TGA, PCX ...), the file is one packet after all.
-        decoder = container.named_still()
-        if decoder is None:
-            packets = _first_image(container)
-            if kind is None:
-                return packets
-            # FFmpeg makes a packet of these however short the file is.
-            return packets.with_metadata(incomplete=check_complete(kind, container.content()))
-    return _whole_file(input, decoder)
-
-
-def still_decoder(input: Input, config: DemuxConfig) -> str | None:
-    """The decoder that takes the whole file as one packet; ``None``: a container has to be opened."""
-    if config.format is not None:
-        return STILL_FORMATS.get(config.format)
-    return still_codec(input.head(HEAD_SIZE))
-
-
-def _whole_file(input: Input, decoder: str) -> ImagePackets:
-    data = input.read_all()
-    if not len(data):
-        raise DemuxError("is empty (0 bytes)", source=input.name)
-    codec = _still_stream(decoder)
-    # One walk over the segments gives the orientation, and what a faster decoder asks before it
-    # takes the image.
-    head = read_jpeg_head(data) if decoder == "mjpeg" else None
-    metadata = PacketMetadata(
-        input.name,
-        orientation=still_orientation(data) if head is None else head.orientation,
-        incomplete=check_complete(decoder, data),
-        jpeg=head,
-    )
-    # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
-    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
-
-
-@cache
-def _still_stream(decoder: str) -> VideoCodec:
-    # A still has no stream to copy these from.
-    return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder)
-
-
-def _first_image(container: Container) -> ImagePackets:
-    """Read the first key frame of the best video stream."""
-    index, codec = container.video()
-    container.rewind()
-    with container.reading():
-        # What stands before the first key frame cannot be decoded alone.
-        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
-    if key is None:
-        raise container.error("the video stream has no key frame, so there is no first image")
-    orientation = container.orientation(index, [key])
-    metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
-    return ImagePackets([key], codec, metadata)

@@ -22,6 +22,7 @@ FFmpeg, of the file system or of fsspec is the ``__cause__``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = (
@@ -39,66 +40,58 @@ __all__ = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class MediaError(Exception):
     """Base of all errors that media cause.
 
-    Args:
+    Attributes:
         message: What was asked, what was found, what helps.
         source: What was being read: a path, a URL, or "bytes of length n".
     """
 
-    source: str | None
+    message: str = ""
+    source: str | None = field(default=None, kw_only=True)
 
-    def __init__(self, message: str = "", *, source: str | None = None) -> None:
-        super().__init__(message)
-        self.source = source
+    def __post_init__(self) -> None:
+        # The __init__ of a dataclass does not call that of its base.
+        super().__init__(self.message)
 
     def __str__(self) -> str:
-        message = str(self.args[0]) if self.args else ""
-        return f"{self.source}: {message}" if self.source else message
+        return f"{self.source}: {self.message}" if self.source else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields, and
-        # OSError and ImportError keep some of theirs outside __dict__. A process pool dies of an
-        # exception that cannot be rebuilt, so all subclasses are rebuilt here.
-        return _rebuild, (type(self), self.args, self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields. A process
+        # pool dies of an exception that cannot be rebuilt, so all subclasses are rebuilt here.
+        return _rebuild, (type(self), self.__dict__)
 
 
-def _rebuild(cls: type[MediaError], args: tuple[Any, ...], state: dict[str, Any]) -> MediaError:
-    error = cls(*args)
-    for name, value in state.items():
-        setattr(error, name, value)
+def _rebuild(cls: type[MediaError], state: dict[str, Any]) -> MediaError:
+    error = cls(state["message"])
+    # Notes and fields that a caller has set come along.
+    error.__dict__.update(state)
     return error
 
 
 def with_message(error: MediaError, message: str) -> MediaError:
     """An error of the same kind and with the same fields that says something else."""
-    return _rebuild(type(error), (message,), error._state())
+    return _rebuild(type(error), {**error.__dict__, "message": message})
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SourceError(MediaError, OSError):
     """The source cannot be opened or read: missing, a directory, no permission, a failed request.
 
     ``errno`` is the operating system's number where it gave one, else ``None``.
     """
 
-    def __init__(
-        self, message: str = "", *, source: str | None = None, errno: int | None = None
-    ) -> None:
-        super().__init__(message, source=source)
-        self.errno = errno
-
-    def _state(self) -> dict[str, Any]:
-        return {**self.__dict__, "errno": self.errno}
+    errno: int | None = None
 
 
 class DemuxError(MediaError, ValueError):
     """The source was opened but cannot be taken apart: not media, broken, or without the stream asked for."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DecodeError(MediaError, ValueError):
     """The data is damaged, or no decoder of this FFmpeg takes it.
 
@@ -108,22 +101,11 @@ class DecodeError(MediaError, ValueError):
         packet_index: Its position among the packets that were being decoded, if known.
     """
 
-    pts_seconds: float | None
-    packet_index: int | None
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        source: str | None = None,
-        pts_seconds: float | None = None,
-        packet_index: int | None = None,
-    ) -> None:
-        super().__init__(message, source=source)
-        self.pts_seconds = pts_seconds
-        self.packet_index = packet_index
+    pts_seconds: float | None = None
+    packet_index: int | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ArrayFormatError(DecodeError):
     """An array file or archive is damaged, cut short, lies about its sizes, or is of a kind that is not read.
 
@@ -132,31 +114,16 @@ class ArrayFormatError(DecodeError):
         offset: Where in the source, in bytes from its start, if known.
     """
 
-    member: str | None
-    offset: int | None
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        source: str | None = None,
-        member: str | None = None,
-        offset: int | None = None,
-    ) -> None:
-        super().__init__(message, source=source)
-        self.member = member
-        self.offset = offset
+    member: str | None = None
+    offset: int | None = None
 
     def __str__(self) -> str:
-        text = super().__str__() if self.member is None else self._with_member()
+        member = None if self.member is None else f"member {self.member!r}"
+        text = ": ".join(filter(None, (self.source, member, self.message)))
         return text if self.offset is None else f"{text} (at byte {self.offset})"
 
-    def _with_member(self) -> str:
-        message = str(self.args[0]) if self.args else ""
-        where = f"{self.source}: " if self.source else ""
-        return f"{where}member {self.member!r}: {message}"
 
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class FilterError(MediaError, ValueError):
     """The filter description does not parse, names no filter of this FFmpeg, or does not fit the frames.
 
@@ -164,13 +131,7 @@ class FilterError(MediaError, ValueError):
         filter_desc: The description as it was given.
     """
 
-    filter_desc: str | None
-
-    def __init__(
-        self, message: str = "", *, source: str | None = None, filter_desc: str | None = None
-    ) -> None:
-        super().__init__(message, source=source)
-        self.filter_desc = filter_desc
+    filter_desc: str | None = None
 
 
 class PictureSizeError(FilterError):
@@ -189,14 +150,8 @@ class TransferError(MediaError, RuntimeError):
     """No CUDA device can be used here, or it has no memory left, or a copy fails. The message says why."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MissingDependencyError(MediaError, ImportError):
     """An optional package is needed and not installed. The message has the ``pip`` line."""
 
-    def __init__(
-        self, message: str = "", *, source: str | None = None, name: str | None = None
-    ) -> None:
-        super().__init__(message, source=source)
-        self.name = name
-
-    def _state(self) -> dict[str, Any]:
-        return {**self.__dict__, "name": self.name}
+    name: str | None = None

@@ -10,7 +10,7 @@ The builders return a ``str`` that carries its values: FFmpeg gets the text, eve
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self
 
 from spdl_media._checks import check_positive
 from spdl_media.formats import PLANAR
@@ -58,6 +58,7 @@ class FilterDesc(str):
     ops: PictureOps | SoundOps
 
     def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
+        # Equal results have equal text, and so share a parsed graph.
         ops = ops.normalized()
         # A graph that does nothing: without any graph, images would not be turned upright.
         desc = super().__new__(cls, ",".join(filter_text(ops)) or "null")
@@ -80,28 +81,6 @@ def sound_ops(desc: object) -> SoundOps | None:
     """The values that a description carries; ``None``: it is a graph of the caller's own, or for images."""
     ops = getattr(desc, "ops", desc)
     return ops if isinstance(ops, SoundOps) else None
-
-
-class _Options(TypedDict, total=False):
-    sample_rate: int | None
-    num_channels: int | None
-    sample_fmt: str | None
-    frame_rate: Rate | None
-    timestamp: Timestamp | None
-    scale_width: int | None
-    scale_height: int | None
-    scale_algo: ScaleAlgo
-    scale_mode: ScaleMode | None
-    quality: Quality
-    crop_width: int | None
-    crop_height: int | None
-    pix_fmt: str | None
-    num_frames: int | None
-    pad_mode: str | None
-    pad_color: str
-    color_matrix: ColorMatrix | None
-    color_range: ColorRange | None
-    filter_desc: str | None
 
 
 def get_video_filter_desc(
@@ -220,7 +199,7 @@ def get_audio_filter_desc(
 
 
 def get_filter_desc(
-    packets: VideoPackets | AudioPackets | None = None, **options: Unpack[_Options]
+    packets: VideoPackets | AudioPackets | None = None, **options: Any
 ) -> FilterDesc | None:
     """Write the filters for packets of either kind.
 
@@ -237,42 +216,59 @@ def get_filter_desc(
         TypeError: Options of the other kind, or of both kinds.
         ValueError: As the two functions say.
     """
+    # Both functions have keyword-only arguments alone, so these are all of them.
     for_audio = get_audio_filter_desc.__kwdefaults__ or {}
     for_video = get_video_filter_desc.__kwdefaults__ or {}
     defaults = for_audio | for_video
     if unknown := sorted(options.keys() - defaults.keys()):
         raise TypeError(f"get_filter_desc() got an unexpected keyword argument {unknown[0]!r}")
     # An option that says what would be anyway is for either kind.
-    given: dict[str, Any] = {k: v for k, v in options.items() if v != defaults[k]}
+    given = {name: value for name, value in options.items() if value != defaults[name]}
     video = [name for name in given if name not in for_audio]
     audio = [name for name in given if name not in for_video]
-    if _is_audio(packets, video, audio):
-        return get_audio_filter_desc(**given)
-    return get_video_filter_desc(**given)
-
-
-def _is_audio(packets: object, video: list[str], audio: list[str]) -> bool:
-    if packets is None:
-        if video and audio:
-            raise TypeError(
-                f"{video[0]} is for pictures and {audio[0]} is for sound: one description serves one kind"
-            )
-        return bool(audio)
+    if packets is None and video and audio:
+        raise TypeError(
+            f"{video[0]} is for images and {audio[0]} is for audio: one description serves one kind"
+        )
     codec = getattr(packets, "codec", None)
-    is_audio = hasattr(codec, "sample_rate")
-    if not is_audio and not hasattr(codec, "pix_fmt"):
+    is_audio = bool(audio) if packets is None else hasattr(codec, "sample_rate")
+    if not (packets is None or is_audio or hasattr(codec, "pix_fmt")):
         raise TypeError(f"packets must be audio, video or image packets, not {packets!r}")
     if wrong := video if is_audio else audio:
-        kinds = ("audio", "pictures") if is_audio else ("video", "sound")
+        kinds = ("audio", "images") if is_audio else ("video", "audio")
         raise TypeError(f"the packets are {kinds[0]}, but {wrong[0]} is for {kinds[1]}")
-    return is_audio
+    return get_audio_filter_desc(**given) if is_audio else get_video_filter_desc(**given)
 
 
 def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     """The filters that perform operations, as text for FFmpeg's graph."""
+    text = ops.filter_desc or ""
+    own = [text] if text.strip() else []
+    count = ops.num_frames
     if isinstance(ops, SoundOps):
-        return _audio_filters(ops)
-    return [*cut_filters(ops.box, mirror=ops.mirror), *_filters_after_cut(ops)]
+        return [
+            *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
+            *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
+            *_trim("atrim", ops.window),
+            # apad only adds and atrim only cuts; together they give the exact count.
+            *([f"apad=whole_len={count}", f"atrim=end_sample={count}"] if count else []),
+            *own,
+            *([f"aformat=sample_fmts={ops.sample_fmt}"] if ops.sample_fmt else []),
+        ]
+    formats = ops.formats if ops.is_scaled else ()
+    is_converted = ops.is_scaled and (bool(formats) or not own)
+    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
+    added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
+    return [
+        *cut_filters(ops.box, mirror=ops.mirror),
+        *([f"fps={ratio(parse_rate(ops.frame_rate))}"] if ops.frame_rate else []),
+        *_trim("trim", ops.window),
+        *_scale(ops, formats),
+        *_crop(ops.crop_width, ops.crop_height, exact=not formats),
+        *([f"tpad=stop=-1:stop_mode={added}", f"trim=end_frame={count}"] if count else []),
+        *own,
+        *(_formats(ops.pix_fmt) if is_converted else conversion_filters(ops)),
+    ]
 
 
 def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
@@ -289,48 +285,16 @@ def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
 def conversion_filters(ops: PictureOps) -> list[str]:
     """Convert to the final format without a change of size."""
     colors = _colors(ops)
-    named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
-    if not (named or colors):
-        return []
-    if ops.uses_default_conversion:
-        return named
-    planar = [f"format={PLANAR[ops.pix_fmt]}"] if ops.pix_fmt in PLANAR else []
-    return [f"scale=flags=bilinear+{ACCURATE}{colors}", *planar, *named]
-
-
-def _filters_after_cut(ops: PictureOps) -> list[str]:
-    formats = ops.formats if ops.is_scaled else ()
-    rate = [] if ops.frame_rate is None else [f"fps={ratio(parse_rate(ops.frame_rate))}"]
-    own = _own(ops.filter_desc)
-    is_converted = ops.is_scaled and (bool(formats) or not own)
-    named = [] if ops.pix_fmt is None else [f"format={ops.pix_fmt}"]
+    if not (ops.pix_fmt or colors) or ops.uses_default_conversion:
+        return _formats(ops.pix_fmt)
     return [
-        *rate,
-        *_trim("trim", ops.window),
-        *_scale(ops, formats),
-        *_crop(ops.crop_width, ops.crop_height, exact=not formats),
-        *_count(ops.num_frames, ops.pad_mode),
-        *own,
-        *(named if is_converted else conversion_filters(ops)),
+        f"scale=flags=bilinear+{ACCURATE}{colors}",
+        *_formats(PLANAR.get(ops.pix_fmt or ""), ops.pix_fmt),
     ]
 
 
-def _audio_filters(ops: SoundOps) -> list[str]:
-    named = [] if ops.sample_fmt is None else [f"aformat=sample_fmts={ops.sample_fmt}"]
-    return [
-        *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
-        *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
-        *_trim("atrim", ops.window),
-        *_count_samples(ops.num_frames),
-        *_own(ops.filter_desc),
-        *named,
-    ]
-
-
-def _count_samples(num_frames: int | None) -> list[str]:
-    if num_frames is None:
-        return []
-    return [f"apad=whole_len={num_frames}", f"atrim=end_sample={num_frames}"]
+def _formats(*names: str | None) -> list[str]:
+    return [f"format={name}" for name in names if name]
 
 
 def _colors(ops: PictureOps) -> str:
@@ -348,16 +312,17 @@ def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
     if width is None and height is None:
         return []
     flags = f"flags={ops.flags}{_colors(ops)}"
-    converted = [f"format={name}" for name in formats]
     exact = not formats
+    after: list[str] = []
     if width is None or height is None or ops.scale_mode is None:
-        return [f"scale={_sides(width, height)}:{flags}", *converted]
-    if ops.scale_mode == "crop":
+        size = _sides(width, height)
+    elif ops.scale_mode == "crop":
         size = f"{width}:{height}:force_original_aspect_ratio=increase"
-        return [f"scale={size}:{flags}", *converted, *_crop(width, height, exact=exact)]
-    border = _border(width, height, ops.pad_color, exact=exact)
-    fitted = _fitted_samples(width, height) if exact else _fitted(width, height)
-    return [f"scale={fitted}:{flags}", *converted, *border]
+        after = _crop(width, height, exact=exact)
+    else:
+        size = _fitted_samples(width, height) if exact else _fitted(width, height)
+        after = _border(width, height, ops.pad_color, exact=exact)
+    return [f"scale={size}:{flags}", *_formats(*formats), *after]
 
 
 # FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
@@ -373,6 +338,7 @@ def _sides(width: int | None, height: int | None) -> str:
 
 def _fitted(width: int, height: int) -> str:
     """The largest size of the image's aspect ratio that fits, one pixel at least on each side."""
+    # In quotes below: a comma would end the filter.
     across = f"max(1,min({width},round({height}*iw/ih)))"
     return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
 
@@ -386,6 +352,7 @@ def _fitted_samples(width: int, height: int) -> str:
 
 def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
     step = _CHROMA_STEP if exact else 1
+    # Rounded up to whole chroma samples, which pad asks for; crop takes the rest off again.
     outer = [-(-side // step) * step for side in (width, height)]
     place = f"({width}-iw)/2:({height}-ih)/2"
     pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
@@ -405,27 +372,11 @@ def _crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
     return [f"crop={sides}:{left}:{top}:exact=1"]
 
 
-def _count(num_frames: int | None, pad_mode: str | None) -> list[str]:
-    """Make it exactly so many frames."""
-    if num_frames is None:
-        return []
-    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
-    added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
-    return [f"tpad=stop=-1:{added}", f"trim=end_frame={num_frames}"]
-
-
 def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
     """Cut in time."""
-    options = [
-        f"{side}={_seconds(value)}"
-        for side, value in (("start", window.start), ("end", window.end))
-        if value is not None
-    ]
+    sides = (("start", window.start), ("end", window.end))
+    options = [f"{side}={_seconds(value)}" for side, value in sides if value is not None]
     return [f"{name}={':'.join(options)}"] if options else []
-
-
-def _own(filter_desc: str | None) -> list[str]:
-    return [filter_desc] if filter_desc and filter_desc.strip() else []
 
 
 def _seconds(value: Fraction) -> str:
@@ -434,5 +385,4 @@ def _seconds(value: Fraction) -> str:
 
 
 def ratio(value: Fraction) -> str:
-    """Write a fraction as FFmpeg reads it."""
     return f"{value.numerator}/{value.denominator}"

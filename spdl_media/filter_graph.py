@@ -3,51 +3,145 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import av
 
+from spdl_media._audio_chunks import frame_of, placed_chunk, sample_time_base, time_base_of
 from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._frame_filter import (
+from spdl_media._graph import (
+    SINKS,
+    SOURCES,
     AvFrame,
     BuiltGraph,
-    Port,
+    Kind,
+    Wiring,
     build,
-    copy_chunk,
-    exact_pts,
-    fits_port,
+    filter_errors,
     frame_options,
-    in_words,
-    make_ports,
-    place_frame,
-    placed_chunk,
     pull_all,
     push_frame,
-    sample_time_base,
     source_args,
-    whole_frame,
+    wire,
 )
-from spdl_media._graph_syntax import Kind, Wiring, filter_errors, graph_error, quote_value, wire
+from spdl_media._graph_syntax import graph_error, quote_value
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio
-from spdl_media.frames import (
-    AudioFrames,
-    FrameMetadata,
-    Frames,
-    ImageFrames,
-    VideoFrames,
-    av_frames,
-    frame_metadata,
-)
+from spdl_media.frames import AudioFrames, Frames, frame_metadata
+from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import format_name
 from spdl_media.orientation import swaps_sides
 from spdl_media.packets import AudioPackets, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
+
+
+@dataclass(slots=True, eq=False)
+class _Port:
+    """An end of a graph: where frames enter or leave.
+
+    Attributes:
+        node: Position of the filter that is the end, or that an open end belongs to.
+        kind: What flows there.
+        name: What messages call it.
+        key: What callers call it.
+        declared: The text has a node for it.
+        options: What is said of the frames, by FFmpeg's names: by the text, or by the first frame.
+        time_base: The unit of time that the frames have, if known; audio is brought to it.
+        args: Arguments of the source that feeds an open input, once its first frame has come.
+        waiting: Frames that came before the graph could be made.
+    """
+
+    node: int
+    kind: Kind
+    name: str
+    key: str
+    declared: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+    time_base: Fraction | None = None
+    args: str = ""
+    waiting: deque[AvFrame] = field(default_factory=deque)
+
+    @property
+    def format(self) -> str:
+        """Size and format in words; empty: nothing is said of them."""
+        return _in_words(self.options)
+
+    def check(self, frame: AvFrame, desc: str) -> None:
+        """Refuse a frame of another format; the first one of an open input says which it takes.
+
+        Raises:
+            FilterError: The frame has another size, format or time base than the input takes.
+        """
+        given = frame_options(frame)
+        # An open input takes its format from its first frame.
+        if not (self.declared or self.args):
+            self.options, self.args = given, source_args(frame)
+            return
+        base = frame.time_base and as_fraction(frame.time_base)
+        # Only what both sides say is compared: a declaration may leave some out.
+        if any(self.options.get(name, value) != value for name, value in given.items()) or (
+            self.declared and self.time_base and base and base != self.time_base
+        ):
+            what = f"takes {self.format}, but the frames are {_in_words(given)}"
+            raise graph_error(desc, f"the input {self.name} {what}")
+
+    def unit(self, frame: av.AudioFrame, zero: Fraction) -> Fraction:
+        """The unit of time that the input takes audio in."""
+        if self.time_base is None and "time_base" in self.options:
+            return time_base_of(frame)  # an expression, which FFmpeg evaluates
+        if self.time_base is None:
+            rate = frame.sample_rate
+            # FFmpeg's own, if the text says none.
+            self.time_base = Fraction(1, rate) if self.declared else sample_time_base(rate, zero)
+        return self.time_base
+
+
+def _in_words(options: dict[str, str]) -> str:
+    parts = map(options.get, ("video_size", "pix_fmt", "sample_fmt", "channel_layout"))
+    rate = options.get("sample_rate")
+    return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None)))
+
+
+def _make_ports(wiring: Wiring, kinds: dict[str, Kind], side: str) -> list[_Port]:
+    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
+    ports = []
+    for position, node in enumerate(wiring.nodes):
+        if node.name in kinds:
+            name = f"{node.name}@{node.id}" if node.id else node.name
+            options = _options(node.args or "")
+            port = _Port(
+                position, kinds[node.name], name, node.id or "", declared=True, options=options
+            )
+            # An expression is FFmpeg's to evaluate.
+            with suppress(KeyError, ValueError):
+                port.time_base = Fraction(options["time_base"])
+            ports.append(port)
+    pads = wiring.inputs if kinds is SOURCES else wiring.outputs
+    # One without a label needs no name; of several, each must be reachable.
+    unlabelled = [pad for pad in pads if not pad.label]
+    for pad in pads:
+        number = f"{side}{unlabelled.index(pad)}" if len(unlabelled) > 1 and not pad.label else ""
+        key = pad.label or number
+        ports.append(_Port(pad.node, pad.kind, key or side, key))
+    return ports
+
+
+def _options(args: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in args.split(":"))
+    # A value in quotes is a layout without a name: '2 channels'.
+    options = {name.strip(): value.strip().strip("'") for name, equals, value in pairs if equals}
+    # FFmpeg takes the size in either form.
+    if "width" in options and "height" in options:
+        options.setdefault("video_size", f"{options['width']}x{options['height']}")
+    return options
 
 
 class FilterGraph:
@@ -85,8 +179,8 @@ class FilterGraph:
 
     def __init__(self, desc: str) -> None:
         self._wiring = wire(desc)
-        self._inputs = make_ports(self._wiring, inputs=True)
-        self._outputs = make_ports(self._wiring, inputs=False)
+        self._inputs = _make_ports(self._wiring, SOURCES, "in")
+        self._outputs = _make_ports(self._wiring, SINKS, "out")
         if not self._inputs or not self._outputs:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
@@ -95,7 +189,7 @@ class FilterGraph:
         self._built: BuiltGraph | None = None
         self._flushed = False
         # A graph without open inputs is made at once, so that FFmpeg refuses a bad one here.
-        self._try_to_build()
+        self._run()
 
     @property
     def filter_desc(self) -> str:
@@ -127,11 +221,13 @@ class FilterGraph:
         with self._guard:
             if self._flushed:
                 raise RuntimeError("this FilterGraph was flushed; make a new one for more frames")
+            # An unknown key is an error before any frame goes in.
             port = self._port(self._inputs, key, "input")
             for frame in _frames_of(frames, port, self._wiring.desc):
-                self._check_format(port, frame)
+                port.check(frame, self._wiring.desc)
                 # Until the first frames of all open inputs are there, no graph can be made.
                 port.waiting.append(frame)
+            # Clock and window are those of the first frames.
             self._metadata = self._metadata or frame_metadata(frames)
             self._run()
 
@@ -168,7 +264,7 @@ class FilterGraph:
             if self._flushed:
                 return
             if self._built is None:
-                empty = [port.key for port in self._inputs if port.format is None]
+                empty = [port.key for port in self._inputs if not (port.declared or port.args)]
                 raise graph_error(self._wiring.desc, f"the inputs {empty} have had no frame")
             self._flushed = True
             for source in self._built.sources:
@@ -183,6 +279,9 @@ class FilterGraph:
 
         An input whose format is known shows it. Filters that FFmpeg puts in itself to convert formats are
         not drawn.
+
+        Raises:
+            RuntimeError: Another thread is inside.
         """
         with self._guard:
             names = _unique_names(self._wiring)
@@ -199,7 +298,7 @@ class FilterGraph:
     def __repr__(self) -> str:
         return f"<FilterGraph {self._wiring.desc!r}>"
 
-    def _port(self, ports: list[Port], key: str | None, side: str) -> Port:
+    def _port(self, ports: list[_Port], key: str | None, side: str) -> _Port:
         if key is None and len(ports) == 1:
             return ports[0]
         for port in ports:
@@ -209,22 +308,11 @@ class FilterGraph:
         keys = ", ".join(repr(port.key) for port in ports)
         raise graph_error(self._wiring.desc, f"{asked}; its {side}s are {keys}")
 
-    def _check_format(self, port: Port, frame: AvFrame) -> None:
-        given = in_words(frame_options(frame))
-        if port.format is None:
-            port.format = given
-            port.args = source_args(frame)
-        elif not fits_port(port, frame, given):
-            what = f"the input {port.name} takes {port.format}, but the frames are {given}"
-            raise graph_error(self._wiring.desc, what)
-
-    def _try_to_build(self) -> None:
+    def _run(self) -> None:
+        """Give the graph what waits for it; it is made when all its inputs have a format."""
         open_inputs = [port for port in self._inputs if not port.declared]
         if self._built is None and all(port.args for port in open_inputs):
-            self._built = build(self._wiring, tuple(port.args for port in open_inputs))
-
-    def _run(self) -> None:
-        self._try_to_build()
+            self._built = build(self._wiring, [port.args for port in open_inputs])
         if self._built is None:
             return
         for source, port in zip(self._built.sources, self._inputs, strict=True):
@@ -236,18 +324,15 @@ class FilterGraph:
 
 def _unique_names(wiring: Wiring) -> list[str]:
     """Each filter by its text; a number tells apart those that are equal."""
-    texts = []
-    for node in wiring.nodes:
-        id = f"@{node.id}" if node.id else ""
-        args = f"={node.args}" if node.args else ""
-        texts.append(f"{node.name}{id}{args}")
+    # Without labels, which the arrows of the drawing replace.
+    texts = [str(node._replace(inputs=(), outputs=())) for node in wiring.nodes]
     return [
         f"{text} #{texts[:position].count(text) + 1}" if texts.count(text) > 1 else text
         for position, text in enumerate(texts)
     ]
 
 
-def _frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
+def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterable[AvFrame]:
     """FFmpeg's frames behind ours, if they are of the kind that the input takes."""
     kind = "audio" if isinstance(frames, AudioFrames) else "video"
     if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
@@ -255,9 +340,13 @@ def _frames_of(frames: Frames, port: Port, desc: str) -> Iterator[AvFrame]:
     if kind != port.kind:
         what = f"the input {port.name} takes {port.kind}, but the frames are {kind}"
         raise graph_error(desc, what)
-    if isinstance(frames, AudioFrames):
-        return _shared_frames(frames, port)
-    return iter(av_frames(frames))
+    if not isinstance(frames, AudioFrames):
+        return av_frames(frames)
+    zero = frame_metadata(frames).zero
+    return (
+        frame_of(chunk, port.unit(chunk.frame, zero), zero, is_shared=True)
+        for chunk in frames.chunks
+    )
 
 
 def _wrap_frames(
@@ -269,35 +358,6 @@ def _wrap_frames(
         return VideoFrames(frames, metadata)
     chunks = [placed_chunk(frame, metadata.zero) for frame in frames]
     return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0)
-
-
-def _shared_frames(frames: AudioFrames, port: Port) -> Iterator[av.AudioFrame]:
-    """FFmpeg's frames in the port's unit of time. They are others' too, so those that differ are copied."""
-    zero = frame_metadata(frames).zero
-    for chunk in frames.chunks:
-        frame = whole_frame(chunk)
-        time_base = _time_base_at(port, chunk.frame, zero)
-        pts = exact_pts(chunk, time_base, zero)
-        if frame is chunk.frame and (pts, time_base) != (frame.pts, _time_base_of(frame)):
-            frame = copy_chunk(chunk)
-        if frame is not chunk.frame:
-            place_frame(frame, pts, time_base)
-        yield frame
-
-
-def _time_base_at(port: Port, frame: av.AudioFrame, zero: Fraction) -> Fraction:
-    """The unit of time that an input takes sound in."""
-    if port.time_base is None and "time_base" in (port.options or ()):
-        return _time_base_of(frame)  # an expression, which FFmpeg evaluates
-    if port.time_base is None:
-        rate = frame.sample_rate
-        # FFmpeg's own, if the text says none.
-        port.time_base = Fraction(1, rate) if port.declared else sample_time_base(rate, zero)
-    return port.time_base
-
-
-def _time_base_of(frame: av.AudioFrame) -> Fraction:
-    return as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
 
 
 def get_buffer_desc(

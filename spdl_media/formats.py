@@ -23,9 +23,11 @@ FFmpeg has: 0 to 2**bits - 1, in ``p010`` and ``p012`` multiplied by 2**(16 - bi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
+from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -53,79 +55,82 @@ class PixelLayout:
     kind: Literal["packed", "planar", "tiled"]
     channels: int
     dtype: str = "uint8"
-    order: tuple[int, ...] = (0,)
+    order: tuple[int, ...] = (0, 1, 2, 3)
     chroma_rows: int = 1
 
     def shape(self, width: int, height: int, layout: str | None = None) -> Shape:
         """Shape of the array of one frame; ``layout`` is ``"NCHW"`` or ``"NHWC"`` for RGB and gray."""
-        if layout is not None:
-            size = height, width
-            return (self.channels, *size) if layout == "NCHW" else (*size, self.channels)
-        if self.kind == "packed":
-            return height, width, self.channels
-        if self.kind == "planar":
+        if self.kind == "tiled":
+            # Luma, and below it the rows that both chroma planes fill together.
+            return 1, height + -(-height // self.chroma_rows), width
+        if self._channels_first(layout):
             return self.channels, height, width
-        return 1, height + -(-height // self.chroma_rows), width
+        return height, width, self.channels
 
     def tiles(self, width: int) -> bool:
         """Whether the planes of a frame this wide make one rectangle."""
         return self.kind != "tiled" or width % 2 == 0
 
+    def places(self, frames: Array, planes: Sequence[Shape], layout: str | None) -> list[Array]:
+        """The places in an array of frames for each of FFmpeg's planes, which have these shapes: views."""
+        if self.kind == "tiled":
+            ends = list(accumulate(map(prod, planes)))
+            tiles = np.split(frames.reshape(len(frames), -1), ends[:-1], axis=1)
+            return [tile.reshape(-1, *shape) for tile, shape in zip(tiles, planes, strict=True)]
+        last = np.moveaxis(frames, 1, -1) if self._channels_first(layout) else frames
+        if self.kind == "packed":
+            # A plane of one component has no axis for it.
+            return [last[..., 0] if self.channels == 1 else last]
+        return [last[..., self.order.index(plane)] for plane in range(self.channels)]
 
-_RGB, _RGBA = (2, 0, 1), (2, 0, 1, 3)
+    def _channels_first(self, layout: str | None) -> bool:
+        return self.kind == "planar" if layout is None else layout == "NCHW"
 
-_EIGHT_BIT = {
-    **dict.fromkeys(("rgb24", "bgr24"), PixelLayout("packed", 3)),
-    **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), PixelLayout("packed", 4)),
-    **dict.fromkeys(("gray", "gray8"), PixelLayout("packed", 1)),
+
+_RGB = (2, 0, 1, 3)
+_TABLE = {
+    "rgb24 bgr24": PixelLayout("packed", 3),
+    "rgba bgra argb abgr": PixelLayout("packed", 4),
+    "gray gray8": PixelLayout("packed", 1),
     "ya8": PixelLayout("packed", 2),
-    **dict.fromkeys(("yuv444p", "yuvj444p"), PixelLayout("planar", 3, order=(0, 1, 2))),
-    "yuva444p": PixelLayout("planar", 4, order=(0, 1, 2, 3)),
+    "yuv444p yuvj444p": PixelLayout("planar", 3),
+    "yuva444p": PixelLayout("planar", 4),
     "gbrp": PixelLayout("planar", 3, order=_RGB),
-    "gbrap": PixelLayout("planar", 4, order=_RGBA),
-    **dict.fromkeys(
-        ("yuv420p", "yuvj420p"), PixelLayout("tiled", 1, order=(0, 1, 2), chroma_rows=2)
-    ),
-    **dict.fromkeys(("nv12", "nv21"), PixelLayout("tiled", 1, order=(0, 1), chroma_rows=2)),
-    **dict.fromkeys(("yuv422p", "yuvj422p"), PixelLayout("tiled", 1, order=(0, 1, 2))),
-}
-_SIXTEEN_BIT = {
-    **dict.fromkeys(("rgb48", "bgr48"), PixelLayout("packed", 3, "uint16")),
-    **dict.fromkeys(("rgba64", "bgra64"), PixelLayout("packed", 4, "uint16")),
+    "gbrap": PixelLayout("planar", 4, order=_RGB),
+    "yuv420p yuvj420p nv12 nv21": PixelLayout("tiled", 1, chroma_rows=2),
+    "yuv422p yuvj422p": PixelLayout("tiled", 1),
+    "rgb48 bgr48": PixelLayout("packed", 3, "uint16"),
+    "rgba64 bgra64": PixelLayout("packed", 4, "uint16"),
     "ya16": PixelLayout("packed", 2, "uint16"),
-    **dict.fromkeys(("p010", "p012", "p016"), PixelLayout("tiled", 1, "uint16", (0, 1), 2)),
+    "p010 p012 p016": PixelLayout("tiled", 1, "uint16", chroma_rows=2),
     "grayf32": PixelLayout("planar", 1, "float32"),
 }
 _DEEP = re.compile(r"(gray|yuv420p|yuv422p|yuv444p|yuva444p|gbrp|gbrap)(9|10|12|14|16)")
 
-PIXEL_LAYOUTS: Mapping[str, PixelLayout] = MappingProxyType(_EIGHT_BIT | _SIXTEEN_BIT)
+PIXEL_LAYOUTS: Mapping[str, PixelLayout] = MappingProxyType(
+    {name: layout for names, layout in _TABLE.items() for name in names.split()}
+)
 """The formats that have a name of their own; :func:`pixel_layout` knows their deep variants too."""
 
 
 @lru_cache(maxsize=256)
 def pixel_layout(pix_fmt: str) -> PixelLayout | None:
     """The layout of a pixel format; ``None``: it has no row in the table."""
+    # Arrays have the machine's byte order, whatever that of the format is.
     name = re.sub(r"(?<=\d)(le|be)$", "", pix_fmt)
-    if name in PIXEL_LAYOUTS:
-        return PIXEL_LAYOUTS[name]
     deep = _DEEP.fullmatch(name)
     if deep is None:
-        return None
+        return PIXEL_LAYOUTS.get(name)
     if deep[1] == "gray":
         return PixelLayout("planar", 1, "uint16")
-    base = PIXEL_LAYOUTS[deep[1]]
-    return PixelLayout(base.kind, base.channels, "uint16", base.order, base.chroma_rows)
+    return replace(PIXEL_LAYOUTS[deep[1]], dtype="uint16")
 
+
+_SAMPLE_FORMATS = ("u8", "s16", "s32", "s64", "flt", "dbl")
+_SAMPLE_TYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
 
 SAMPLE_DTYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "u8": "uint8",
-        "s16": "int16",
-        "s32": "int32",
-        "s64": "int64",
-        "flt": "float32",
-        "dbl": "float64",
-    }
+    dict(zip(_SAMPLE_FORMATS, _SAMPLE_TYPES, strict=True))
 )
 """FFmpeg's packed sample formats as NumPy types. Planar ones have a ``p`` behind, and give (C, N)."""
 
@@ -136,12 +141,10 @@ SAMPLE_DTYPES: Mapping[str, str] = MappingProxyType(
 #     scale to rgb24, accurate flags            671    0
 #     scale to gbrp, accurate flags, rgb24      195    0
 PLANAR = {
-    **dict.fromkeys(("rgb24", "bgr24", "rgb0", "bgr0", "0rgb", "0bgr"), "gbrp"),
-    **dict.fromkeys(("rgba", "bgra", "argb", "abgr"), "gbrap"),
-    **dict.fromkeys(("rgb48le", "rgb48be", "bgr48le", "bgr48be", "rgb48", "bgr48"), "gbrp16le"),
-    **dict.fromkeys(
-        ("rgba64le", "rgba64be", "bgra64le", "bgra64be", "rgba64", "bgra64"), "gbrap16le"
-    ),
+    **dict.fromkeys("rgb24 bgr24 rgb0 bgr0 0rgb 0bgr".split(), "gbrp"),
+    **dict.fromkeys("rgba bgra argb abgr".split(), "gbrap"),
+    **dict.fromkeys("rgb48le rgb48be bgr48le bgr48be rgb48 bgr48".split(), "gbrp16le"),
+    **dict.fromkeys("rgba64le rgba64be bgra64le bgra64be rgba64 bgra64".split(), "gbrap16le"),
 }
 
 RGB_8BIT = frozenset("rgb24 bgr24 rgba bgra argb abgr gbrp gbrap".split())
@@ -181,6 +184,7 @@ def is_yuv(pix_fmt: str) -> bool:
         format = av.VideoFormat(pix_fmt, 16, 16)
     except ValueError:
         return False
+    # XYZ has three components and no matrix.
     return not format.is_rgb and len(format.components) > 2 and not pix_fmt.startswith("xyz")
 
 
@@ -201,6 +205,18 @@ def plane_views(frame: av.VideoFrame) -> tuple[Array, ...]:
     """The same views, to write to: for frames that nobody else sees."""
     name = frame.format.name
     return tuple(_view(plane, name, index) for index, plane in enumerate(frame.planes))
+
+
+def like_frame(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:
+    """A new frame of this size, whose pixels are not set, with the other metadata of a frame."""
+    result = av.VideoFrame(width, height, frame.format.name)
+    result.pts, result.dts = frame.pts, frame.dts
+    if frame.time_base:
+        result.time_base = frame.time_base
+    result.duration = frame.duration
+    result.colorspace, result.color_range = frame.colorspace, frame.color_range
+    result.color_primaries, result.color_trc = frame.color_primaries, frame.color_trc
+    return result
 
 
 def _view(plane: Any, pix_fmt: str, index: int) -> Array:
@@ -250,16 +266,13 @@ def _plane_type(pix_fmt: str, index: int) -> tuple[np.dtype[Any] | None, int, in
     return np.dtype(f"{'>' if format.is_big_endian else '<'}{kind}{size}"), samples, bits
 
 
-def read_only(plane: Any, dtype: str, count: int) -> Array:
-    """View the first ``count`` values of a plane of FFmpeg's."""
-    view = np.frombuffer(plane, dtype=dtype, count=count)
-    view.flags.writeable = False
-    return view
-
-
 @lru_cache(maxsize=256)
 def plane_steps(pix_fmt: str) -> tuple[tuple[int, int], ...]:
-    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes."""
+    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes.
+
+    Raises:
+        ValueError: FFmpeg has no pixel format of this name.
+    """
     parts = av.VideoFormat(pix_fmt, 16, 16).components
     planes: list[tuple[int, int]] = []
     for plane in range(1 + max((part.plane for part in parts), default=-1)):
@@ -272,6 +285,10 @@ def plane_steps(pix_fmt: str) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=256)
 def chroma_steps(pix_fmt: str) -> tuple[int, int]:
-    """Pixels across and down for which there is one sample of chroma."""
+    """Pixels across and down for which there is one sample of chroma.
+
+    Raises:
+        ValueError: FFmpeg has no pixel format of this name.
+    """
     steps = plane_steps(pix_fmt) or ((1, 1),)
     return max(across for across, _ in steps), max(down for _, down in steps)

@@ -1,351 +1,19 @@
-"""Decoded pictures and samples, still in FFmpeg's memory and layout.
-
-Frames keep the planes that the decoder wrote: a YUV 4:2:0 picture costs half of its RGB form, and
-stays so until one copy makes the batch. They are values: slicing shares memory, nothing consumes
-them.
-"""
+"""Decoded samples, still in FFmpeg's memory and layout; and what all kinds of frames are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, NoReturn, TypeAlias, overload
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import av
-import numpy as np
 
-from spdl_media._ffmpeg import as_fraction
-from spdl_media.formats import (
-    COLOR_PRIMARIES,
-    COLOR_RANGES,
-    COLOR_TRCS,
-    COLORSPACES,
-    SAMPLE_DTYPES,
-    Array,
-    picture_planes,
-    read_only,
-)
-from spdl_media.orientation import is_mirrored, rotation
-from spdl_media.timing import Window, ticks_to_seconds
+from spdl_media._audio_chunks import AudioChunk, cut_chunks
+from spdl_media.image_frames import DecodedFrames, FrameMetadata, ImageFrames, VideoFrames
 
-__all__ = ("AudioFrames", "Frames", "ImageFrames", "VideoFrames")
+__all__ = ("AudioFrames", "Frames")
 
 
-@dataclass(frozen=True, slots=True)
-class FrameMetadata:
-    """What is known of frames beyond what FFmpeg's own structures hold.
-
-    Attributes:
-        source: What they were decoded from, for messages.
-        zero: Second 0 of the container on the stream's own clock.
-        window: The window that was asked for.
-        orientation: The EXIF number of how the pictures stand, 1 once they are upright.
-        num_skipped: Pictures that could not be decoded yet, at the start of a stream cut in
-            mid-group.
-        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
-        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
-        corrupt_pts: Timestamps of video frames of which the same is true.
-    """
-
-    source: str = "frames"
-    zero: Fraction = Fraction(0)
-    window: Window = Window()
-    orientation: int = 1
-    num_skipped: int = 0
-    num_dropped: int = 0
-    is_corrupt: bool = False
-    corrupt_pts: frozenset[int | None] = frozenset()
-
-
-class _Frames:
-    """What all three kinds share."""
-
-    __slots__ = ("_metadata",)
-    _metadata: FrameMetadata
-
-    @property
-    def source(self) -> str:
-        """What the frames were decoded from: a path, a URL, or "bytes of length n"."""
-        return self._metadata.source
-
-    @property
-    def num_dropped(self) -> int:
-        """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
-        return self._metadata.num_dropped
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} are not picklable: their planes are FFmpeg's memory. Send the packets "
-            "to the other process and decode there, or convert the frames to an array first"
-        )
-
-
-class _Pictures(_Frames):
-    """What one picture and many share: the size and format of the first stand for all."""
-
-    __slots__ = ("_frames",)
-    _frames: tuple[av.VideoFrame, ...]
-
-    def __init__(
-        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
-    ) -> None:
-        self._frames = tuple(frames)
-        self._metadata = metadata or FrameMetadata()
-
-    def _first(self) -> av.VideoFrame:
-        if not self._frames:
-            raise ValueError(
-                f"{self.source}: there is no frame in the window {self._metadata.window}, so nothing is "
-                "known of its format"
-            )
-        return self._frames[0]
-
-    @property
-    def width(self) -> int:
-        """Width of the first frame, in pixels."""
-        return self._first().width
-
-    @property
-    def height(self) -> int:
-        """Height of the first frame, in pixels."""
-        return self._first().height
-
-    @property
-    def pix_fmt(self) -> str:
-        """FFmpeg's name of the pixel format, such as ``"yuv420p"``."""
-        return self._first().format.name
-
-    @property
-    def num_planes(self) -> int:
-        """Number of planes of the pixel format."""
-        return len(self._first().planes)
-
-    @property
-    def colorspace(self) -> str | None:
-        """FFmpeg's name of the matrix between RGB and YUV, such as ``"bt709"``; ``None``: not stated."""
-        return COLORSPACES.get(int(self._first().colorspace))
-
-    @property
-    def color_range(self) -> str | None:
-        """``"tv"`` (limited), ``"pc"`` (full), or ``None``: not stated."""
-        return COLOR_RANGES.get(int(self._first().color_range))
-
-    @property
-    def color_primaries(self) -> str | None:
-        """FFmpeg's name of the primaries, or ``None``: not stated."""
-        return COLOR_PRIMARIES.get(int(self._first().color_primaries))
-
-    @property
-    def color_trc(self) -> str | None:
-        """FFmpeg's name of the transfer function (``"smpte2084"`` is PQ), or ``None``: not stated.
-
-        PQ and HLG are not tone-mapped; this says when they are there.
-        """
-        return COLOR_TRCS.get(int(self._first().color_trc))
-
-    @property
-    def orientation(self) -> int:
-        """How the picture stands, as the EXIF number 1 to 8; 1 is upright."""
-        return self._metadata.orientation
-
-    @property
-    def rotation(self) -> int:
-        """Degrees clockwise, 0, 90, 180 or 270, by which the frames have yet to be turned; 0 once upright."""
-        return rotation(self._metadata.orientation)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether the frames have yet to be mirrored, besides being turned."""
-        return is_mirrored(self._metadata.orientation)
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """Metadata that the decoder attached to the first frame."""
-        try:
-            return self._first().metadata
-        except UnicodeDecodeError:  # PyAV reads it as strict UTF-8; cameras write what they like
-            return {}
-
-    def _describe(self) -> str:
-        frame = self._frames[0]
-        return f"{frame.width}x{frame.height} {frame.format.name}"
-
-
-class VideoFrames(_Pictures):
-    """Frames of a video, in display order. Made by :func:`~spdl_media.decode_packets`.
-
-    ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
-    ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
-    after the other. Size, pixel format and colour are those of the first frame; without any frame
-    they raise a ValueError that names the window.
-
-    Thread safety: immutable, free to share.
-    """
-
-    __slots__ = ()
-
-    @property
-    def num_frames(self) -> int:
-        """The same as ``len(frames)``."""
-        return len(self._frames)
-
-    @property
-    def num_skipped(self) -> int:
-        """Pictures left out because the stream starts in mid-group and what they refer to is missing."""
-        return self._metadata.num_skipped
-
-    @property
-    def time_base(self) -> Fraction:
-        """Seconds in one unit of :attr:`pts`."""
-        return _time_base(self._first())
-
-    @property
-    def pts(self) -> tuple[int | None, ...]:
-        """Presentation timestamps as FFmpeg has them, in units of :attr:`time_base`."""
-        return tuple(frame.pts for frame in self._frames)
-
-    @property
-    def timestamps(self) -> tuple[float, ...]:
-        """Seconds on the container's clock, whose 0 is the container's start; ``nan``: the file has none."""
-        return tuple(float(_seconds(frame, self._metadata.zero)) for frame in self._frames)
-
-    @property
-    def is_corrupt(self) -> tuple[bool, ...]:
-        """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
-        marked = self._metadata.corrupt_pts
-        return tuple(bool(frame.is_corrupt) or frame.pts in marked for frame in self._frames)
-
-    def get_timestamps(self) -> tuple[float, ...]:
-        """The same as :attr:`timestamps`, by SPDL's name."""
-        return self.timestamps
-
-    def get_pts(self) -> tuple[int | None, ...]:
-        """The same as :attr:`pts`, by SPDL's name."""
-        return self.pts
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def __iter__(self) -> Iterator[ImageFrames]:
-        return (ImageFrames((frame,), self._metadata) for frame in self._frames)
-
-    @overload
-    def __getitem__(self, key: int) -> ImageFrames: ...
-    @overload
-    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
-    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
-        if isinstance(key, slice):
-            return VideoFrames(self._frames[key], self._metadata)
-        # Arrays have __index__ too, which is for those of one element.
-        if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
-            return ImageFrames((self._frames[self._position(key)],), self._metadata)
-        if isinstance(key, str) or not isinstance(key, Iterable):
-            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
-        return VideoFrames([self._frames[self._position(index)] for index in key], self._metadata)
-
-    def _position(self, index: Any) -> int:
-        if isinstance(index, bool | np.bool_) or not hasattr(index, "__index__"):
-            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {index!r}")
-        position: int = index.__index__()
-        if not -len(self._frames) <= position < len(self._frames):
-            raise IndexError(f"{self.source}: frame {position} of {len(self._frames)} frames")
-        return position
-
-    def __repr__(self) -> str:
-        if not self._frames:
-            return f"<VideoFrames: none in {self._metadata.window}>"
-        first, last = self.timestamps[0], self.timestamps[-1]
-        return f"<VideoFrames: {len(self)} of {self._describe()}, {first:.3f} s to {last:.3f} s>"
-
-
-class ImageFrames(_Pictures):
-    """One picture. Made by :func:`~spdl_media.decode_packets`, or by indexing :class:`VideoFrames`.
-
-    Thread safety: immutable, free to share.
-    """
-
-    __slots__ = ()
-
-    def __init__(
-        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
-    ) -> None:
-        if len(frames) != 1:
-            raise ValueError(f"ImageFrames hold one picture, not {len(frames)}")
-        super().__init__(frames, metadata)
-
-    @property
-    def pts(self) -> int | None:
-        """Presentation timestamp as FFmpeg has it, ``None`` for a still."""
-        return self._frames[0].pts
-
-    @property
-    def timestamp(self) -> float:
-        """Seconds on the container's clock; ``nan``: the file has none."""
-        return float(_seconds(self._frames[0], self._metadata.zero))
-
-    @property
-    def is_corrupt(self) -> bool:
-        """Whether the decoder reported damage, or the file is cut short."""
-        frame = self._frames[0]
-        marked = self._metadata.is_corrupt or frame.pts in self._metadata.corrupt_pts
-        return marked or bool(frame.is_corrupt)
-
-    def marked_corrupt(self) -> ImageFrames:
-        """The same picture, marked as damaged; for modules of this package."""
-        return ImageFrames(self._frames, replace(self._metadata, is_corrupt=True))
-
-    @property
-    def planes(self) -> tuple[Array, ...]:
-        """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
-
-        A plane of one component has shape ``(height, width)``, of several ``(height, width,
-        components)``; chroma planes have their own, smaller size. uint8, uint16 or uint32, float16
-        or float32, as deep as the format and in its byte order (``gray10be`` is ``>u2``), in the range
-        that the format and :attr:`color_range` say. Planes whose components differ in width or are not
-        whole bytes (``yuyv422``, ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``.
-        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Rows may be padded
-        or run upwards, so views can be strided.
-
-        The views keep the memory alive, also when the frames are gone.
-        """
-        return picture_planes(self._frames[0])
-
-    def __repr__(self) -> str:
-        return f"<ImageFrames: {self._describe()}>"
-
-
-@dataclass(frozen=True, slots=True)
-class AudioChunk:
-    """The samples ``start`` to ``stop`` of one of FFmpeg's audio frames."""
-
-    frame: av.AudioFrame
-    start: int
-    stop: int
-    position: int | None = None
-    """Where the first of them stands among the samples of the stream, if known."""
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def planes(self) -> tuple[Array, ...]:
-        """Read-only views of the samples.
-
-        Planar formats give one array ``(samples,)`` a channel, packed ones one ``(samples, channels)``.
-        """
-        dtype = SAMPLE_DTYPES[self.frame.format.packed.name]
-        channels = self.frame.layout.nb_channels
-        if self.frame.format.is_planar:
-            return tuple(
-                read_only(plane, dtype, self.frame.samples)[self.start : self.stop]
-                for plane in self.frame.planes
-            )
-        samples = read_only(self.frame.planes[0], dtype, self.frame.samples * channels)
-        return (samples.reshape(-1, channels)[self.start : self.stop],)
-
-
-class AudioFrames(_Frames):
+class AudioFrames(DecodedFrames):
     """Samples of an audio stream. Made by :func:`~spdl_media.decode_packets`.
 
     ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only. Rate,
@@ -364,16 +32,14 @@ class AudioFrames(_Frames):
         *,
         first_sample: int = 0,
     ) -> None:
+        # The first chunk tells the format and the place of the first sample, so none may be empty.
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
         self._metadata = metadata or FrameMetadata()
         self._first_sample = first_sample
 
     def _first(self) -> av.AudioFrame:
         if not self._chunks:
-            raise ValueError(
-                f"{self.source}: there is no sample in the window {self._metadata.window}, so nothing is "
-                "known of its format"
-            )
+            raise self._no_first("sample")
         return self._chunks[0].frame
 
     @property
@@ -388,28 +54,39 @@ class AudioFrames(_Frames):
 
     @property
     def num_channels(self) -> int:
-        """Number of channels."""
+        """Number of channels.
+
+        Raises:
+            ValueError: There are no samples; the message names the window.
+        """
         return self._first().layout.nb_channels
 
     @property
     def channel_layout(self) -> str:
-        """FFmpeg's name of the channel layout, such as ``"stereo"``."""
+        """FFmpeg's name of the channel layout, such as ``"stereo"``.
+
+        Raises:
+            ValueError: There are no samples; the message names the window.
+        """
         return self._first().layout.name
 
     @property
     def sample_rate(self) -> int:
-        """Samples of one channel in a second."""
+        """Samples of one channel in a second.
+
+        Raises:
+            ValueError: There are no samples; the message names the window.
+        """
         return self._first().sample_rate
 
     @property
     def sample_fmt(self) -> str:
-        """FFmpeg's name of the sample format, such as ``"fltp"``; a final ``p``: one plane a channel."""
-        return self._first().format.name
+        """FFmpeg's name of the sample format, such as ``"fltp"``; a final ``p``: one plane a channel.
 
-    @property
-    def time_base(self) -> Fraction:
-        """Seconds in one unit of :attr:`pts`."""
-        return _time_base(self._first())
+        Raises:
+            ValueError: There are no samples; the message names the window.
+        """
+        return self._first().format.name
 
     @property
     def pts(self) -> tuple[int | None, ...]:
@@ -423,7 +100,11 @@ class AudioFrames(_Frames):
 
     @property
     def timestamp(self) -> float:
-        """Seconds on the container's clock at which the first sample stands."""
+        """Seconds on the container's clock at which the first sample stands.
+
+        Raises:
+            ValueError: There are no samples; the message names the window.
+        """
         return self._first_sample / self.sample_rate
 
     @property
@@ -431,7 +112,7 @@ class AudioFrames(_Frames):
         """Seconds on the container's clock at which each of the :attr:`chunks` begins."""
         position, times = self._first_sample, []
         for chunk in self._chunks:
-            # Where the file leaves sound out, or damage was dropped, a chunk does not follow on.
+            # Where the file leaves audio out, or damage was dropped, a chunk does not follow on.
             position = position if chunk.position is None else chunk.position
             times.append(position / self.sample_rate)
             position += len(chunk)
@@ -446,15 +127,17 @@ class AudioFrames(_Frames):
         return sum(len(chunk) for chunk in self._chunks)
 
     def __getitem__(self, key: slice) -> AudioFrames:
+        # Chunks are runs of samples, which no other step could share.
         if not isinstance(key, slice) or key.step not in (None, 1):
             raise TypeError(
                 f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
             )
         start, stop, _ = key.indices(len(self))
         chunks = list(cut_chunks(self._chunks, start, max(start, stop)))
-        place = chunks[0].position if chunks else None
-        first_sample = self._first_sample + start if place is None else place
-        return AudioFrames(chunks, self._metadata, first_sample=first_sample)
+        # A chunk knows its own place, which counts the gaps before it.
+        first = chunks[0].position if chunks else None
+        first = self._first_sample + start if first is None else first
+        return AudioFrames(chunks, self._metadata, first_sample=first)
 
     def __repr__(self) -> str:
         if not self._chunks:
@@ -468,33 +151,5 @@ class AudioFrames(_Frames):
 Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
-def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> Iterator[AudioChunk]:
-    """The samples ``start`` to ``stop`` of a run of chunks, counted from its first sample."""
-    position = 0
-    for chunk in chunks:
-        first = max(start - position, 0)
-        last = len(chunk) if stop is None else min(stop - position, len(chunk))
-        if first < last:
-            place = None if chunk.position is None else chunk.position + first
-            yield AudioChunk(chunk.frame, chunk.start + first, chunk.start + last, place)
-        position += len(chunk)
-
-
 def frame_metadata(frames: Frames) -> FrameMetadata:
-    """The metadata that travels with frames."""
     return frames._metadata
-
-
-def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
-    """FFmpeg's frames behind ours. They may be shared between threads: read them only."""
-    return frames._frames
-
-
-def _time_base(frame: av.VideoFrame | av.AudioFrame) -> Fraction:
-    return as_fraction(frame.time_base) or Fraction(1)
-
-
-def _seconds(frame: av.VideoFrame, zero: Fraction) -> Fraction | float:
-    if frame.pts is None:
-        return float("nan")
-    return ticks_to_seconds(frame.pts, _time_base(frame), zero)

@@ -74,6 +74,7 @@ class Placement:
 
 def _cut(array: Any, axis: int, start: Size, length: Size, step: Size) -> Any:
     columns, rows = (
+        # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
         slice(first // pixels, -(-(first + count) // pixels))
         for first, count, pixels in zip(start, length, step, strict=True)
     )
@@ -106,14 +107,11 @@ def place(
     width = width if width is None else check_positive("width", width)
     height = height if height is None else check_positive("height", height)
     w, h = size
-    if width is None or height is None:
-        if width is not None:
-            size = width, max(1, _round(width * h, w))
-        elif height is not None:
-            size = max(1, _round(height * w, h)), height
-        return Placement(size, size)
-    canvas = width, height
-    if mode is None:
+    canvas = (
+        width or (max(1, _round(height * w, h)) if height else w),
+        height or (max(1, _round(width * h, w)) if width else h),
+    )
+    if mode is None or width is None or height is None:
         return Placement(canvas, canvas)
     if mode == "pad":
         # FFmpeg's pad filter rounds sizes and offsets to whole samples of chroma, so both are multiples.
@@ -121,6 +119,7 @@ def place(
         across = min(width // x, _round(height * w, h * x)) * x
         down = min(height // y, _round(width * h, w * y)) * y
         scaled = max(x, across), max(y, down)
+        # Rounded down, as FFmpeg's pad filter does with (ow-iw)/2.
         left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
         return Placement(scaled, canvas, left - left % x, top - top % y)
     # Rounded down, the longer side could leave a line of the canvas uncovered.
@@ -139,13 +138,13 @@ def middle(size: Size, canvas: Size, grid: int = 1) -> Placement:
 
 
 def fits(box: Box, width: int, height: int) -> bool:
-    """Whether a box lies inside an image of this size."""
     x, y, w, h = box
     return x + w <= width and y + h <= height
 
 
 def _round(numerator: int, denominator: int) -> int:
     """To the nearest, halves upwards."""
+    # In whole numbers: Python's round takes halves to the even side, FFmpeg's upwards.
     return (2 * numerator + denominator) // (2 * denominator)
 
 
@@ -196,7 +195,9 @@ def random_resized_crop(
     """
     if not isinstance(rng, np.random.Generator):
         raise TypeError(f"rng must be a generator, such as np.random.default_rng(), not {rng!r}")
-    width, height = _checked_size(size)
+    width, height = _numbers(size, 2, f"size must be (width, height), not {size!r}", whole=True)
+    if width < 1 or height < 1:
+        raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
     areas = _checked_bounds("scale", scale)
     ratios = _checked_bounds("ratio", ratio)
     for _ in range(_ATTEMPTS):
@@ -206,6 +207,7 @@ def random_resized_crop(
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         # Not below one pixel either: thin boxes of tiny images are rounded to nothing.
         if 0 < w <= width and 0 < h <= height:
+            # The upper bound of integers() is exclusive.
             x, y = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
             return int(x), int(y), w, h
     return _middle(width, height, ratios)
@@ -213,6 +215,7 @@ def random_resized_crop(
 
 def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
     """The largest box in the middle whose aspect ratio is within the bounds."""
+    # The whole image, if its own aspect ratio is within the bounds.
     w, h = width, height
     if width / height < ratios[0]:
         h = max(1, round(width / ratios[0]))
@@ -221,36 +224,27 @@ def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
-    message = f"size must be (width, height), not {size!r}"
-    width, height = (_whole(side, message) for side in _of_length(2, size, message))
-    if width < 1 or height < 1:
-        raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
-    return width, height
+def _numbers(values: Any, count: int, message: str, *, whole: bool = False) -> tuple[Any, ...]:
+    """So many numbers, as they are or as ints.
+
+    Raises:
+        TypeError: They are others.
+    """
+    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
+        raise TypeError(message)
+    numbers = tuple(map(as_int, values)) if whole else tuple(values)
+    if not all(isinstance(number, Real) for number in numbers):
+        raise TypeError(message)
+    return numbers
 
 
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
     message = f"{name} must be (least, largest), both positive, not {bounds!r}"
-    least, largest = _of_length(2, bounds, message)
-    if not all(isinstance(bound, Real) for bound in (least, largest)):
-        raise TypeError(message)
+    least, largest = _numbers(bounds, 2, message)
     # Written so that NaN fails.
     if not 0 < least <= largest < math.inf:
         raise ValueError(message)
     return least, largest
-
-
-def _of_length(count: int, values: Any, message: str) -> tuple[Any, ...]:
-    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
-        raise TypeError(message)
-    return tuple(values)
-
-
-def _whole(value: object, message: str) -> int:
-    number = as_int(value)
-    if number is None:
-        raise TypeError(message)
-    return number
 
 
 def _checked_box(box: object, position: int) -> Box | None:
@@ -265,7 +259,7 @@ def _checked_box(box: object, position: int) -> Box | None:
     message = (
         f"crops[{position}] must be (x, y, width, height) in whole pixels or None, not {box!r}"
     )
-    x, y, w, h = (_whole(value, message) for value in _of_length(4, box, message))
+    x, y, w, h = _numbers(box, 4, message, whole=True)
     if x < 0 or y < 0 or w < 1 or h < 1:
         raise ValueError(
             f"crops[{position}] is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"
@@ -274,14 +268,12 @@ def _checked_box(box: object, position: int) -> Box | None:
 
 
 class CropPlan:
-    """What is cut out of each image of a batch, and which images are mirrored.
+    """Crops and flips of the images of a batch.
 
     Args:
         crops: A box or ``None`` for each image; ``None`` for none.
         flips: A bool for each image, as a sequence or a 1-D array or tensor; ``None`` for none.
     """
-
-    __slots__ = ("_boxes", "_flips")
 
     def __init__(
         self, crops: Sequence[Box | None] | None = None, flips: Flips | None = None
@@ -309,7 +301,6 @@ class CropPlan:
                 )
 
     def box(self, position: int) -> Box | None:
-        """The box of the image at this position."""
         return None if self._boxes is None else self._boxes[position]
 
     def filter(self, position: int, filter: str | PictureOps | None) -> str | PictureOps | None:
@@ -328,24 +319,19 @@ class CropPlan:
 
 def _flags(flips: Any) -> list[bool]:
     """One bool each, of whatever NumPy makes a 1-D array of bools of."""
+    message = "flips must be one True or False for each image, not"
+    is_array = hasattr(flips, "__array__")
     try:
         # Tensors one by one would be as many arrays of no dimension.
-        values = np.asarray(flips if hasattr(flips, "__array__") else list(flips))
+        values = np.asarray(flips if is_array else list(flips))
     # RuntimeError: PyTorch's, for tensors on a GPU
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"flips must be one True or False for each picture, not {flips!r}: {error}"
-        ) from error
+        raise TypeError(f"{message} {flips!r}: {error}") from error
     if values.shape == (0,):
         return []
     if values.dtype != np.bool_ or values.ndim != 1:
-        raise TypeError(_wrong_flips(flips, values))
-    return [bool(value) for value in values]
-
-
-def _wrong_flips(flips: Any, values: npt.NDArray[Any]) -> str:
-    if values.ndim == 1 and not hasattr(flips, "__array__"):
-        for position, value in enumerate(flips):
+        for position, value in enumerate([] if is_array or values.ndim != 1 else flips):
             if np.asarray(value).dtype != np.bool_:
-                return f"flips[{position}] must be True or False, not {value!r}"
-    return f"flips must be one True or False for each picture, not {values.dtype} of shape {values.shape}"
+                raise TypeError(f"flips[{position}] must be True or False, not {value!r}")
+        raise TypeError(f"{message} {values.dtype} of shape {values.shape}")
+    return [bool(value) for value in values]

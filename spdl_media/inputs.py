@@ -7,13 +7,11 @@ set reaches neither the disk nor the network.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
 import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import av
@@ -21,11 +19,11 @@ import av.container
 import numpy as np
 
 from spdl_media import _ffmpeg
-from spdl_media._remote import ReadAhead, open_url
+from spdl_media._remote import open_stream
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.orientation import boxes
-from spdl_media.readers import FileReader, Readable, ViewReader, memory_of, read_file_object
+from spdl_media.readers import FileReader, Readable, ViewReader, local_path, name_of, path_error
 from spdl_media.truncation import missing_end
 
 if TYPE_CHECKING:
@@ -70,26 +68,13 @@ def open_input(src: Source | Input, *, name: str | None = None) -> Input:
     """
     if isinstance(src, Input):
         return src
-    if isinstance(src, str) and "://" in src and not src.startswith("file://"):
-        file = open_url(src, name=name or src)
-        if isinstance(file, memoryview):
-            return Input(name or src, content=file)
-        seekable = isinstance(file, ReadAhead)
-        return Input(
-            name or src, reader=FileReader(file, name or src, seekable=seekable), owned=file
-        )
-    if isinstance(src, str | os.PathLike):
-        path = os.fsdecode(os.fspath(src)).removeprefix("file://")
+    if (path := local_path(src)) is not None:
         return _open_path(path, name or path)
-    if (content := memory_of(src)) is not None:
-        return Input(name or f"bytes of length {len(content)}", content=content)
-    if callable(getattr(src, "read", None)):
-        reader = read_file_object(src, name)
-        return Input(reader.label, reader=reader)
-    raise TypeError(
-        f"cannot read media from {type(src).__name__}. A source is a path, a URL, bytes or another "
-        "contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object."
-    )
+    stream = open_stream(src, name)
+    if isinstance(stream, FileReader):
+        return Input(stream.label, reader=stream)
+    url = src if isinstance(src, str) else None
+    return Input(name or url or name_of(stream), content=stream)
 
 
 # Windows would change line ends.
@@ -104,13 +89,13 @@ def _open_path(path: str, name: str) -> Input:
         # It may be a pattern; this asks again when FFmpeg has failed.
         return Input(name, path=path)
     except ValueError as error:
-        raise SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL) from error
+        raise path_error(name, error) from error
     status = os.fstat(file)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
         return Input(name, path=path, file=(file, status.st_size))
     # What was read from a pipe cannot be read again, and head() must be.
     pipe = io.FileIO(file)
-    return Input(name, reader=FileReader(pipe, name, seekable=False), owned=pipe)
+    return Input(name, reader=FileReader(pipe, name, seekable=False, owned=True))
 
 
 # A file of so many bytes is read by one call, head and all. A larger one takes milliseconds to decode.
@@ -147,7 +132,6 @@ class Input:
         file: tuple[int, int] | None = None,
         content: bytes | memoryview | None = None,
         reader: FileReader | None = None,
-        owned: Any = None,
     ) -> None:
         self.name = name
         self.seekable = reader is None or reader.seekable()
@@ -156,7 +140,6 @@ class Input:
         self._file = file
         self._content = content
         self._reader = reader
-        self._owned = owned
         self._memory_reader: io.BytesIO | ViewReader | None = None
         self._container: av.container.InputContainer | None = None
 
@@ -247,10 +230,8 @@ class Input:
                 self._content.release()
         if self._reader is not None:
             self._reader.detach()
-        if self._owned is not None:
-            self._owned.close()
         self._close_file()
-        self._path = self._content = self._reader = self._owned = None
+        self._path = self._content = self._reader = None
 
     def __enter__(self) -> Self:
         return self
@@ -309,10 +290,15 @@ class Input:
         try:
             return self._local_file(self._path)[1]
         except OSError as error:
-            raise _os_error(self.name, error) from error
+            raise path_error(self.name, error) from error
 
     def read_at(self, start: int, size: int) -> bytes | memoryview:
-        """Up to ``size`` bytes from ``start``; less at the end."""
+        """Up to ``size`` bytes from ``start``; less at the end.
+
+        Raises:
+            SourceError: They cannot be read.
+            ValueError: The input is closed.
+        """
         if self._content is not None:
             return memoryview(self._content)[start : start + size]
         if self._path is None:
@@ -326,11 +312,11 @@ class Input:
             while len(data) < missing and (more := os.read(file, missing - len(data))):
                 data += more
         except OSError as error:
-            raise _os_error(self.name, error) from error
+            raise path_error(self.name, error) from error
         return data
 
     def _target(self, config: DemuxConfig) -> Any:
-        """What PyAV is given to open: a path, or something to read from."""
+        """Return what PyAV opens: a path, or an object to read from."""
         if self._path is not None:
             # FFmpeg opens an empty file as raw data without a word.
             if self._file is not None and self._file[1] == 0:
@@ -422,17 +408,6 @@ class Input:
                 self.read_at(0, 1)
             except SourceError as os_error:
                 raise os_error from cause
-
-
-def _os_error(name: str, error: OSError) -> SourceError:
-    reason = error.strerror or str(error)
-    remedy = {
-        errno.ENOENT: f"Check the path; a relative one starts at {str(Path.cwd())!r}",
-        errno.EISDIR: "Give one of the files in it",
-        errno.EACCES: "Check the owner and mode of the file and of the folders above it",
-        errno.EPERM: "Check the owner and mode of the file and of the folders above it",
-    }.get(error.errno or 0, "Check the disk, and that the file can be read by other programs")
-    return SourceError(f"cannot be read: {reason}. {remedy}.", source=name, errno=error.errno)
 
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})

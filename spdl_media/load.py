@@ -14,7 +14,6 @@ from spdl_media._arguments import (
     DeviceLike,
     ImageArguments,
     ImageDecoder,
-    ImageOptions,
     VideoArguments,
     VideoDecoder,
     check_array_layout,
@@ -22,8 +21,9 @@ from spdl_media._arguments import (
     chosen_device,
     chosen_filter,
     declared,
+    picked,
 )
-from spdl_media._audio_arrays import Samples, decode_samples, load_samples
+from spdl_media._audio_arrays import AudioRequest, decode_audio_array, load_audio_array
 from spdl_media._batch import (
     PICTURE_COLORS,
     ImageRequest,
@@ -35,19 +35,17 @@ from spdl_media._batch import (
 from spdl_media._checks import check_int
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
-from spdl_media.config import one_cuda_config
+from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.convert import convert_frames
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
 from spdl_media.demux import Demuxer, demux_image, demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
-from spdl_media.frames import AudioFrames
 from spdl_media.geometry import CropPlan
 from spdl_media.inputs import Source
-from spdl_media.operations import PictureOps, Rate, SoundOps
+from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
-from spdl_media.storage import Storage
 from spdl_media.timing import Seconds, Timestamp, Window, clip_window, parse_window
 from spdl_media.transfer import on_its_way, staging
 
@@ -61,7 +59,18 @@ __all__ = (
 )
 
 ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
-"""What loads images; it asks before each whether to stop."""
+"""Loads images; asks before each whether to stop."""
+
+When: TypeAlias = "Timestamp | Window | None"
+
+# The defaults, made once: a call takes as long for each as for all of its own arguments.
+_IMAGE_OPS, _VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
+_WHOLE = CropPlan()
+
+# Arguments that become operations, and those that go into requests as they are.
+_PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
+_OF_IMAGES = "demux_config decode_config layout on_error num_threads decoder name".split()
+_OF_VIDEOS = "filter_desc num_frames decode_config storage layout decoder".split()
 
 
 @overload
@@ -88,12 +97,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    request = replace(
-        _image_request(arguments, CropPlan()),
-        purpose="load_image(cuda=)",
-        is_single=True,
-        name=arguments["name"],
-    )
+    request = _image_request(arguments, _WHOLE, purpose="load_image(cuda=)", is_single=True)
 
     def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
         packets = demux_image(src, demux_config=request.demux_config, name=request.name)
@@ -161,21 +165,15 @@ def load_image_batch(
 
 @overload
 def load_video(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[VideoArguments[None]],
+    src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[None]]
 ) -> CPUBuffer: ...
 @overload
 def load_video(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[VideoArguments[DeviceLike]],
+    src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[DeviceLike]]
 ) -> CUDABuffer: ...
 @declared(VideoArguments, quality="auto")
 def load_video(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[VideoArguments[DeviceLike | None]],
+    src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[DeviceLike | None]]
 ) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
 
@@ -212,21 +210,15 @@ def load_video(
 
 @overload
 def load_audio(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[AudioArguments[None]],
+    src: Source, timestamp: When = None, **arguments: Unpack[AudioArguments[None]]
 ) -> CPUBuffer: ...
 @overload
 def load_audio(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[AudioArguments[DeviceLike]],
+    src: Source, timestamp: When = None, **arguments: Unpack[AudioArguments[DeviceLike]]
 ) -> CUDABuffer: ...
 @declared(AudioArguments)
 def load_audio(
-    src: Source,
-    timestamp: Timestamp | Window | None = None,
-    **arguments: Unpack[AudioArguments[DeviceLike | None]],
+    src: Source, timestamp: When = None, **arguments: Unpack[AudioArguments[DeviceLike | None]]
 ) -> Buffer:
     """Load audio, all or the samples of a window.
 
@@ -251,20 +243,21 @@ def load_audio(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = chosen_filter(_sound_ops(arguments), arguments["filter_desc"], SoundOps())
+    desc = chosen_filter(_sound_ops(arguments), arguments["filter_desc"], _SOUND_OPS)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
-    samples = load_samples(
+    request = AudioRequest(
+        desc, memory, as_decode_config(arguments["decode_config"]), arguments["num_frames"]
+    )
+    audio = load_audio_array(
         src,
         parse_window(timestamp),
-        desc,
+        request,
         stream_index=arguments["stream_index"],
-        num_frames=arguments["num_frames"],
         demux_config=arguments["demux_config"],
-        decode_config=arguments["decode_config"],
         name=arguments["name"],
     )
-    return finish(_audio_array(samples, memory))
+    return finish(audio.buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +312,7 @@ def load_clip(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
+    # A clip has no graph of the caller's and no count, and each stream has a config and memory of its own.
     of_video: Any = {
         **arguments,
         "filter_desc": DEFAULT_FILTER,
@@ -332,41 +326,38 @@ def load_clip(
     decode = _frame_steps(request)
     finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
+        # Both streams are read before one is decoded, so that the source closes early.
         frames, coded_audio = demuxer.demux_clip(window)
     video, timestamps = decode(frames)
     try:
-        samples = decode_samples(coded_audio, audio_desc, for_audio)
-        audio = finish(_audio_array(samples, memory))
+        audio = decode_audio_array(coded_audio, AudioRequest(audio_desc, memory, for_audio))
+        buffer = finish(audio.buffer)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         video.release()
         raise
-    return Clip(video, audio, timestamps(), samples.timestamp, samples.sample_rate)
+    return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
 
 
 @declared(BatchArguments)
 def prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
-    """Check the arguments of :func:`load_image_batch`, and return what loads the batch."""
+    """Check the arguments of :func:`load_image_batch`, and return what loads the batch.
+
+    Raises:
+        ConvertError: There are no inputs.
+        ValueError: An option is invalid, or there is not one crop or flip for each input.
+        TypeError: An option has the wrong type, or ``srcs`` is no sequence.
+    """
     check_on_error(arguments["on_error"])
     check_int("num_threads", arguments["num_threads"])
-    request = replace(
-        _image_request(arguments, CropPlan(arguments["crops"], arguments["flips"])),
-        on_error=arguments["on_error"],
-        num_threads=arguments["num_threads"],
-    )
+    request = _image_request(arguments, CropPlan(arguments["crops"], arguments["flips"]))
     inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     request.cuts.check(len(inputs))
     return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
-
-
-def _audio_array(samples: Samples | AudioFrames, memory: Storage | None) -> CPUBuffer:
-    if isinstance(samples, Samples):
-        return samples.convert(memory)
-    return convert_frames(samples, memory)
 
 
 def _steps(
@@ -390,10 +381,7 @@ def _frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]
     return device_frame_steps(request, request.config)
 
 
-def _image_request(
-    arguments: ImageArguments[DeviceLike | None] | BatchArguments[DeviceLike | None],
-    cuts: CropPlan,
-) -> ImageRequest:
+def _image_request(arguments: Any, cuts: CropPlan, **others: Any) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
     ops, config = _picture_ops(arguments), chosen_device(arguments, ImageDecoder)
     colored = ops
@@ -403,47 +391,33 @@ def _image_request(
         colored = replace(ops, color_matrix=matrix, color_range=color_range)
     return ImageRequest(
         ops=ops,
-        desc=chosen_filter(colored, filter_desc, PictureOps()),
+        desc=chosen_filter(colored, filter_desc, _IMAGE_OPS),
         cuts=cuts,
+        # Decoders on a device make no cuts and run no graph of the caller's.
         is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
-        demux_config=arguments["demux_config"],
-        decode_config=arguments["decode_config"],
         # From pinned memory the copy to the device runs in the background.
         storage=storage if config is None else staging(storage),
-        layout=arguments["layout"],
         config=config,
-        decoder=arguments["decoder"],
+        **picked(arguments, _OF_IMAGES),
+        **others,
     )
 
 
-def _video_request(arguments: VideoArguments[DeviceLike | None], purpose: str) -> VideoRequest:
-    ops = _picture_ops(arguments, arguments["frame_rate"])
+def _video_request(arguments: Any, purpose: str) -> VideoRequest:
+    ops = _picture_ops(arguments)
     return VideoRequest(
         ops=ops,
-        desc=chosen_filter(ops, arguments["filter_desc"], PictureOps(quality="auto")),
-        filter_desc=arguments["filter_desc"],
-        num_frames=arguments["num_frames"],
-        decode_config=arguments["decode_config"],
-        storage=arguments["storage"],
-        layout=arguments["layout"],
+        desc=chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS),
         config=chosen_device(arguments, VideoDecoder),
-        decoder=arguments["decoder"],
         purpose=purpose,
+        **picked(arguments, _OF_VIDEOS),
     )
 
 
-def _picture_ops(arguments: ImageOptions, frame_rate: Rate | None = None) -> PictureOps:
+def _picture_ops(arguments: Any) -> PictureOps:
     check_array_layout(arguments["layout"])
-    return PictureOps(
-        arguments["width"],
-        arguments["height"],
-        arguments["pix_fmt"],
-        arguments["scale_mode"],
-        arguments["scale_algo"],
-        arguments["quality"],
-        frame_rate,
-    )
+    return PictureOps(**picked(arguments, _PICTURE_OPS))
 
 
-def _sound_ops(arguments: AudioOptions) -> SoundOps:
-    return SoundOps(arguments["sample_rate"], arguments["num_channels"], arguments["sample_fmt"])
+def _sound_ops(arguments: Any) -> SoundOps:
+    return SoundOps(**picked(arguments, AudioOptions.__annotations__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
@@ -61,7 +61,7 @@ _FORMATS: Mapping[str, tuple[str, Callable[[str], bool], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PictureOps:
-    """What is done to images, in this order: cut, rate, window, scale, crop, count, own filters, format.
+    """Operations on images, in this order: cut, rate, window, scale, crop, count, own filters, format.
 
     The values are checked when they are made. :func:`get_video_filter_desc` explains those that it takes.
 
@@ -93,6 +93,7 @@ class PictureOps:
     color_matrix: ColorMatrix | None = None
     color_range: ColorRange | None = None
     filter_desc: str | None = None
+    _uncut: PictureOps | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_choice("scale_algo", self.scale_algo, get_args(ScaleAlgo))
@@ -170,9 +171,16 @@ class PictureOps:
         ops = object.__new__(PictureOps)
         for name in PictureOps.__slots__:
             object.__setattr__(ops, name, getattr(self, name))
-        object.__setattr__(ops, "box", box)
-        object.__setattr__(ops, "mirror", mirror)
+        for name, value in (("box", box), ("mirror", mirror), ("_uncut", self.uncut)):
+            object.__setattr__(ops, name, value)
         return ops
+
+    @property
+    def uncut(self) -> PictureOps:
+        """The same operations without a cut: one value for all images of a batch."""
+        if self.box is None and not self.mirror:
+            return self
+        return self._uncut or replace(self, box=None, mirror=False)
 
     def normalized(self) -> PictureOps:
         """The same operations, and defaults for every value that has no effect beside the others."""
@@ -198,7 +206,7 @@ class PictureOps:
 
 @dataclass(frozen=True, slots=True)
 class SoundOps:
-    """What is done to audio: channels, rate, window, count, own filters, format, in this order.
+    """Operations on audio, in this order: channels, rate, window, count, own filters, format.
 
     The values are checked when they are made; :func:`get_audio_filter_desc` explains them.
 
@@ -231,6 +239,7 @@ class SoundOps:
 def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:
     value = getattr(ops, name)
     if value is not None:
+        # NumPy's integers become Python's, so that equal operations have equal text.
         object.__setattr__(ops, name, check_positive(name, value))
 
 
@@ -251,6 +260,7 @@ def parse_rate(value: Rate) -> Fraction:
     if isinstance(value, Fraction) and value > 0:
         return value
     try:
+        # By its text, so that 29.97 is 2997/100 and not the nearest binary number.
         rate = Fraction(*value) if isinstance(value, tuple) else Fraction(str(value))
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
@@ -271,6 +281,7 @@ def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
     example, exists, usual = _FORMATS[argument]
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
+    # The pattern first: a name goes into the text of a graph.
     if not (_FORMAT_NAME.match(name) and exists(name)):
         hint = did_you_mean(name.lower(), usual, likely=example)
         raise ValueError(
@@ -281,14 +292,12 @@ def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
 
 
 def _check_matrix_and_range(ops: PictureOps) -> None:
-    for name, value, allowed in (
-        ("color_matrix", ops.color_matrix, get_args(ColorMatrix)),
-        ("color_range", ops.color_range, get_args(ColorRange)),
-    ):
-        if value is None:
-            continue
-        check_choice(name, value, (*allowed, None))
-        if ops.pix_fmt is not None and _RGB.search(ops.pix_fmt):
+    check_choice("color_matrix", ops.color_matrix, (*get_args(ColorMatrix), None))
+    check_choice("color_range", ops.color_range, (*get_args(ColorRange), None))
+    for name in ("color_matrix", "color_range"):
+        value = getattr(ops, name)
+        # gbr formats are RGB in planes.
+        if value is not None and ops.pix_fmt is not None and _RGB.search(ops.pix_fmt):
             raise ValueError(
                 f"{name}={value!r} is for YUV, such as pix_fmt='yuv420p', and not for {ops.pix_fmt}, whose "
                 "numbers are the colours themselves"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -188,6 +188,9 @@ def exif_orientation(data: Bytes) -> int:
 
     See:
         Exif 2.32 (CIPA DC-008), section 4.6.4; ISO/IEC 23008-12, 6.5.10 and 6.5.12.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
     """
     view = byte_view(data)
     for position, signature, read in _READERS:
@@ -203,17 +206,20 @@ _ORIENTATION_TAG = 274
 
 
 def exif_block_orientation(block: Bytes) -> int:
-    """Read the orientation from a block of Exif, which is a TIFF file; 1 where it is broken."""
+    """Read the orientation from a block of Exif, which is a TIFF file; 1 where it is broken.
+
+    Raises:
+        TypeError: ``block`` is no contiguous buffer.
+    """
     view = byte_view(block)
     # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
     view = view[6:] if bytes(view[:6]) == b"Exif\0\0" else view
     try:
-        tag = tiff_tags(view, (_ORIENTATION_TAG,)).get(_ORIENTATION_TAG)
-        found = tag.values(view, limit=1) if tag else ()
+        found = _tiff_value(view, _ORIENTATION_TAG)
     except struct.error:
         return 1
     # Some writers put 0 for an unknown orientation.
-    return found[0] if found and found[0] in _TURNS else 1
+    return found if found is not None and found in _TURNS else 1
 
 
 def _jpeg(view: memoryview) -> int:
@@ -303,12 +309,20 @@ _JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 
 
 def byte_view(data: Bytes) -> memoryview:
-    """See any contiguous buffer as bytes, without a copy."""
+    """See any contiguous buffer as bytes, without a copy.
+
+    Raises:
+        TypeError: It is no buffer, or not contiguous.
+    """
     return memoryview(data).cast("B")
 
 
 def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Markers of a JPEG with their payloads, past coded data and stray bytes between them."""
+    """Markers of a JPEG with their payloads, past coded data and stray bytes between them.
+
+    Raises:
+        struct.error: The data ends inside the length of a segment.
+    """
     position = 0
     for _ in range(MAX_PARTS):
         match = _JPEG_MARKER.search(view, position)
@@ -340,11 +354,19 @@ class _Chunks(NamedTuple):
     trailer: int = 0
 
     def of(self, view: memoryview) -> Iterator[Part]:
-        """The chunks of a whole file."""
+        """The chunks of a whole file.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
         return self.read(lambda start, size: view[start : start + size], len(view))
 
     def read(self, read: Read, size: int) -> Iterator[Part]:
-        """The chunks of a file of this size, of which nothing but their headers is read."""
+        """The chunks of a file of this size, of which nothing but their headers is read.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
         position = self.start
         for _ in range(MAX_PARTS):
             if position >= size:
@@ -365,13 +387,21 @@ CAF = _Chunks(8, struct.Struct(">4sq"))
 
 
 def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
-    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions."""
+    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
     stop = len(view) if stop is None else min(stop, len(view))
     return read_boxes(lambda position, size: view[position : position + size], start, stop)
 
 
 def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
-    """The same of a file of which nothing but the headers of the boxes is read."""
+    """The same of a file of which nothing but the headers of the boxes is read.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
     for _ in range(MAX_PARTS):
         if position + 8 > stop:
             return
@@ -390,30 +420,10 @@ def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
 
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _TIFF_VALUES = {1: "B", 3: "H", 4: "I"}
-# Strips of one row in an image of 65536 rows are plausible; a count that fills memory is not.
-_MAX_TIFF_VALUES = 1 << 20
-_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 
 
-class _TiffTag(NamedTuple):
-    """One entry of a TIFF directory: where its values are, not yet read."""
-
-    order: str
-    type: int
-    length: int
-    start: int
-    end: int
-
-    def values(self, view: memoryview, limit: int = _MAX_TIFF_VALUES) -> tuple[int, ...]:
-        """The first unsigned integers of the tag, none if it is of another type."""
-        if self.type not in _TIFF_VALUES:
-            return ()
-        layout = f"{self.order}{min(self.length, limit)}{_TIFF_VALUES[self.type]}"
-        return struct.unpack_from(layout, view, self.start)
-
-
-def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, _TiffTag]:
-    """Those of the wanted tags that are in the first directory of a TIFF file, or of a block of Exif.
+def _tiff_value(view: memoryview, wanted: int) -> int | None:
+    """The first number of a tag in a TIFF file or a block of Exif, if it is there and an unsigned integer.
 
     Raises:
         struct.error: The data ends before the directory does.
@@ -421,22 +431,20 @@ def tiff_tags(view: memoryview, wanted: Collection[int]) -> dict[int, _TiffTag]:
     # Only the first directory counts: others describe thumbnails and further pages.
     order = _TIFF_ORDERS.get(bytes(view[:4]))
     if order is None:
-        return {}
+        return None
     (position,) = struct.unpack_from(f"{order}I", view, 4)
     (count,) = struct.unpack_from(f"{order}H", view, position)
     entries = view[position + 2 : position + 2 + 12 * count]
     if len(entries) < 12 * count:
         raise struct.error("the directory is cut short")
-    tags: dict[int, _TiffTag] = {}
-    for number, (tag, kind, length, value) in enumerate(
-        struct.iter_unpack(f"{order}HHII", entries)
-    ):
-        if tag in wanted and tag not in tags:
-            size = length * _TIFF_SIZES.get(kind, 0)
-            # Longer values are elsewhere in the file.
-            start = value if size > 4 else position + 10 + 12 * number
-            tags[tag] = _TiffTag(order, kind, length, start, start + size)
-    return tags
+    for tag, kind, length, value in struct.iter_unpack(f"{order}HHI4s", entries):
+        if tag == wanted and kind in _TIFF_VALUES and length:
+            layout = struct.Struct(order + _TIFF_VALUES[kind])
+            # Values of more than four bytes are elsewhere in the file.
+            if layout.size * length <= 4:
+                return int(layout.unpack_from(value)[0])
+            return int(layout.unpack_from(view, struct.unpack(f"{order}I", value)[0])[0])
+    return None
 
 
 _READERS: tuple[tuple[int, bytes, Callable[[memoryview], int]], ...] = (

@@ -27,7 +27,7 @@ C = TypeVar("C", VideoCodec, AudioCodec)
 
 @dataclass(frozen=True, slots=True)
 class PacketMetadata:
-    """What travels with packets beside the codec.
+    """Metadata of packets, beside the codec.
 
     Attributes:
         source: What they were read from, for messages.
@@ -37,6 +37,7 @@ class PacketMetadata:
         continues: The packets follow others, so the first need not be a key frame.
         incomplete: What is missing from a file that is cut short, where its decoder would not notice.
         jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
+        pillow: Why Pillow decodes it and FFmpeg does not; ``None``: FFmpeg does.
     """
 
     source: str = "packets"
@@ -46,10 +47,11 @@ class PacketMetadata:
     continues: bool = False
     incomplete: str | None = None
     jpeg: JpegHead | None = None
+    pillow: str | None = None
 
 
 class _Packets(Generic[C]):
-    """What all three kinds share."""
+    """Base of all three kinds of packets."""
 
     __slots__ = ("_codec", "_discarded", "_metadata", "_packets")
     _codec: C
@@ -79,7 +81,7 @@ class _Packets(Generic[C]):
 
     @property
     def source(self) -> str:
-        """What was read: a path, a URL, or "bytes of length n"."""
+        """Name of the source: a path, a URL, or "bytes of length n"."""
         return self._metadata.source
 
     @property
@@ -272,7 +274,6 @@ def padded_image(packets: ImagePackets) -> AvPacket:
 
 
 def metadata_of(packets: Packets) -> PacketMetadata:
-    """The metadata that travels with packets."""
     return packets._metadata
 
 

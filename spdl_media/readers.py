@@ -1,4 +1,4 @@
-"""What FFmpeg reads instead of a local file: memory and file objects.
+"""Readers for what is no local file: memory and file objects.
 
 Nothing of the caller's is handed to PyAV directly: it copies whatever ``read`` gives into FFmpeg's buffer.
 """
@@ -9,6 +9,7 @@ import errno
 import io
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -67,7 +68,11 @@ def _array_content(src: Any) -> memoryview:
 
 
 def flat(view: memoryview) -> memoryview:
-    """The bytes of any C-contiguous view."""
+    """The bytes of any C-contiguous view.
+
+    Raises:
+        BufferError: The view is not C-contiguous.
+    """
     # Not memoryview.cast, which refuses formats such as "<B".
     return np.frombuffer(view, np.uint8).data if view.nbytes else memoryview(b"")
 
@@ -93,25 +98,55 @@ def content_of(data: Any, format: str) -> Content:
 
 
 def name_of(content: Content) -> str:
-    """What errors call such a source."""
+    """Name of such a source in messages."""
     return f"bytes of length {len(content)}"
 
 
+def local_path(src: Any) -> str | None:
+    """The path, if a source is one and not a URL; without ``file://``."""
+    if isinstance(src, str) and "://" in src and not src.startswith("file://"):
+        return None
+    is_path = isinstance(src, str | os.PathLike)
+    return os.fsdecode(os.fspath(src)).removeprefix("file://") if is_path else None
+
+
+def path_error(name: str, error: OSError | ValueError) -> SourceError:
+    """Make the error for a path that cannot be read, with the system's reason and a remedy."""
+    if not isinstance(error, OSError):
+        return SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL)
+    reason = error.strerror or str(error)
+    remedy = {
+        errno.ENOENT: f"Check the path; a relative one starts at {str(Path.cwd())!r}",
+        errno.EISDIR: "Give one of the files in it",
+        errno.EACCES: "Check the owner and mode of the file and of the folders above it",
+        errno.EPERM: "Check the owner and mode of the file and of the folders above it",
+    }.get(error.errno or 0, "Check the disk, and that the file can be read by other programs")
+    return SourceError(f"cannot be read: {reason}. {remedy}.", source=name, errno=error.errno)
+
+
 class Readable(Protocol):
-    """A binary file-like object. ``seek`` and ``tell`` are used if it has them."""
+    """A binary file-like object. ``seek`` is used if it has one; ``tell`` is not needed."""
 
     def read(self, size: int = ..., /) -> Any:
-        """Give up to ``size`` bytes, and none only at the end."""
+        """Give up to ``size`` bytes, and none only at the end.
+
+        Raises:
+            Exception: Of any class. Whoever reads then gets a SourceError, whose cause it is.
+        """
         ...
 
 
 class Positioned:
-    """What files with a size of their own share: the position of the next byte."""
+    """Base of readers with a known size: keeps the position of the next byte."""
 
     _position = 0
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Bytes in the file.
+
+        Raises:
+            NotImplementedError: The class does not define it.
+        """
         raise NotImplementedError
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -122,7 +157,6 @@ class Positioned:
         return self._position
 
     def tell(self) -> int:
-        """The position of the next byte."""
         return self._position
 
 
@@ -133,12 +167,12 @@ class ViewReader(Positioned):
         self._view = view
 
     def size(self) -> int:
-        """Bytes in the buffer."""
         return len(self._view)
 
-    def read(self, size: int) -> bytes:
-        """Give up to ``size`` bytes, and none only at the end."""
-        data = bytes(self._view[self._position : self._position + size])
+    def read(self, size: int = -1) -> bytes:
+        """Give up to ``size`` bytes, all that are left if it is negative."""
+        stop = len(self._view) if size < 0 else self._position + size
+        data = bytes(self._view[self._position : stop])
         self._position += len(data)
         return data
 
@@ -159,15 +193,25 @@ class FileReader:
         name: What messages call it.
         seekable: Whether it can seek.
         restore: The position to leave it at.
+        owned: Close it when it is let go of.
 
     Thread safety: one thread at a time.
     """
 
-    def __init__(self, file: Any, name: str, *, seekable: bool, restore: int | None = None) -> None:
+    def __init__(
+        self,
+        file: Any,
+        name: str,
+        *,
+        seekable: bool,
+        restore: int | None = None,
+        owned: bool = False,
+    ) -> None:
         # Not "name": PyAV would give it to FFmpeg, which reads more at a time from an address of HTTP.
         self.label = name
         self._file = file
         self._restore = restore
+        self._owned = owned
         self._seekable = seekable
         self._head = b""
         self._position = 0
@@ -253,11 +297,13 @@ class FileReader:
         self._position = 0
 
     def detach(self) -> None:
-        """Let go of the file, which PyAV's container would keep alive. It is not closed."""
+        """Let go of the file, which PyAV's container would keep alive."""
         if self._restore is not None:
             # It may be closed or broken by now, and the caller asked nothing of it here.
             with suppress(Exception):
                 self._file.seek(self._restore)
+        if self._owned and self._file is not None:
+            self._file.close()
         self._file = self._restore = None
         self._head = b""
         self.failure = None
@@ -272,7 +318,12 @@ class FileReader:
             raise self.failure
 
     def read(self, size: int) -> bytes:
-        """Give up to ``size`` bytes, and none only at the end."""
+        """Give up to ``size`` bytes, and none only at the end.
+
+        Raises:
+            SourceError: The file cannot be read; it is kept in ``failure``.
+            TypeError: The file gives something else than bytes, likewise.
+        """
         # PyAV raises the first exception when FFmpeg returns, but has room for one only, and prints a second
         # one on stderr. Ctrl-C does not pass through it at all; check() raises it.
         if self.failure is not None:
@@ -307,7 +358,6 @@ class FileReader:
         return self._position
 
     def tell(self) -> int:
-        """The position of the next byte."""
         return self._position
 
     def _move(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -345,8 +395,13 @@ class FileReader:
         )
 
 
-def read_file_object(file: Any, name: str | None) -> FileReader:
+def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> FileReader:
     """Take a caller's file object. One that can seek is put back to where it was on ``detach``.
+
+    Args:
+        file: The file object.
+        name: What messages call it, instead of its own name.
+        forward: Read it from where it is, and never seek in it.
 
     Raises:
         TypeError: It is open in text mode, or for writing.
@@ -363,20 +418,26 @@ def read_file_object(file: Any, name: str | None) -> FileReader:
         raise ValueError(f"{name} is closed. Give it open, or give its path.")
     if callable(getattr(file, "readable", None)) and not file.readable():
         raise TypeError(f"{name} is not open for reading. Open it in mode 'rb'.")
-    position = _position(file, name)
+    position = None if forward else _position(file, name)
     return FileReader(file, name, seekable=position is not None, restore=position)
+
+
+def _told(file: Any) -> int:
+    """The position of the next byte; an object without ``tell`` gives it from ``seek``."""
+    has_tell = callable(getattr(file, "tell", None))
+    return int(file.tell() if has_tell else file.seek(0, io.SEEK_CUR))
 
 
 def _position(file: Any, name: str) -> int | None:
     """Where a file object is, or ``None`` if it cannot seek."""
-    if not (callable(getattr(file, "seek", None)) and callable(getattr(file, "tell", None))):
+    if not callable(getattr(file, "seek", None)):
         return None
     try:
+        # A pipe has seek() and tell() too, and only seekable() says that they fail.
         if callable(getattr(file, "seekable", None)):
-            # A pipe has seek() and tell() too, and only seekable() says that they fail.
-            return int(file.tell()) if file.seekable() else None
+            return _told(file) if file.seekable() else None
         # Of an object without seekable(), only trying tells.
-        position = int(file.tell())
+        position = _told(file)
         file.seek(position)
         return position
     except io.UnsupportedOperation:

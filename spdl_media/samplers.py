@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Literal, TypeAlias, get_args
@@ -29,14 +28,14 @@ __all__ = (
 )
 
 Uneven: TypeAlias = Literal["drop", "pad", "keep"]
-"""What becomes of a last round too short for all ranks: left out, filled from the start, or kept."""
+"""Treatment of a last round that is too short for all ranks: left out, filled from the start, or kept."""
 
 # Indices that are turned into Python's ints at a time: quick, and little beside the order itself.
 _CHUNK = 4096
 
 
-class _DistributedSampler(ABC):
-    """What both samplers share: ranks, epochs, and the rank's part of an order.
+class _DistributedSampler:
+    """Base of both samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
         rank: The process that the indices are for.
@@ -53,7 +52,15 @@ class _DistributedSampler(ABC):
         *,
         drop: bool | None,
     ) -> None:
-        self._uneven = _checked_uneven(uneven, drop=drop) or "drop"
+        if drop is not None and uneven is not None:
+            raise TypeError(
+                "uneven and ddp_drop_last_distributed_round say the same; pass one of them"
+            )
+        if not isinstance(drop, bool | None):
+            raise TypeError(f"ddp_drop_last_distributed_round must be a bool, not {drop!r}")
+        if uneven is not None:
+            check_choice("uneven", uneven, get_args(Uneven))
+        self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
         self._num_draws = num_draws
@@ -79,16 +86,22 @@ class _DistributedSampler(ABC):
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self._indices(epoch)
 
-    def begin_by_position(self, epoch: int) -> Sequence[int]:
-        """Begin an epoch; return its indices by position, in the order of an iteration."""
-        self.set_epoch(epoch + 1)
-        return Mapped(int, self._order_of_rank(epoch))
-
     def _indices(self, epoch: int) -> Iterator[int]:
         order = self._order_of_rank(epoch)
         # One tolist() of all would hold an object for each index at once.
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
+
+    def begin_by_position(self, epoch: int) -> Sequence[int]:
+        """Begin an epoch; return its indices by position, in the order of an iteration.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        # As an iteration leaves it.
+        self.set_epoch(epoch + 1)
+        # Each is made Python's int when it is asked for.
+        return Mapped(int, self._order_of_rank(epoch))
 
     def _positions(self) -> range:
         """Return the rank's positions in the order of all ranks; with padding, some are beyond its end."""
@@ -105,9 +118,9 @@ class _DistributedSampler(ABC):
         places = np.arange(positions.start, positions.stop, positions.step) % self._num_draws
         return self._draw(epoch, places)
 
-    @abstractmethod
-    def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """Return the indices at some places of the order of all ranks."""
+        return places
 
     def _describe(self, *parts: str) -> str:
         arguments = ", ".join(parts)
@@ -168,9 +181,6 @@ class DistributedDeterministicSampler(_DistributedSampler):
                 f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 stacklevel=2,
             )
-
-    def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        return places
 
     def __repr__(self) -> str:
         return self._describe(str(self._num_draws))
@@ -237,7 +247,11 @@ class DistributedRandomSampler(_DistributedSampler):
         )
 
     def shuffle(self, seed: int) -> None:
-        """The same as :meth:`set_epoch`, by the name that :func:`~spdl_media.source.embed_shuffle` calls."""
+        """The same as :meth:`set_epoch`, by the name that :func:`~spdl_media.source.embed_shuffle` calls.
+
+        Raises:
+            ValueError: The seed is negative.
+        """
         self.set_epoch(seed)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -260,50 +274,23 @@ def _size(n: int) -> int:
     )
 
 
-def _checked_uneven(uneven: Uneven | None, *, drop: bool | None) -> Uneven | None:
-    if drop is None:
-        if uneven is not None:
-            check_choice("uneven", uneven, get_args(Uneven))
-        return uneven
-    if uneven is not None:
-        raise TypeError("uneven and ddp_drop_last_distributed_round say the same; pass one of them")
-    if not isinstance(drop, bool):
-        raise TypeError(f"ddp_drop_last_distributed_round must be a bool, not {drop!r}")
-    return "drop" if drop else "keep"
-
-
 def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return what the caller says, else PyTorch, else the environment, else that of a single process.
 
     Raises:
         ValueError: Only one of the two is given, or the rank is not below the world size.
     """
-    if rank is not None or world_size is not None:
-        return _checked_rank(rank, world_size, "the arguments", "pass both, or neither")
-    # Asked if the program has imported it; nothing is imported for it.
-    torch = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        return torch.get_rank(), torch.get_world_size()
-    rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
+    where, remedy = "the arguments", "pass both, or neither"
+    if rank is None and world_size is None:
+        # Asked if the program has imported it; nothing is imported for it.
+        torch = sys.modules.get("torch.distributed")
+        if torch is not None and torch.is_available() and torch.is_initialized():
+            return torch.get_rank(), torch.get_world_size()
+        rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
+        where = "RANK and WORLD_SIZE"
+        remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
     if rank is None and world_size is None:
         return 0, 1
-    remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
-    return _checked_rank(rank, world_size, "RANK and WORLD_SIZE", remedy)
-
-
-def _number_in(variable: str) -> int | None:
-    text = os.environ.get(variable, "").strip()
-    try:
-        return int(text) if text else None
-    except ValueError:
-        raise ValueError(
-            f"the environment variable {variable} must be a whole number, not {text!r}"
-        ) from None
-
-
-def _checked_rank(
-    rank: int | None, world_size: int | None, where: str, remedy: str
-) -> tuple[int, int]:
     if rank is None or world_size is None:
         raise ValueError(f"{where} give rank {rank} and world size {world_size}; {remedy}")
     rank = check_int("rank", rank, at_least=0)
@@ -314,6 +301,16 @@ def _checked_rank(
             f"{world_size - 1}"
         )
     return rank, world_size
+
+
+def _number_in(variable: str) -> int | None:
+    text = os.environ.get(variable, "").strip()
+    try:
+        return int(text) if text else None
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {variable} must be a whole number, not {text!r}"
+        ) from None
 
 
 class Purpose(IntEnum):
@@ -331,6 +328,9 @@ def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:
     See:
         NEP 19 of NumPy: the raw output of PCG64 and SeedSequence stays the same in each release,
         that of the methods of its ``Generator`` may change. So orders are made of raw numbers here.
+
+    Raises:
+        ValueError: A number is negative.
     """
     return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(int(purpose), *key)))
 
@@ -345,6 +345,7 @@ def permutation(bits: np.random.PCG64, count: int) -> npt.NDArray[np.int64]:
 def uniform(bits: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
     """Return random multiples of 2**-53 from 0 up to, and not including, 1."""
     raw: npt.NDArray[np.uint64] = bits.random_raw(count)
+    # A float64 has 53 bits of precision.
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

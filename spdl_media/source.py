@@ -60,7 +60,7 @@ K_contra = TypeVar("K_contra", contravariant=True)
 V_co = TypeVar("V_co", covariant=True)
 
 
-class _SupportsGetItem(Protocol[K_contra, V_co]):
+class SupportsGetItem(Protocol[K_contra, V_co]):
     """A mapping, a sequence, or a map-style dataset of PyTorch."""
 
     def __getitem__(self, key: K_contra, /) -> V_co: ...
@@ -70,7 +70,8 @@ class MapIterator(Generic[V_co]):
     """The values of a mapping, sequence or map-style dataset, in the order of a sampler's keys.
 
     Args:
-        mapping: Is asked for each key when the iteration comes to it.
+        mapping: Is asked for each key when the iteration comes to it; as the source of a
+            :class:`~spdl_media.DataLoader`, in its threads.
         sampler: The keys, such as a :class:`~spdl_media.source.DistributedRandomSampler`. ``None``:
             all keys in the mapping's own order; of what has no ``keys()``, the positions from 0 to
             its length.
@@ -86,7 +87,7 @@ class MapIterator(Generic[V_co]):
     """
 
     def __init__(
-        self, mapping: _SupportsGetItem[Any, V_co], sampler: Iterable[Any] | None = None
+        self, mapping: SupportsGetItem[Any, V_co], sampler: Iterable[Any] | None = None
     ) -> None:
         if not hasattr(mapping, "__getitem__"):
             raise TypeError(f"mapping must have __getitem__, which {type(mapping).__name__} lacks")
@@ -94,12 +95,12 @@ class MapIterator(Generic[V_co]):
             raise TypeError(
                 f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
             )
-        self._mapping = mapping
+        self.mapping = mapping
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[V_co]:
         # Lazily: a value is made when the iteration comes to it.
-        return map(self._mapping.__getitem__, self._keys())
+        return map(self.mapping.__getitem__, self.keys)
 
     def __len__(self) -> int:
         """The number of values of an iteration.
@@ -108,12 +109,12 @@ class MapIterator(Generic[V_co]):
             TypeError: The sampler has no length.
         """
         if self.sampler is None:
-            return len(self._mapping)  # type: ignore[arg-type]  # checked when made
+            return len(self.mapping)  # type: ignore[arg-type]  # checked when made
         return length_of(self.sampler)
 
     @property
     def made_of(self) -> tuple[Iterable[Any], ...]:
-        """What is iterated."""
+        """The iterables that an iteration reads."""
         # The mapping is asked by key, so it is not read up.
         return () if self.sampler is None else (self.sampler,)
 
@@ -131,9 +132,21 @@ class MapIterator(Generic[V_co]):
         if isinstance(self.sampler, HasEpochs):
             self.sampler.set_epoch(epoch)
 
-    def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
-        """Begin an epoch; return its values by position, or ``None`` if the keys have no length."""
-        keys = self._keys()
+    @property
+    def keys(self) -> Iterable[Any]:
+        """The keys, in the order of the next epoch."""
+        if self.sampler is not None:
+            return self.sampler
+        keys: Callable[[], Iterable[Any]] | None = getattr(self.mapping, "keys", None)
+        return range(len(self)) if keys is None else keys()
+
+    def begin_keys(self, epoch: int) -> Sequence[Any] | None:
+        """Begin an epoch; return its keys by position, or ``None`` if they have no length.
+
+        Raises:
+            ValueError: The sampler refuses the epoch.
+        """
+        keys = self.keys
         order = begin_by_position(keys, epoch)
         # An iterator would be used up by listing it.
         if order is None and not isinstance(keys, Iterator):
@@ -142,13 +155,16 @@ class MapIterator(Generic[V_co]):
             except TypeError:  # perhaps there is no end
                 return None
             order = list(begin_epoch(keys, epoch))
-        return None if order is None else Mapped(self._mapping.__getitem__, order)
+        return order
 
-    def _keys(self) -> Iterable[Any]:
-        if self.sampler is not None:
-            return self.sampler
-        keys: Callable[[], Iterable[Any]] | None = getattr(self._mapping, "keys", None)
-        return range(len(self)) if keys is None else keys()
+    def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
+        """Begin an epoch; return its values by position, or ``None`` if the keys have no length.
+
+        Raises:
+            ValueError: The sampler refuses the epoch.
+        """
+        order = self.begin_keys(epoch)
+        return None if order is None else Mapped(self.mapping.__getitem__, order)
 
 
 class MergeIterator(Generic[T]):
@@ -199,7 +215,7 @@ class MergeIterator(Generic[T]):
 
     @property
     def made_of(self) -> tuple[Iterable[T], ...]:
-        """What is iterated: the iterables but for those without weight."""
+        """The iterables that an iteration reads: all but those without weight."""
         weights = itertools.repeat(1) if self._weights is None else self._weights
         return tuple(itertools.compress(self._iterables, weights))
 
@@ -237,6 +253,7 @@ class MergeIterator(Generic[T]):
                 # The next one in turn has this index now.
                 del iterators[index]
                 if is_weighted:
+                    # Those that are left keep their proportions.
                     weights = np.delete(weights, index)
                     cumulative = np.cumsum(weights)
             else:
@@ -348,6 +365,7 @@ class LocalDirectory(Sequence[Path]):
             raise NotADirectoryError(f"{str(self._root)!r} is no folder that can be searched")
         # Folders may match as well, and nothing can be decoded of them.
         found = (path for path in self._root.glob(pattern) if path.is_file())
+        # By parts, so that the files of a folder stay together on every system.
         self._sorted = sorted(found, key=lambda path: path.relative_to(self._root).parts)
         self._files = self._sorted
         if not self._files:

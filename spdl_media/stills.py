@@ -78,6 +78,9 @@ def still_codec(head: Bytes) -> str | None:
     Returns:
         The decoder's name, such as ``"mjpeg"`` or ``"png"``; ``None`` where a container must be
         opened: GIF, AVIF, HEIC, Motion JPEG 2000, animations, and whatever is not known here.
+
+    Raises:
+        TypeError: ``head`` is no contiguous buffer.
     """
     view = byte_view(head)
     for signature, find in _SIGNATURES:
@@ -95,6 +98,9 @@ def still_orientation(data: Bytes) -> int:
 
     Returns:
         1 to 8; 1 for animations, whatever is said of them.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
     """
     return 1 if still_codec(data) is None else exif_orientation(data)
 
@@ -201,7 +207,7 @@ _SAMPLINGS = frozenset(
 
 
 class JpegHead(NamedTuple):
-    """What the segments before the coded data say.
+    """Content of the segments before the coded data.
 
     Attributes:
         orientation: The number of Exif, 1 to 8.
@@ -225,6 +231,9 @@ def read_jpeg_head(data: Bytes) -> JpegHead | None:
 
     Returns:
         ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
     """
     try:
         # Python reads single bytes of a bytes object quicker than of a view.

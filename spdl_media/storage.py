@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal, SupportsIndex, TypeAlias, get_args
 
@@ -38,15 +39,9 @@ class StorageInUseWarning(UserWarning):
     """A storage was asked for while earlier buffers still used it, so fresh memory was taken."""
 
 
-class _Block:
-    """One piece of memory that starts on 64 bytes, and whether a :class:`CPUStorage` has lent it."""
-
-    __slots__ = ("in_use", "memory")
-
-    def __init__(self, size: int, pin_with: str | None = None) -> None:
-        # The array keeps what owns the memory alive, here and in the next ones.
-        self.memory = _pinned(size, pin_with) if pin_with else _pageable(size)
-        self.in_use = False
+def _allocate(size: int, pin_with: str | None) -> Bytes:
+    """Memory that starts on 64 bytes. The array keeps its owner alive, and so does each array over it."""
+    return _pinned(size, pin_with) if pin_with else _pageable(size)
 
 
 def _pageable(size: int) -> Bytes:
@@ -122,46 +117,34 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "__weakref__", "_block")
 
-    def __init__(self, block: _Block, at_end: Callable[[_Block], object]) -> None:
+    def __init__(self, block: Bytes, at_end: Callable[[Bytes], object]) -> None:
         self._block = block
-        self.__array_interface__ = block.memory.__array_interface__
+        self.__array_interface__ = block.__array_interface__
         # At exit nobody waits for the block, and what at_end needs may be gone.
         weakref.finalize(self, at_end, block).atexit = False
 
 
-class _FreeBlocks:
-    """Free blocks, last in, first out."""
-
-    __slots__ = ("_blocks", "_tokens")
-
-    def __init__(self) -> None:
-        # A stack: blocks that are never needed are never touched, and take no pages of the system.
-        self._blocks: deque[_Block] = deque()
-        # A token for each block. Finalizers return blocks at any moment in any thread, even while the same
-        # thread is inside ``get`` or ``put``, where a lock would wait for itself. SimpleQueue allows that.
-        self._tokens: SimpleQueue[None] = SimpleQueue()
-
-    def __len__(self) -> int:
-        return self._tokens.qsize()
-
-    def put(self, block: _Block) -> None:
-        self._blocks.append(block)
-        self._tokens.put(None)
-
-    def get(self, timeout: float = 0.0) -> _Block:
-        """Take a block; ``queue.Empty`` when there was none for ``timeout`` seconds."""
-        self._tokens.get(timeout=timeout)
-        return self._blocks.pop()
-
-
 class _Blocks:
-    """Size and kind of the blocks of a storage."""
+    """Blocks of host memory that come back when the last array over them is gone.
 
-    def __init__(self, size: SupportsIndex, *, pin_memory: bool) -> None:
+    Thread safety: safe.
+    """
+
+    def __init__(self, size: SupportsIndex, count: int, *, pin_memory: bool) -> None:
         self._size = check_int("size", size, unit=" byte")
+        self._count = count
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._lock = threading.Lock()
         self._warned = False
+        # Weak, so that the free blocks go with the storage even while arrays live over others.
+        self._give_back = partial(_give_back, weakref.ref(self))
+        # A token for each free block. Finalizers return blocks at any moment in any thread, even while it is
+        # inside ``get`` or ``put``, where a lock would wait for itself. SimpleQueue allows that.
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        # A stack: blocks that are never needed are never touched, and take no pages of the system.
+        self._free: deque[Bytes] = deque()
+        for _ in range(count):
+            self._put(_allocate(self._size, self._pin_with))
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +156,55 @@ class _Blocks:
         """Whether the memory is pinned."""
         return self._pin_with is not None
 
+    def acquire(self, nbytes: int) -> Bytes:
+        """Take a block.
+
+        Returns:
+            The whole block, of ``nbytes`` or more. It is in use while this array or any view of it lives.
+
+        Raises:
+            StorageTooSmallError: ``nbytes`` is more than a block has.
+            RuntimeError: A pool has no free block, with ``on_exhausted="raise"``.
+            TimeoutError: A pool had none for ``timeout`` seconds, with ``on_exhausted="wait"``.
+            TransferError: It is pinned, and this process was forked from one that had used CUDA; or one block
+                more cannot be pinned.
+        """
+        if nbytes > self._size:
+            raise StorageTooSmallError(
+                f"the result takes {nbytes} bytes, but the storage has {self._size}. Make it that large"
+            )
+        if self._pin_with:
+            _check_fork()  # a child may find other memory, or none, at a pinned address
+        try:
+            return self._lease()
+        except Empty:
+            return self._acquire_late()
+
+    def _lease(self, timeout: float = 0.0) -> Bytes:
+        """Lease a block; ``queue.Empty`` when there was none for ``timeout`` seconds."""
+        self._tokens.get(timeout=timeout)
+        # The array holds the lease, and so does each view of it.
+        return np.asarray(_Lease(self._free.pop(), self._give_back))
+
+    def _put(self, block: Bytes) -> None:
+        self._free.append(block)
+        self._tokens.put(None)
+
+    def _acquire_late(self) -> Bytes:
+        """Take a block when all blocks are in use."""
+        raise NotImplementedError
+
+    def _warn_once(self, message: str) -> None:
+        with self._lock:
+            warned, self._warned = self._warned, True
+        if not warned:
+            _warn(message, StorageInUseWarning)
+
+
+def _give_back(storage: weakref.ref[_Blocks], block: Bytes) -> None:
+    if (owner := storage()) is not None:
+        owner._put(block)
+
 
 class CPUStorage(_Blocks):
     """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
@@ -181,42 +213,17 @@ class CPUStorage(_Blocks):
     """
 
     def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
-        super().__init__(size, pin_memory=pin_memory)
-        self._block = _Block(self._size, self._pin_with)
+        super().__init__(size, 1, pin_memory=pin_memory)
 
-    def acquire(self, nbytes: int) -> Bytes:
-        """Take the block, or a fresh one of the same kind while an earlier buffer uses it.
-
-        Returns:
-            The whole block, of ``nbytes`` or more. It is in use while this array or any view of it lives.
-
-        Raises:
-            StorageTooSmallError: ``nbytes`` is more than the storage has.
-            TransferError: It is pinned, and this process was forked from one that had used CUDA.
-        """
-        _check_fits(nbytes, self._size)
-        if self._pin_with:
-            _check_fork()  # a child may find other memory, or none, at a pinned address
-        with self._lock:
-            busy, self._block.in_use = self._block.in_use, True
-            warn = busy and not self._warned
-            self._warned |= busy
-        if not busy:
-            return np.asarray(_Lease(self._block, _mark_free))
-        if warn:
-            _warn(
-                "an earlier buffer still uses this storage, so fresh memory was taken. A "
-                f"StoragePool({self._size}, count) keeps several blocks and allocates nothing",
-                StorageInUseWarning,
-            )
-        return _Block(self._size, self._pin_with).memory
+    def _acquire_late(self) -> Bytes:
+        self._warn_once(
+            "an earlier buffer still uses this storage, so fresh memory was taken. A "
+            f"StoragePool({self._size}, count) keeps several blocks and allocates nothing"
+        )
+        return _allocate(self._size, self._pin_with)
 
     def __repr__(self) -> str:
         return f"<CPUStorage: {self._size} bytes{', pinned' if self.is_pinned else ''}>"
-
-
-def _mark_free(block: _Block) -> None:
-    block.in_use = False
 
 
 def cpu_storage(
@@ -284,13 +291,9 @@ class StoragePool(_Blocks):
                 f"timeout={timeout!r} is for on_exhausted='wait', and a pool with "
                 f"on_exhausted={on_exhausted!r} never waits"
             )
-        self._count = check_int("count", count)
-        super().__init__(size, pin_memory=pin_memory)
+        super().__init__(size, check_int("count", count), pin_memory=pin_memory)
         self._on_exhausted = on_exhausted
         self._timeout = seconds
-        self._free = _FreeBlocks()
-        for _ in range(self._count):
-            self._free.put(_Block(self._size, self._pin_with))
 
     @property
     def count(self) -> int:
@@ -300,52 +303,27 @@ class StoragePool(_Blocks):
     @property
     def num_free(self) -> int:
         """Blocks that nobody uses at this moment."""
-        return len(self._free)
-
-    def acquire(self, nbytes: int) -> Bytes:
-        """Lease a block.
-
-        Returns:
-            The whole block, of ``nbytes`` or more. It comes back when this array and all views are gone.
-
-        Raises:
-            StorageTooSmallError: ``nbytes`` is more than a block has.
-            RuntimeError: All are in use, with ``on_exhausted="raise"``.
-            TimeoutError: All stayed in use for ``timeout`` seconds, with ``on_exhausted="wait"``.
-            TransferError: It is pinned, and this process was forked from one that had used CUDA; or one block
-                more cannot be pinned.
-        """
-        _check_fits(nbytes, self._size)
-        if self._pin_with:
-            _check_fork()
-        try:
-            block = self._free.get()
-        except Empty:
-            return self._acquire_late()
-        return np.asarray(_Lease(block, self._free.put))
+        return self._tokens.qsize()
 
     def _acquire_late(self) -> Bytes:
-        """What :meth:`acquire` does once all blocks are in use."""
         if self._on_exhausted == "wait":
-            block = self._wait()
-        else:
-            # Blocks in reference cycles are free, too, once the garbage collector has found them.
-            gc.collect()
-            try:
-                block = self._free.get()
-            except Empty:
-                return self._acquire_more()
-        return np.asarray(_Lease(block, self._free.put))
+            return self._wait()
+        # Blocks in reference cycles are free, too, once the garbage collector has found them.
+        gc.collect()
+        try:
+            return self._lease()
+        except Empty:
+            return self._acquire_more()
 
-    def _wait(self) -> _Block:
+    def _wait(self) -> Bytes:
         first = min(self._timeout, _PATIENCE)
         try:
-            return self._free.get(timeout=first)
+            return self._lease(first)
         except Empty:
             # Threads that all wait make nothing, so nothing else would start the garbage collector.
             gc.collect()
         try:
-            return self._free.get(timeout=min(self._timeout - first, threading.TIMEOUT_MAX))
+            return self._lease(min(self._timeout - first, threading.TIMEOUT_MAX))
         except Empty:
             raise TimeoutError(
                 f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
@@ -359,17 +337,14 @@ class StoragePool(_Blocks):
                 "more blocks, or let it wait: on_exhausted='wait'"
             )
         # Leased before the warning, which may be an error: then the block is free, and not lost.
-        memory = np.asarray(_Lease(_Block(self._size, self._pin_with), self._free.put))
+        memory = np.asarray(_Lease(_allocate(self._size, self._pin_with), self._give_back))
         with self._lock:
             self._count += 1
             count = self._count
-            warn, self._warned = not self._warned, True
-        if warn:
-            _warn(
-                f"all blocks of the pool were in use, so it now has {count}. StoragePool(..., "
-                f"count={count}) allocates them at the start",
-                StorageInUseWarning,
-            )
+        self._warn_once(
+            f"all blocks of the pool were in use, so it now has {count}. StoragePool(..., "
+            f"count={count}) allocates them at the start"
+        )
         return memory
 
     def __repr__(self) -> str:
@@ -381,8 +356,13 @@ class PinnedMemory:
     """Fresh pinned memory of any size, each time. PyTorch and CuPy keep freed blocks for the next call."""
 
     def acquire(self, nbytes: int) -> Bytes:
-        """A block of ``nbytes`` or more."""
-        return _Block(nbytes, _pin_or_warn(pin_memory=True)).memory
+        """A block of ``nbytes`` or more.
+
+        Raises:
+            TransferError: So much memory cannot be pinned, or none in this process, which was forked from
+                one that had used CUDA.
+        """
+        return _allocate(nbytes, _pin_or_warn(pin_memory=True))
 
 
 Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
@@ -403,10 +383,3 @@ def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
             f"cpu_storage({nbytes}) makes one"
         )
     return storage.acquire(nbytes)
-
-
-def _check_fits(nbytes: int, size: int) -> None:
-    if nbytes > size:
-        raise StorageTooSmallError(
-            f"the result takes {nbytes} bytes, but the storage has {size}. Make it at least as large"
-        )

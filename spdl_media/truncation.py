@@ -1,8 +1,8 @@
-"""What is missing from the end of a file that was cut short, by the sizes that it states itself.
+"""Find what is missing from a file that was cut short, by the sizes that it states itself.
 
 FFmpeg decodes many such images without a word, with gray or stale pixels where the data ended, and reads
 containers up to their end and says nothing. Formats that are not in the tables report a single missing byte
-by themselves (PNM in binary form, JPEG 2000, DDS), or cannot tell.
+by themselves (TIFF, PNM in binary form, JPEG 2000, DDS), or cannot tell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from spdl_media.orientation import (
     byte_view,
     jpeg_segments,
     read_boxes,
-    tiff_tags,
 )
 
 __all__ = ("check_complete", "missing_end")
@@ -66,6 +65,9 @@ def missing_end(read: Read, size: int) -> str | None:
     Returns:
         A clause such as ``"the data ends after 512 bytes, but the chunk data should end at byte 1024"``, or
         ``None`` for a file that is whole, or whose format does not tell.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
     """
     head = read(0, 2 * _TS_PACKET + 1)
     try:
@@ -187,10 +189,9 @@ _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
 def check_complete(codec: str, data: Bytes) -> str | None:
     """Say what is missing from the end of an image's file.
 
-    What FFmpeg notices itself is not looked for. Ends without pixels may be missing: whatever follows the
-    end-of-image marker of a JPEG (the further images of an MPO included), the last chunk of a PNG, or the
-    trailer of a GIF; directories of a TIFF after the first and values of tags that pixels don't depend on;
-    the footer of a TGA. The last number of a PNM in plain text may have lost digits: nothing tells.
+    What FFmpeg notices itself is not looked for. Ends without pixels may be missing: what follows the
+    end-of-image marker of a JPEG (the further images of an MPO included), the trailer of a GIF and the footer
+    of a TGA. The last number of a PNM in plain text may have lost digits: nothing tells.
 
     Args:
         codec: FFmpeg's name of the decoder, or ``"avif"`` for AVIF and HEIF files.
@@ -198,6 +199,9 @@ def check_complete(codec: str, data: Bytes) -> str | None:
 
     Returns:
         A clause as of :func:`missing_end`, or ``None`` for a file that is whole or needs no check.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
     """
     view = byte_view(data)
     try:
@@ -256,25 +260,6 @@ def _bmp(view: memoryview, size: int) -> str | None:
     return _short(size, pixels + padded * abs(height), "the last row")
 
 
-# Bits per sample, colour map, extra samples, sample format, JPEG tables, reference black and white:
-# without their values FFmpeg assumes others, and the image changes.
-_TIFF_PIXEL_TAGS = (258, 320, 338, 339, 347, 532)
-
-
-def _tiff(view: memoryview, size: int) -> str | None:
-    tags = tiff_tags(view, (*_TIFF_PIXEL_TAGS, 273, 279, 324, 325))
-    for tag in _TIFF_PIXEL_TAGS:
-        if tag in tags and tags[tag].end > size:
-            return _short(size, tags[tag].end, f"the value of tag {tag}")
-    # The numbers of the tags: places and sizes of the pieces that hold pixels.
-    for name, *pair in (("strip", 273, 279), ("tile", 324, 325)):
-        starts, lengths = (tags[tag].values(view) if tag in tags else () for tag in pair)
-        end = max(map(add, starts, lengths), default=0)
-        if end > size:
-            return _short(size, end, f"the last of {len(starts)} {name}s")
-    return None
-
-
 def _qoi(view: memoryview, size: int) -> str | None:
     # Seven zero bytes in a row cannot occur between the chunks of a QOI file.
     end = b"\0\0\0\0\0\0\0\1"
@@ -329,7 +314,7 @@ def _gif_colors(view: memoryview, flags: int) -> int:
 
 def _heif(view: memoryview, size: int) -> str | None:
     described = found = False
-    for kind, start, end in boxes(view):
+    for kind, _, end in boxes(view):
         # Behind the last box that pixels depend on, some cameras append data that are no boxes.
         if kind not in (b"ftyp", b"meta", b"moov", b"mdat"):
             continue
@@ -337,40 +322,7 @@ def _heif(view: memoryview, size: int) -> str | None:
             return _short(size, end, f"the box {kind.decode()}")
         described |= kind in (b"meta", b"moov")
         found |= kind == b"mdat"
-        if kind == b"meta":  # version and flags come first
-            places = [part for part in boxes(view, start + 4, end) if part[0] == b"iloc"]
-            last = max((_iloc_end(view, *place[1:]) for place in places), default=0)
-            if last > size:
-                return _short(size, last, "the last item")
-            found |= last > 0
     return None if described and found else _missing(size, "before the boxes that hold the image")
-
-
-def _iloc_end(view: memoryview, start: int, stop: int) -> int:
-    """The last byte, exclusive, of the items that an item location box places in the file."""
-    version, sizes, bases = struct.unpack_from(">B3xBB", view, start)
-    id_layout = ">I" if version == 2 else ">H"
-    widths = {4: "I", 8: "Q"}  # of fields, in bytes
-    offset, length, base = (widths.get(n, "0s") for n in (sizes >> 4, sizes & 15, bases >> 4))
-    index = widths.get(bases & 15, "0s") if version else "0s"
-    (count,) = struct.unpack_from(id_layout, view, start + 6)
-    position = start + 6 + struct.calcsize(id_layout)
-    item = struct.Struct(f"{id_layout}{'H' if version else '0s'}H{base}H")
-    extent = struct.Struct(f">{index}{offset}{length}")
-    last = 0
-    for _ in range(min(count, MAX_PARTS)):
-        # A field of no width reads as empty bytes and counts as 0.
-        _, method, _, base_offset, extents = (n or 0 for n in item.unpack_from(view, position))
-        position += item.size
-        end = position + extents * extent.size
-        # Method 0 places extents in the file; 1 and 2 inside another item.
-        if end > position and not method & 15:
-            for _, first, size in extent.iter_unpack(view[position:end]):
-                last = max(last, base_offset + (first or 0) + (size or 0))
-        position = end
-        if position > stop:
-            break
-    return last
 
 
 def _dpx(view: memoryview, size: int) -> str | None:
@@ -435,5 +387,5 @@ _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
     | dict.fromkeys(("apng", "png"), _png)
     | dict.fromkeys(("webp", "webp_anim"), _webp)
     | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
-    | {"sgi": _sgi, "sunrast": _sunrast, "targa": _targa, "tiff": _tiff}
+    | {"sgi": _sgi, "sunrast": _sunrast, "targa": _targa}
 )

@@ -42,6 +42,12 @@ def test_arguments_are_those_of_the_namesake(name: str) -> None:
     assert ours == dict(inspect.signature(getattr(sm, name)).parameters)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_awaitable_forms_take_an_executor(name: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'executor'"):
+        getattr(sm, name)(b"", executor=None)
+
+
 def test_results_are_the_same() -> None:
     async def load() -> list[Any]:
         return await asyncio.gather(

@@ -130,7 +130,7 @@ def test_a_window_without_samples_is_named() -> None:
 
 
 def test_layout_is_for_pictures() -> None:
-    with pytest.raises(ValueError, match="layout='planes' is for pictures"):
+    with pytest.raises(ValueError, match="layout='planes' is for images"):
         sm.convert_frames(sound(ramp(30, 2, np.float32)), layout="planes")
 
 

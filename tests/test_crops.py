@@ -144,7 +144,7 @@ def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> 
         (
             {"flips": True},
             TypeError,
-            "one True or False for each picture, not True: .*not iterable",
+            "one True or False for each image, not True: .*not iterable",
         ),
         ({"flips": np.ones(1)}, TypeError, r"one True or False .*, not float64 of shape \(1,\)"),
         ({"flips": np.ones((1, 1), bool)}, TypeError, r"not bool of shape \(1, 1\)"),

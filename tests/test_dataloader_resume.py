@@ -568,6 +568,26 @@ class TestWhatDoesNotFit:
         with pytest.raises(ValueError, match="a source of 10 items, and this one has 9; make the"):
             DataLoader(range(9)).load_state_dict(self.state(range(10)))
 
+    @pytest.mark.parametrize(
+        "other", [{"seed": 1}, {"rank": 1}, {"world_size": 4, "num_draws": 20}]
+    )
+    @pytest.mark.parametrize("is_mapped", [False, True])
+    def test_another_order(self, other: dict[str, Any], is_mapped: bool) -> None:
+        def make(**others: Any) -> DataLoader:
+            arguments = {"rank": 0, "world_size": 2, "num_draws": 10, **others}
+            sampler = DistributedRandomSampler(20, **arguments)
+            return DataLoader(MapIterator(range(20), sampler) if is_mapped else sampler)
+
+        state = json.loads(json.dumps(make().state_dict()))
+        make().load_state_dict(state)
+        with pytest.raises(ValueError, match="the sampler, its seed, rank and world size"):
+            make(**other).load_state_dict(state)
+
+    def test_a_state_of_an_earlier_release_does_not_say_its_order(self) -> None:
+        state = DataLoader(range(8)).state_dict()
+        del state["order"]
+        DataLoader(range(8)).load_state_dict(state)
+
     def test_a_source_without_state(self) -> None:
         state = self.state(Stateful(list(range(40))), 33)
         assert state["source"] == {"position": 32, "state": {"position": 32}}

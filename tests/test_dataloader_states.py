@@ -39,6 +39,7 @@ def state_of(done: Iterable[int], partly_done: Any = (), **others: Any) -> dict[
         "partly_done": list(partly_done),
         "source": None,
         "source_length": N,
+        "order": None,
         **others,
     }
 

@@ -23,9 +23,10 @@ from spdl_media import (
     get_filter_desc,
     get_video_filter_desc,
 )
+from spdl_media._audio_chunks import AudioChunk
 from spdl_media.filter_desc import picture_ops, sound_ops
 from spdl_media.formats import picture_planes
-from spdl_media.frames import AudioChunk, av_frames
+from spdl_media.image_frames import av_frames
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 CONVERT = (
@@ -451,13 +452,13 @@ def test_filter_desc_without_packets_follows_the_arguments() -> None:
 
 
 def test_filter_desc_refuses_a_mixture() -> None:
-    with pytest.raises(TypeError, match="scale_width is for pictures and sample_rate is for sound"):
+    with pytest.raises(TypeError, match="scale_width is for images and sample_rate is for audio"):
         get_filter_desc(scale_width=8, sample_rate=8000)
-    with pytest.raises(TypeError, match="the packets are video, but num_channels is for sound"):
+    with pytest.raises(TypeError, match="the packets are video, but num_channels is for audio"):
         get_filter_desc(Packets(Codec()), num_channels=1)
-    with pytest.raises(TypeError, match="the packets are audio, but pix_fmt is for pictures"):
+    with pytest.raises(TypeError, match="the packets are audio, but pix_fmt is for images"):
         get_filter_desc(Packets(Sound()), pix_fmt="gray")
-    with pytest.raises(TypeError, match="color_range is for pictures"):
+    with pytest.raises(TypeError, match="color_range is for images"):
         get_filter_desc(Packets(Sound()), color_range="pc")
     with pytest.raises(TypeError, match="packets must be audio, video or image packets, not 'x'"):
         get_filter_desc("x")  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import wave
 from fractions import Fraction
 from typing import Any
 
@@ -10,9 +12,11 @@ import av
 import numpy as np
 import pytest
 
+import spdl_media as sm
 from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames
-from spdl_media._frame_filter import FrameFilter
-from spdl_media.frames import AudioChunk, av_frames
+from spdl_media._audio_chunks import AudioChunk
+from spdl_media._graph import FrameFilter
+from spdl_media.image_frames import av_frames
 
 TENTH = Fraction(1, 10)
 
@@ -351,3 +355,17 @@ def test_a_second_thread_is_turned_away() -> None:
         leave.set()
         worker.join()
     assert graph.get_frames() is not None
+
+
+def test_audio_whose_layout_has_no_name() -> None:
+    """``wave`` writes no speakers, and FFmpeg calls the layout "2 channels"."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((2, 2, 8000, 0, "NONE", ""))
+        writer.writeframes(bytes(3200))
+    packets = sm.demux_audio(file.getvalue())
+    assert packets.codec.channel_layout == "2 channels"
+    graph = sm.FilterGraph(sm.get_abuffer_desc(packets.codec) + ",anull,abuffersink")
+    graph.add_frames(sm.decode_packets(packets, filter_desc=None))
+    graph.flush()
+    assert len(graph.get_frames()) == 800

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-MAX_SECONDS = 0.4
+MAX_SECONDS = 0.6  # 0.2 to 0.3 on a machine that does nothing else
 MAX_RUNS = 10
 HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
 

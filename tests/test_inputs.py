@@ -392,6 +392,19 @@ def test_stream_read_as_a_whole(clip: bytes) -> None:
             source.read_all()
 
 
+def test_read_and_seek_are_all_that_a_file_object_needs(mp4: bytes) -> None:
+    class ReadAndSeek:
+        def __init__(self, file: io.BytesIO) -> None:
+            self.read, self.seek = file.read, file.seek
+
+    file = io.BytesIO(mp4)
+    file.seek(7)
+    # The index is at the end, so that it is sought.
+    with open_input(ReadAndSeek(file)) as source:
+        assert packets(source) == expected(mp4)
+    assert file.tell() == 7
+
+
 def test_short_reads_of_a_seekable_file(faststart_mp4: bytes) -> None:
     class Short(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:

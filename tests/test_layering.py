@@ -18,24 +18,24 @@ ORDER = [
     ["_checks", "errors", "config", "timing"],
     ["_optional"],
     ["_ffmpeg", "formats"],
-    ["orientation", "stills", "truncation"],
+    ["orientation", "stills", "truncation", "pillow_images"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats", "_wav"],
     ["codec", "packets"],
-    ["_container", "_window", "_streaming", "demux", "_probe"],
+    ["_container", "_audio_clock", "_window", "_streaming", "_image_packets", "demux", "_probe"],
     ["bitstream"],
-    ["operations", "filter_desc", "geometry"],
-    ["frames"],
+    ["_graph_syntax", "operations", "filter_desc", "geometry"],
+    ["_audio_chunks", "image_frames", "frames"],
     [
-        "_graph_syntax",
-        "_frame_filter",
+        "_graph",
         "filter_graph",
         "_fast_images",
         "_picture_filter",
     ],
     [
         "_sample_decoder",
+        "_sample_rows",
         "_picture_decoder",
         "_jpeg",
     ],
@@ -80,7 +80,7 @@ JOINS_PIPELINE = {
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "errors", "config", "timing", "_optional", "orientation", "stills", "truncation"),
-    *("_remote", "operations", "geometry", "filter_desc"),
+    *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,

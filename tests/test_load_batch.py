@@ -198,7 +198,7 @@ def test_a_format_that_does_not_exist_is_the_callers_mistake(on_error: Any) -> N
 
 @pytest.mark.parametrize("side", [40000, 100000])
 def test_a_size_that_no_picture_can_have(side: int) -> None:
-    match = rf"a picture of {side}x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
+    match = rf"an image of {side}x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
     with pytest.raises(sm.FilterError, match=match):
         sm.load_image(SOURCES[0], width=side, height=side)
     with pytest.raises(sm.FilterError, match=f"input 0 of the batch of 1: {match}") as caught:
@@ -239,7 +239,7 @@ def test_a_picture_too_thin_is_a_failure_of_its_own(
         False,
         True,
     ]
-    with pytest.raises(sm.PictureSizeError, match="input 1 of the batch of 3: a picture of "):
+    with pytest.raises(sm.PictureSizeError, match="input 1 of the batch of 3: an image of "):
         sm.load_image_batch(srcs, **options)
 
 
@@ -317,7 +317,7 @@ def test_a_batch_ends_with_the_first_picture_that_differs(policy: Any) -> None:
     with pytest.raises(sm.ConvertError) as caught:
         sm.load_image_batch(srcs, on_error=policy)
     assert str(caught.value) == (
-        f"the pictures differ: 40x30 rgb24 (input 0, bytes of length {len(SOURCES[0])}) and 40x20 rgb24 "
+        f"the images differ: 40x30 rgb24 (input 0, bytes of length {len(SOURCES[0])}) and 40x20 rgb24 "
         f"(input 2, bytes of length {len(other)}). One array holds one size and format: give width=, height= "
         "and pix_fmt="
     )
@@ -454,7 +454,7 @@ def test_threads_change_nothing(num_threads: int) -> None:
     threads = threading.active_count()
     with pytest.raises(sm.DemuxError, match=f"input 0 of the batch of {COUNT}: "):
         sm.load_image_batch([BAD] * COUNT, num_threads=num_threads)
-    with pytest.raises(sm.ConvertError, match=r"pictures differ: 40x30 .* and 20x15"):
+    with pytest.raises(sm.ConvertError, match=r"images differ: 40x30 .* and 20x15"):
         sm.load_image_batch(
             [*SOURCES, make_image(np.zeros((15, 20, 3), np.uint8))], num_threads=num_threads
         )

@@ -145,7 +145,7 @@ def test_cuts_without_a_graph_are_those_of_one(
         plain = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert not graphs
         with monkeypatch.context() as patch:
-            patch.setattr(_picture_filter, "carries_more", lambda _: True)
+            patch.setattr(_picture_filter, "without_graph", lambda *_: None)
             graph = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert graphs
         graphs.clear()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from heif_grid import make_grid
 from oriented import oriented_clip
 
 import spdl_media as sm
@@ -267,7 +266,5 @@ def test_what_is_no_media() -> None:
         sm.probe(b"")
     with pytest.raises(sm.SourceError, match="Check the path"):
         sm.probe("/no/such/file.mp4")
-    with pytest.raises(sm.DemuxError, match="split into 2 tiles"):
-        sm.probe(make_grid(index_frames(1, 256, 128)[0], 2))
     with pytest.raises(sm.DecodeError, match=r"^photo: "):
         sm.probe(make_image(index_frames(1, 64, 48)[0])[:60], name="photo")

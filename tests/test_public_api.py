@@ -50,6 +50,7 @@ NOT_REEXPORTED = {
     "inputs.open_input",
     "operations",
     "orientation",
+    "pillow_images",
     "readers",
     "samplers",
     "source",

@@ -279,7 +279,7 @@ def test_nothing_is_left_open_at_exit(server: HTTPFiles) -> None:
         "open_input(sys.argv[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", code, f"{server.url}/large.mp4"],
+        [sys.executable, "-W", "error", "-c", code, f"{server.url}/large.mp4"],
         capture_output=True,
         text=True,
         check=False,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import math
 import random
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from effort import examples
@@ -330,3 +332,53 @@ def test_program_streams_state_few_times_and_are_exact_all_the_same(
     start, end = (first + index / 25 - 0.01 for index in window)
     got = sm.decode_packets(sm.demux_video(data, timestamp=(start, end)))
     assert [frame_index(frame.planes[0]) for frame in got] == list(range(*window))
+
+
+def packed_avi() -> bytes:
+    """MPEG-4 as DivX and Xvid write it into AVI: a P and a B frame in one packet, an empty one behind it."""
+    coded = io.BytesIO(
+        make_video(planes(), codec="mpeg4", format="avi", max_b_frames=1, gop_size=8)
+    )
+    file = io.BytesIO()
+    with av.open(coded) as source, av.open(file, "w", "avi") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        packets = [bytes(packet) for packet in source.demux(video=0) if packet.size]
+        stream.codec_context.extradata += b"\0\0\1\xb2DivX503b1393p"
+        for number, data in enumerate(_packed(packets)):
+            packet = av.Packet(data)
+            packet.stream, packet.dts, packet.pts = stream, number, number
+            packet.time_base, packet.is_keyframe = stream.time_base, _frame_type(data) == 0
+            target.mux(packet)
+    return file.getvalue()
+
+
+def _frame_type(data: bytes) -> int:
+    """0, 1 and 2 for I, P and B: the first two bits behind the start code of a frame."""
+    return data[data.index(b"\0\0\1\xb6") + 4] >> 6
+
+
+def _packed(packets: list[bytes]) -> Iterator[bytes]:
+    waiting = None
+    for data in packets:
+        if _frame_type(data) == 2:
+            assert waiting is not None
+            yield waiting + data
+            # A frame that is not coded: type P, no second begun, a time of four bits, "not coded".
+            waiting = b"\0\0\1\xb6\x50\x47"
+        else:
+            if waiting is not None:
+                yield waiting
+            waiting = data
+    if waiting is not None:
+        yield waiting
+
+
+def test_packed_b_frames_of_avi_stand_in_order() -> None:
+    data = packed_avi()
+    whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    assert indices(whole) == list(range(NUM_FRAMES))
+    assert whole.timestamps == pytest.approx([number / 10 for number in range(NUM_FRAMES)])
+    for start in range(NUM_FRAMES - 3):
+        window = (start / 10 - 0.01, start / 10 + 0.21)
+        found = sm.decode_packets(sm.demux_video(data, timestamp=window), filter_desc=None)
+        assert indices(found) == [start, start + 1, start + 2]

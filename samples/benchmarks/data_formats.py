@@ -14,7 +14,7 @@ smooth regions. Figures are medians of the rounds.
 
 Expected: a view of an npy file in less than a microsecond, more than 50 times as fast as NumPy's copy; with
 isal installed, npz members at four times SPDL's rate if stored, and faster than SPDL if deflated; tar members
-at seven times the rate of tarfile.
+at four to seven times the rate of tarfile.
 """
 
 from __future__ import annotations

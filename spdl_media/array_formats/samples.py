@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from spdl_media.array_formats._tar_input import open_tar_input
 from spdl_media.array_formats.tar import Archive
 from spdl_media.inputs import Source
 from spdl_media.readers import memory_of
@@ -67,7 +66,7 @@ def iter_samples(
 
     Example:
         >>> for sample in iter_samples("train-{000..099}.tar", rank=0, world_size=8):
-        ...     picture, label = sample["jpg"], int(sample["cls"])
+        ...     image, label = sample["jpg"], int(sample["cls"])
     """
     _check_place("rank", rank, "world_size", world_size)
     _check_place("worker", worker, "num_workers", num_workers)
@@ -114,6 +113,7 @@ def _expand_one(shard: Source) -> Sequence[Source]:
     count = 1
     for choice in choices:
         count *= len(choice)
+    # Counted before the names are made, which could fill the memory.
     if count > _MAX_SHARDS:
         raise ValueError(f"{shard!r} stands for {count} shards; {_MAX_SHARDS} are the most")
     return ["".join(words) for words in itertools.product(*choices)]
@@ -140,12 +140,9 @@ def _choices(inside: str, pattern: str) -> Sequence[str]:
 
 def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
     for source in sources:
-        with closing(open_tar_input(source)) as archive:
-            yield from _samples_of(Archive(archive), _url(source) or archive.name)
-
-
-def _url(source: Source) -> str | None:
-    return os.fsdecode(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
+        url = os.fsdecode(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
+        with closing(Archive(source)) as archive:
+            yield from _samples_of(archive, url or archive.name)
 
 
 def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
@@ -155,11 +152,13 @@ def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
         match = _NAME.fullmatch(name)
         if match is None or _META.match(name):
             continue
+        # WebDataset puts the files of a sample behind each other, so another key ends it.
         if match[1] != key:
             if sample:
                 yield sample
             key = match[1]
             sample = {"__key__": key, "__url__": url}
+        # As WebDataset has it.
         ending = match[2].lower()
         if ending in sample:
             archive.fail(f"sample {key!r} has {ending!r} twice")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,21 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
 
-_Reader: TypeAlias = Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
-"""Makes the array of (content, offset of the first byte, shape)."""
-
-_PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
-_FORMATS = frozenset({_PCM, _FLOAT, _A_LAW, _MU_LAW})
-"""The formats whose samples are of one size each. What else there is comes in packets."""
+PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
+# Formats whose samples are of one size each. What else there is comes in packets.
+_FORMATS = frozenset({PCM, _FLOAT, _A_LAW, _MU_LAW})
 
 # np.take needs eight bytes for each index, so not all at once; each piece hands the GIL over twice, so not in
 # small ones: with 16 Ki indices two threads get 1.2 times as much done as one, with these 1.8 times.
 _BLOCK = 256 * 1024
 
 _CHUNK = struct.Struct("<4sI")
-_SIZE = struct.Struct("<I")
-_LONG_SIZES = struct.Struct("<2Q")
 _FORMAT = struct.Struct("<HHIIHH")
+_LONG_SIZES = struct.Struct("<2Q")
 _WANTED = (b"fmt ", b"ds64", b"data")
 _EXTENSIBLE = 0xFFFE
 # The size of the extension, the bits that count, the mask of speakers, and the format as a GUID, of which all
@@ -46,11 +42,14 @@ _GUID_END = bytes.fromhex("000000001000800000aa00389b71")
 _NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 # What some write instead, down to whole samples: SoX the first, ALSA's arecord the last.
 _STAND_INS = (0x7FFFF000, 0x7FFFFFFF, 0x80000000)
-_SURE_BELOW = min(_STAND_INS) - 0xFFFF
+SURE_BELOW = min(_STAND_INS) - 0xFFFF
+
+# Code of the format, channels, samples a second, bytes a second, bytes of a sample of all channels, bits.
+_Fields: TypeAlias = tuple[int, int, int, int, int, int]
 
 
 class WAVHeader(NamedTuple):
-    """What the header of a WAV file says. Made by :func:`parse_wav`.
+    """Header of a WAV file. Made by :func:`parse_wav`.
 
     Attributes:
         audio_format: The code of the format as it stands there: 1 is PCM, 3 float, 6 A-law, 7 mu-law,
@@ -103,8 +102,7 @@ def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
     See:
         https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html, EBU Tech 3306 for RF64
     """
-    content = content_of(data, "a WAV file")
-    return _parse(content)
+    return _parse_whole(content_of(data, "a WAV file")).header
 
 
 def load_wav(
@@ -135,14 +133,14 @@ def load_wav(
     Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
     """
     content = content_of(data, "a WAV file")
-    header = _parse(content)
-    kind = (header.sample_format, header.block_align // header.num_channels)
-    read = READERS.get(kind)
-    if read is None:
-        _fail(
+    header = _parse_whole(content).header
+    kind = KINDS.get((header.sample_format, header.block_align // header.num_channels))
+    if kind is None:
+        raise _error(
             content,
-            f"holds {header.bits_per_sample} bits of format {kind[0]}; PCM (1) of 8, 16, 24, 32 and 64 bits, "
-            "float (3) of 32 and 64, A-law (6) and mu-law (7) are read. load_audio reads what FFmpeg can",
+            f"holds {header.bits_per_sample} bits of format {header.sample_format}; PCM (1) of 8, 16, 24, 32 "
+            "and 64 bits, float (3) of 32 and 64, A-law (6) and mu-law (7) are read. load_audio reads what "
+            "FFmpeg can",
             _CHUNK.size,
         )
     start, stop = 0, header.num_samples
@@ -151,59 +149,17 @@ def load_wav(
     missing = header.data_offset + header.data_size - len(content)
     if missing > 0:
         message = f"is cut short: {missing} of {header.data_size} bytes of samples are missing"
-        _fail(content, message, len(content))
+        raise _error(content, message, len(content))
     offset = header.data_offset + start * header.block_align
     shape = (stop - start, header.num_channels)
     try:
-        return read(content, offset, shape)
+        return kind.read(content, offset, shape)
     except ValueError as error:  # more channels and samples than NumPy can count
-        _fail(content, f"NumPy has no array of shape {shape}: {error}", offset)
+        raise _error(content, f"NumPy has no array of shape {shape}: {error}", offset) from error
 
 
-_MOST_CHANNELS = 64
-
-# DTS and compressed data for S/PDIF come as stereo PCM of 16 bits, and begin their frames with these.
-_SYNC_WORDS = tuple(
-    bytes.fromhex(word)
-    for word in ("7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f".split())
-)
-
-
-def known_header(head: bytes, length: int) -> tuple[WAVHeader, str] | None:
-    """What the header says, and the channel layout as FFmpeg's text.
-
-    ``None`` where FFmpeg has to judge: it is no WAV file, or one that is cut short, has no stated size, or
-    samples that are not of whole bytes, one size, and PCM, float, A-law or mu-law.
-
-    Args:
-        head: The beginning of the file.
-        length: Bytes of the file.
-    """
-    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        return None
-    try:
-        header = _parse(head)
-    except ArrayFormatError:
-        return None
-    offset, size = header.data_offset, header.block_align // header.num_channels
-    stated = _SIZE.unpack_from(head, offset - _SIZE.size)[0]
-    if not 0 < stated < _SURE_BELOW or offset + stated > length:
-        return None
-    bits, layout = header.bits_per_sample, f"{header.num_channels} channels"
-    if header.audio_format == _EXTENSIBLE:
-        place = _find_chunks(head)[b"fmt "][0] + _FORMAT.size
-        _, bits, mask, _, _ = _EXTENSION.unpack_from(head, place)
-        if mask.bit_count() == header.num_channels:
-            layout = f"{mask:#x}"
-    # FFmpeg goes by the bits that count, not by the room that they have.
-    if (header.sample_format, size) not in READERS or (bits + 7) // 8 != size:
-        return None
-    if header.num_channels > _MOST_CHANNELS:
-        return None
-    is_stereo_16 = (header.sample_format, size, header.num_channels) == (_PCM, 2, 2)
-    if is_stereo_16 and any(word in head for word in _SYNC_WORDS):
-        return None
-    return header, layout
+def _error(content: Content, message: str, offset: int) -> ArrayFormatError:
+    return ArrayFormatError(message, source=name_of(content), offset=offset)
 
 
 def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
@@ -211,16 +167,15 @@ def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None)
     begin = _seconds("time_offset_seconds", 0 if offset is None else offset)
     if begin is None:
         raise ValueError(f"time_offset_seconds must be finite, not {offset!r}")
+    length = None if duration is None else _seconds("duration_seconds", duration)
+    end = None if length is None else begin + length
     start, _ = Window(begin).samples(header.sample_rate)
+    _, stop = Window(None, end).samples(header.sample_rate)
     if start > header.num_samples:
-        length = header.num_samples / header.sample_rate
-        raise ValueError(f"time_offset_seconds={offset!r} is past the end, at {length:g} s")
-    length_asked = None if duration is None else _seconds("duration_seconds", duration)
-    if length_asked is None:
-        return start, header.num_samples
-    _, stop = Window(None, begin + length_asked).samples(header.sample_rate)
-    assert stop is not None, "the window has an end"
-    return start, min(max(start, stop), header.num_samples)
+        seconds = header.num_samples / header.sample_rate
+        raise ValueError(f"time_offset_seconds={offset!r} is past the end, at {seconds:g} s")
+    stop = header.num_samples if stop is None else min(stop, header.num_samples)
+    return start, max(start, stop)
 
 
 def _seconds(name: str, value: Seconds) -> Fraction | None:
@@ -237,29 +192,123 @@ def _seconds(name: str, value: Seconds) -> Fraction | None:
     return seconds
 
 
-def _parse(content: Content) -> WAVHeader:
+class _File(NamedTuple):
+    """Content of the chunks before the samples.
+
+    Attributes:
+        header: The part of it that is public.
+        bits: Bits of a sample that count; others only take room.
+        mask: Speakers as bits, 0 if not stated.
+        stated: Bytes of samples as the chunk says, which may be a stand-in for an unknown size.
+    """
+
+    header: WAVHeader
+    bits: int
+    mask: int
+    stated: int
+
+
+def _parse_whole(content: Content) -> _File:
+    try:
+        return parse_file(content)
+    except ArrayFormatError as error:
+        error.source = name_of(content)
+        raise
+
+
+def parse_file(content: Content) -> _File:
+    """Parse the chunks before the samples.
+
+    Raises:
+        ArrayFormatError: As :func:`parse_wav`, without the name of the source.
+    """
     head = bytes(content[:12])
     if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:] != b"WAVE":
         also = "; load_audio reads big-endian WAV" if head[:4] == b"RIFX" else ""
-        _fail(content, f"is not a WAV file: it begins with {head!r}{also}", 0)
-    chunks = _find_chunks(content)
-    if b"data" not in chunks:
-        _fail(content, "is cut short: there is no chunk 'data'", len(content))
+        raise ArrayFormatError(f"is not a WAV file: it begins with {head!r}{also}", offset=0)
+    chunks: dict[bytes, tuple[int, int]] = {}
+    for name, start, size in find_chunks(content, 12):
+        if name in _WANTED:
+            chunks.setdefault(name, (start, size))
+        # Nothing behind the samples is needed to read them.
+        if name == b"data":
+            break
+    else:
+        raise ArrayFormatError("is cut short: there is no chunk 'data'", offset=len(content))
+    offset, stated = chunks[b"data"]
     if b"fmt " not in chunks:
-        _fail(
-            content, "has samples before the chunk 'fmt ' that describes them", chunks[b"data"][0]
+        raise ArrayFormatError(
+            "has samples before the chunk 'fmt ' that describes them", offset=offset
         )
-    offset, size = chunks[b"data"]
-    riff_size = _SIZE.unpack_from(content, 4)[0]
+    fields, code, bits, mask = _read_format(content, *chunks[b"fmt "])
+    _check_format(fields, code, offset - _CHUNK.size)
+    size, riff_size = stated, int.from_bytes(content[4:8], "little")
     if head[:4] != b"RIFF" and b"ds64" in chunks:
         riff_size, long_size = _read_long_sizes(content, *chunks[b"ds64"])
+        # All ones stand for a size that only "ds64" has room for.
         size = long_size if size == _NO_SIZE else size
-    format = _read_format(content, *chunks[b"fmt "])
-    if not 0 < size < _SURE_BELOW and not _is_known(
-        size, offset, riff_size, block_align=format[4], length=len(content)
+    block_align = fields[4]
+    if not 0 < size < SURE_BELOW and not _is_known(
+        size, offset, riff_size, block_align=block_align, length=len(content)
     ):
-        return _header(content, format, offset, None)
-    return _header(content, format, offset, size)
+        rest = len(content) - offset
+        # A file that was never finished may end within a sample.
+        size = rest - rest % block_align
+    if size % block_align and code in _FORMATS:
+        raise ArrayFormatError(
+            f"has {size} bytes of samples, no multiple of {block_align} for one of all channels",
+            offset=offset,
+        )
+    return _File(WAVHeader(*fields, size, offset, code), bits, mask, stated)
+
+
+def find_chunks(data: Content, offset: int) -> Iterator[tuple[bytes, int, int]]:
+    """Name, place and size of each chunk from a byte on."""
+    while offset + _CHUNK.size <= len(data):
+        name, size = _CHUNK.unpack_from(data, offset)
+        offset += _CHUNK.size
+        yield name, offset, size
+        offset += size + size % 2  # chunks begin at even places
+
+
+def _read_format(content: Content, offset: int, size: int) -> tuple[_Fields, int, int, int]:
+    """The six fields of the format, the code of the samples, the bits that count and the mask of speakers."""
+    if size < _FORMAT.size or offset + size > len(content):
+        raise ArrayFormatError(f"its chunk 'fmt ' of {size} bytes is cut short", offset=offset)
+    fields: _Fields = _FORMAT.unpack_from(content, offset)
+    if fields[0] != _EXTENSIBLE:
+        return fields, fields[0], fields[5], 0
+    if size < _FORMAT.size + _EXTENSION.size:
+        raise ArrayFormatError(
+            f"its format is extensible, and its chunk has only {size} bytes", offset=offset
+        )
+    _, bits, mask, code, guid_end = _EXTENSION.unpack_from(content, offset + _FORMAT.size)
+    # The GUID begins with the code; the rest is the same for all known formats.
+    if guid_end != _GUID_END:
+        raise ArrayFormatError("its extensible format is none of the known ones", offset=offset)
+    return fields, code, bits, mask
+
+
+def _check_format(fields: _Fields, code: int, offset: int) -> None:
+    """Refuse samples that do not take the room that the file says."""
+    _, num_channels, rate, _, block_align, bits = fields
+    if not (num_channels and rate and block_align):
+        raise ArrayFormatError(
+            f"has {num_channels} channels, {rate} Hz and {block_align} bytes a sample",
+            offset=offset,
+        )
+    if code not in _FORMATS:
+        return  # samples come in packets, and the fields mean something else
+    size, rest = divmod(block_align, num_channels)
+    fits = bits == 8 * size
+    if code == PCM:
+        # No more bytes than the bits need, but for 24 bits in 32, which some write.
+        fits = 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
+    if rest or not fits:
+        raise ArrayFormatError(
+            f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit",
+            offset=offset,
+        )
 
 
 def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, length: int) -> bool:
@@ -276,86 +325,12 @@ def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, lengt
     return not is_stand_in or offset + size <= length
 
 
-def _find_chunks(content: Content) -> dict[bytes, tuple[int, int]]:
-    """Place and size of the chunks that matter, up to the samples."""
-    chunks: dict[bytes, tuple[int, int]] = {}
-    offset, last = 12, len(content) - _CHUNK.size
-    while offset <= last:
-        name, size = _CHUNK.unpack_from(content, offset)
-        offset += _CHUNK.size
-        if name in _WANTED:
-            chunks.setdefault(name, (offset, size))
-            if name == b"data":
-                break
-        offset += size + size % 2  # chunks begin at even places
-    return chunks
-
-
-def _read_format(content: Content, offset: int, size: int) -> tuple[int, ...]:
-    """The six fields of the format, and the code that stands behind an extensible one."""
-    if size < _FORMAT.size or offset + size > len(content):
-        _fail(content, f"its chunk 'fmt ' of {size} bytes is cut short", offset)
-    fields = _FORMAT.unpack_from(content, offset)
-    if fields[0] != _EXTENSIBLE:
-        return *fields, fields[0]
-    if size < _FORMAT.size + _EXTENSION.size:
-        _fail(content, f"its format is extensible, and its chunk has only {size} bytes", offset)
-    _, _, _, code, guid_end = _EXTENSION.unpack_from(content, offset + _FORMAT.size)
-    if guid_end != _GUID_END:
-        _fail(content, "its extensible format is none of the known ones", offset)
-    return *fields, code
-
-
 def _read_long_sizes(content: Content, offset: int, size: int) -> tuple[int, int]:
-    """What RF64 says of the file and the samples, where their own chunks have no room for it."""
+    """Sizes of the file and the samples in RF64, which 32 bits cannot hold."""
     if size < 28 or offset + 28 > len(content):
-        _fail(content, f"its chunk 'ds64' has {size} bytes, less than 28", offset)
+        raise ArrayFormatError(f"its chunk 'ds64' has {size} bytes, less than 28", offset=offset)
     riff_size, data_size = _LONG_SIZES.unpack_from(content, offset)
     return riff_size, data_size
-
-
-def _header(content: Content, format: tuple[int, ...], offset: int, size: int | None) -> WAVHeader:
-    code, num_channels, rate, byte_rate, block_align, bits, sample_format = format
-    place = offset - _CHUNK.size
-    if not (num_channels and rate and block_align):
-        message = f"has {num_channels} channels, {rate} Hz and {block_align} bytes a sample"
-        _fail(content, message, place)
-    # All bits of whole bytes are the rule, and the rest of the question is asked of few.
-    if (bits * num_channels != 8 * block_align or bits % 8) and not _fits(
-        sample_format, bits, block_align, num_channels
-    ):
-        message = (
-            f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit"
-        )
-        _fail(content, message, place)
-    if size is None:
-        rest = len(content) - offset
-        size = rest - rest % block_align
-    if size % block_align and sample_format in _FORMATS:
-        message = (
-            f"has {size} bytes of samples, no multiple of {block_align} for one of all channels"
-        )
-        _fail(content, message, offset)
-    return WAVHeader(
-        code, num_channels, rate, byte_rate, block_align, bits, size, offset, sample_format
-    )
-
-
-def _fits(sample_format: int, bits: int, block_align: int, num_channels: int) -> bool:
-    """Whether samples of whole bytes take the room that the file says."""
-    if sample_format not in _FORMATS:
-        return True  # they come in packets, and the fields mean something else
-    size, rest = divmod(block_align, num_channels)
-    if rest:
-        return False
-    if sample_format != _PCM:
-        return bits == 8 * size
-    # No more bytes than the bits need, but for 24 bits in 32, which some write.
-    return 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
-
-
-def _fail(content: Content, message: str, offset: int) -> NoReturn:
-    raise ArrayFormatError(message, source=name_of(content), offset=offset)
 
 
 def _view(
@@ -411,6 +386,7 @@ def _mu_law() -> np.ndarray[Any, Any]:
     codes = ~np.arange(256, dtype=np.uint8)
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
     size = ((2 * mantissa + 33) << exponent) - 33
+    # 14 bits, at the top of 16.
     return (4 * np.where(codes & 0x80, -size, size)).astype(np.int16)
 
 
@@ -422,20 +398,32 @@ def _a_law() -> np.ndarray[Any, Any]:
     size = np.where(
         exponent == 0, 2 * mantissa + 1, (2 * mantissa + 33) << np.maximum(exponent - 1, 0)
     )
+    # 13 bits, at the top of 16.
     return (8 * np.where(codes & 0x80, size, -size)).astype(np.int16)
 
 
-READERS: Mapping[tuple[int, int], _Reader] = MappingProxyType(
+class _Kind(NamedTuple):
+    """One kind of samples: FFmpeg's names of the codec and of the format, and how they are read.
+
+    ``read`` makes the array of (content, offset of the first byte, shape).
+    """
+
+    codec: str
+    sample_fmt: str
+    read: Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
+
+
+# By code of the format and bytes of a sample.
+KINDS: Mapping[tuple[int, int], _Kind] = MappingProxyType(
     {
-        (_PCM, 1): partial(_view, np.dtype("u1")),
-        (_PCM, 2): partial(_view, np.dtype("<i2")),
-        (_PCM, 3): _read_24_bits,
-        (_PCM, 4): partial(_view, np.dtype("<i4")),
-        (_PCM, 8): partial(_view, np.dtype("<i8")),
-        (_FLOAT, 4): partial(_view, np.dtype("<f4")),
-        (_FLOAT, 8): partial(_view, np.dtype("<f8")),
-        (_A_LAW, 1): partial(_read_by_table, _a_law),
-        (_MU_LAW, 1): partial(_read_by_table, _mu_law),
+        (PCM, 1): _Kind("pcm_u8", "u8", partial(_view, np.dtype("u1"))),
+        (PCM, 2): _Kind("pcm_s16le", "s16", partial(_view, np.dtype("<i2"))),
+        (PCM, 3): _Kind("pcm_s24le", "s32", _read_24_bits),
+        (PCM, 4): _Kind("pcm_s32le", "s32", partial(_view, np.dtype("<i4"))),
+        (PCM, 8): _Kind("pcm_s64le", "s64", partial(_view, np.dtype("<i8"))),
+        (_FLOAT, 4): _Kind("pcm_f32le", "flt", partial(_view, np.dtype("<f4"))),
+        (_FLOAT, 8): _Kind("pcm_f64le", "dbl", partial(_view, np.dtype("<f8"))),
+        (_A_LAW, 1): _Kind("pcm_alaw", "s16", partial(_read_by_table, _a_law)),
+        (_MU_LAW, 1): _Kind("pcm_mulaw", "s16", partial(_read_by_table, _mu_law)),
     }
 )
-"""By code of the format and bytes of a sample."""

@@ -79,6 +79,7 @@ def yuv_format(pix_fmt: str) -> YUVFormat:
     Raises:
         ValueError: It is no YUV format that is known here.
     """
+    # The arrays have their byte order in their type.
     name = re.sub(r"(?<=[\db])(le|be)$", "", pix_fmt)
     if name in _PAIRED:
         across, down, pairs = _PAIRED[name]
@@ -179,7 +180,7 @@ def _untiled(array: Any, format: YUVFormat) -> tuple[Any, ...]:
 
 
 def _luma_rows(rows: int, width: int, format: YUVFormat) -> int:
-    """Height of a picture whose planes lie in so many rows."""
+    """Height of an image whose planes lie in so many rows."""
     # Chroma has 2 * rows / sub_y rows of width / sub_x samples.
     height = rows * format.sub_x * format.sub_y // (format.sub_x * format.sub_y + 2)
     for candidate in (height, height + 1):

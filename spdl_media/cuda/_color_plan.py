@@ -1,4 +1,4 @@
-"""Everything that a conversion needs to know but the pictures themselves, as numbers."""
+"""Everything that a conversion needs to know but the images themselves, as numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CEILING = 32767 / 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A conversion of pictures of one size and format.
+    """A conversion of images of one size and format.
 
     Attributes:
         luma: Windows across and down.
@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the values of planes mean, and what is to become of them. See ``yuv_to_rgb``."""
+    """Colour metadata of planes, and output options. See ``yuv_to_rgb``."""
 
     matrix: str | None = None
     color_range: str | None = None
@@ -98,7 +98,7 @@ class Look:
 
 @lru_cache(maxsize=256)
 def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
-    """Work out how pictures of one size are converted.
+    """Work out how images of one size are converted.
 
     Raises:
         ValueError: An unknown matrix, or a range that contradicts the format.

@@ -1,8 +1,8 @@
 """Which samples of a line make each sample of a line of another length, and with which weights.
 
 These are the filters of FFmpeg's scaler, its rounding of positions and its treatment of edges included, so
-that pictures come out as the CPU path makes them: within half a level before the result is rounded, where
-exact positions would be off by several levels at edges in large pictures.
+that images come out as the CPU path makes them: within half a level before the result is rounded, where
+exact positions would be off by several levels at edges in large images.
 
 See:
     FFmpeg ``libswscale/utils.c``, ``initFilter``.
@@ -60,7 +60,7 @@ def line_taps(
     """The windows from a line of a plane to one of the result.
 
     Args:
-        length: Pixels in a line of the picture.
+        length: Pixels in a line of the image.
         size: Pixels in a line of the result.
         sub: Pixels for one sample; 1 for luma.
         place: Where among these the sample stands, from 0, the first, to 1, the last.
@@ -86,7 +86,7 @@ def line_taps(
 
 
 def no_taps(size: int) -> Taps:
-    """Windows of nothing, for pictures without chroma."""
+    """Windows of nothing, for images without chroma."""
     return _frozen(np.zeros(size), np.zeros((0, size)))
 
 

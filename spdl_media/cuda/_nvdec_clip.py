@@ -34,7 +34,7 @@ from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decode import cut_short_error, decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
-from spdl_media.frames import VideoFrames
+from spdl_media.image_frames import VideoFrames
 from spdl_media.operations import Rate
 from spdl_media.packets import (
     VideoPackets,
@@ -50,7 +50,7 @@ class DeviceClip:
     """Frames on a device, with their times.
 
     Attributes:
-        array: The pictures, one behind the other.
+        array: The frames, one behind the other.
         pts: Their timestamps, in units of ``time_base``; those that the CPU path gives.
         time_base: Seconds in one unit.
         timestamps: The same in seconds on the container's clock.
@@ -138,6 +138,7 @@ def _by_dali(
 def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
     facts, coded = metadata_of(packets), av_packets(packets)
     _check_start(packets)
+    # At another rate, how many frames it takes is known at the end.
     limit = request.num_frames if request.frame_rate is None else None
     missing = cut_short_error(packets, request.config)
     if missing is not None and limit is None:
@@ -146,9 +147,11 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     pictures.discarded = discarded_pts(packets)
     # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
     pictures.needs_key = any(packet.is_keyframe for packet in coded)
+    # A frame for each packet of the window; the writer makes room if there are more.
     room = min(len(packets.get_timestamps()) or len(coded), limit or len(coded))
     writer = FrameWriter(device, request.output, max(1, room), packets.source)
     times: list[FrameTime] = []
+    # None drains the decoder.
     for packet in (*coded, None) if coded else ():
         frames = pictures.decode(packet)
         if (first := next(frames, None)) is None:
@@ -205,6 +208,7 @@ def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None
     """The filter graph that makes on the CPU what is made on a device."""
     pix_fmt: str = output.pix_fmt
     if pix_fmt == "nv12" and any(depth in str(codec.pix_fmt) for depth in ("p10", "p12")):
+        # As on the device, where deep planes have 16 bits with the value in the high ones.
         pix_fmt = "p010le" if "p10" in str(codec.pix_fmt) else "p016le"
     desc = get_video_filter_desc(
         frame_rate=frame_rate,
@@ -213,6 +217,7 @@ def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None
         scale_mode=output.scale_mode,
         scale_algo=output.scale_algo,
         pix_fmt=pix_fmt,
+        # The device converts exactly as well.
         quality="accurate",
     )
     crop = output.crop
@@ -234,6 +239,7 @@ def _selected(
             times, packets.time_base, request.frame_rate, packets.codec.frame_rate
         )
         time_base = 1 / rate
+    # Up to None is all of them.
     chosen = chosen[: request.num_frames]
     return [position for position, _ in chosen], [pts for _, pts in chosen], time_base
 

@@ -45,7 +45,7 @@ def decode_by_number(
         numbers: Which frames, in any order, repeated or not.
         device: Where they are decoded.
         output: What is made of them, RGB without a crop.
-        orientation: How the pictures stand.
+        orientation: How the frames stand.
 
     Returns:
         An array of the output's shape on the device, ready to be read on any stream.
@@ -95,7 +95,7 @@ def _filter(output: Output) -> dict[str, Any]:
 
 
 def _arranged(device: VideoDevice, pictures: Any, output: Output, placement: Placement) -> Any:
-    """The pictures at their places, with channels and axes in the order that was asked for."""
+    """The frames at their places, with channels and axes in the order that was asked for."""
     plain = output.layout == "NHWC" and output.pix_fmt == "rgb24"
     if plain and pictures.shape[1:3] == placement.canvas[::-1] and pictures.flags.c_contiguous:
         return pictures
@@ -141,7 +141,7 @@ def remux(packets: VideoPackets, timeline: Timeline) -> bytes:
 
 
 def _ivf(tag: bytes) -> bytes:
-    """The header of a file that holds a stream and no pictures."""
+    """The header of a file that holds a stream and no frames."""
     words = (1).to_bytes(4, "little") * 2 + bytes(8)
     return b"DKIF\0\0\x20\0" + tag + (16).to_bytes(2, "little") * 2 + words
 
@@ -158,6 +158,6 @@ _EMPTY_FILES: Mapping[str, tuple[str, bytes]] = MappingProxyType(
 
 
 def _empty_file(codec: VideoCodec) -> Any:
-    """A file without pictures: PyAV passes a codec's parameters on only from a stream that it has read."""
+    """A file without frames: PyAV passes a codec's parameters on only from a stream that it has read."""
     format, content = _EMPTY_FILES[codec.name]
     return av.open(io.BytesIO(content), format=format)

@@ -19,7 +19,7 @@ INVERSE = MappingProxyType({1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6})
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """Pixels cut off each side of the upright picture."""
+    """Pixels cut off each side of the upright frame."""
 
     left: int = 0
     top: int = 0
@@ -40,7 +40,7 @@ class Crop:
         return self.left, self.top, self.right, self.bottom
 
     def left_over(self, size: Size) -> Size:
-        """The size of what is left of a picture.
+        """The size of what is left of a frame.
 
         Raises:
             ValueError: Nothing is left.
@@ -54,9 +54,9 @@ class Crop:
         return width, height
 
     def turned_back(self, orientation: int) -> Crop:
-        """The same cut in the picture as it is coded."""
+        """The same cut in the frame as it is coded."""
         sides = list(self.sides)
-        # Upright is the coded picture mirrored, then turned clockwise; this goes the other way.
+        # Upright is the coded frame mirrored, then turned clockwise; this goes the other way.
         quarters = rotation(orientation) // 90
         sides = sides[quarters:] + sides[:quarters]
         if is_mirrored(orientation):
@@ -65,16 +65,16 @@ class Crop:
 
 
 def coded_size(size: Size, orientation: int) -> Size:
-    """Width and height in the coded picture of what has this size upright, and the other way round."""
+    """Width and height in the coded frame of what has this size upright, and the other way round."""
     return size[::-1] if swaps_sides(orientation) else size
 
 
 def upright(device: VideoDevice, array: Any, orientation: int, axes: Sequence[int]) -> Any:
-    """Turn pictures upright, as a view.
+    """Turn frames upright, as a view.
 
     Args:
         device: Where the array is.
-        array: Pictures or planes.
+        array: Frames or planes.
         orientation: How they stand, 1 to 8.
         axes: The axes of rows and columns.
     """

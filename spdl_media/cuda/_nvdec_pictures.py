@@ -1,4 +1,4 @@
-"""Pictures of one stream on a device, by the rules of the CPU path for window, lead-in and damage."""
+"""Frames of one stream on a device, by the rules of the CPU path for window, lead-in and damage."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class OnDevice:
         return frames
 
     def _check_cut(self, frame: Any) -> None:
-        """Refuse pictures that are to be cut on the left or at the top.
+        """Refuse frames that are to be cut on the left or at the top.
 
         On a device FFmpeg cuts what lies on the right and at the bottom alone. The decoder's own size is
-        right, but may be that of pictures to come; then these have the size that the stream states.
+        right, but may be that of frames to come; then these have the size that the stream states.
         """
         size = frame.width, frame.height
         right = (
@@ -73,12 +73,12 @@ class OnDevice:
 
 
 class DevicePictures(PictureDecoder):
-    """The decoder of pictures with FFmpeg's decoder on the device: the same window, lead-in and damage.
+    """The decoder of frames with FFmpeg's decoder on the device: the same window, lead-in and damage.
 
     Args:
         device: Where to decode.
         codec: Parameters of the stream.
-        facts: Facts of the packets.
+        facts: Metadata of the packets.
         config: How to decode.
 
     Raises:

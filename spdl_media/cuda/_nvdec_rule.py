@@ -53,8 +53,8 @@ NVDEC_FORMATS: Mapping[str, str] = MappingProxyType(
 
 DALI_CODECS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        # The GPU operator takes each picture that is decoded for one that is shown. AV1 and VP9 show
-        # pictures again without decoding anything, and MPEG-4 in AVI packs two pictures into a packet.
+        # The GPU operator takes each frame that is decoded for one that is shown. AV1 and VP9 show
+        # frames again without decoding anything, and MPEG-4 in AVI packs two frames into a packet.
         "cuda": frozenset({"h264", "hevc"}),
         "cpu": frozenset({"vp8", "vp9"}),
     }

@@ -20,7 +20,7 @@ from spdl_media.cuda._nvdec_writer import FrameWriter
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decode import cut_short_error
 from spdl_media.decoders import VideoDecoder
-from spdl_media.frames import VideoFrames
+from spdl_media.image_frames import VideoFrames
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 
 ColoredPlanes: TypeAlias = tuple[Any, Colors]

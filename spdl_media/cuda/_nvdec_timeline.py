@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import av
 
-from spdl_media._frame_filter import FrameFilter
+from spdl_media._graph import FrameFilter
 from spdl_media.operations import Rate, parse_rate
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
 from spdl_media.timing import ticks_to_seconds
@@ -54,6 +54,7 @@ class Timeline:
             tuple(shown),
             tuple(rank[pts] for pts, _ in known),
             tuple(wanted),
+            # Equal times share a rank, and a packet without one has none.
             len(rank) == len(coded),
             _is_closed(packets),
         )
@@ -100,6 +101,7 @@ def at_rate(
     return exact_rate, chosen
 
 
+# A row of eight pixels of gray holds a number of eight bytes.
 _MARK_SIZE = 8
 
 

@@ -33,10 +33,10 @@ class Output:
     Attributes:
         pix_fmt: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
         layout: Order of the axes of RGB.
-        crop: What is cut off the upright picture first.
+        crop: What is cut off the upright frame first.
         width: Width to scale to; see :func:`~spdl_media.geometry.place`.
         height: Height to scale to.
-        scale_mode: How the picture fills both.
+        scale_mode: How the frame fills both.
         scale_algo: ``"bicubic"`` or ``"bilinear"``.
     """
 
@@ -66,7 +66,7 @@ class Output:
         return self.width is not None or self.height is not None
 
     def placement(self, size: Size) -> Placement:
-        """Where an upright picture of this size goes, once it is cut."""
+        """Where an upright frame of this size goes, once it is cut."""
         return place(self.crop.left_over(size), self.width, self.height, self.scale_mode)
 
 
@@ -147,6 +147,7 @@ class FrameWriter:
         if self._array is None:
             raise ConvertError("there are no frames to convert", source=self._source)
         array, count = self._array, self.count
+        # The next batch gets memory of its own.
         self._array, self.count = None, 0
         return array[:count]
 
@@ -161,6 +162,7 @@ class FrameWriter:
     def _allocate(self, placement: Placement, stored: str) -> None:
         width, height = placement.canvas
         if self._output.pix_fmt == "nv12":
+            # Luma, and below it U and V in turn, in half as many rows.
             rows = height + -(-height // 2)
             shape: tuple[int, ...] = (rows, width + width % 2)
             dtype, self._unset = SEMI_PLANAR[stored].dtype, bool(width % 2)
@@ -193,6 +195,7 @@ class FrameWriter:
         crop = self._output.crop.turned_back(orientation)
         if crop == Crop():
             return luma, chroma
+        # Crops are even, so chroma is cut at whole samples below.
         height, width = luma.shape
         luma = luma[crop.top : height - crop.bottom, crop.left : width - crop.right]
         rows, columns = chroma.shape[:2]
@@ -225,16 +228,19 @@ class FrameWriter:
     ) -> None:
         target = self._array[self.count]
         if self._output.layout == "NCHW":
+            # (3, H, W) seen as (H, W, 3).
             target = self._device.swap(self._device.swap(target, 0, 1), 1, 2)
         if self._output.pix_fmt == "bgr24":
+            # Written from the last channel to the first.
             target = target[:, :, ::-1]
         algo = self._output.scale_algo
         if placement.is_inside:
-            # The conversion writes in any strides, so a view that is turned back turns the picture.
+            # The conversion writes in any strides, so a view that is turned back turns the frame.
             into = upright(self._device, placement.part_of(target), INVERSE[orientation], (0, 1))
             to_rgb(planes, frame, into, scale_algo=algo)
             return
         width, height = coded_size(placement.scaled, orientation)
+        # It reaches over the canvas: scaled as a whole, of which the visible part is copied.
         scaled = self._device.empty((height, width, 3), "uint8")
         to_rgb(planes, frame, scaled, scale_algo=algo)
         turned = upright(self._device, scaled, orientation, (0, 1))

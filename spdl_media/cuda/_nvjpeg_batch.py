@@ -12,7 +12,7 @@ from spdl_media.inputs import Source
 
 
 class Picture(Protocol):
-    """What is asked of a picture, however far it is decoded."""
+    """What is asked of an image, however far it is decoded."""
 
     @property
     def source(self) -> str: ...
@@ -32,7 +32,7 @@ class Batch(Generic[P]):
         on_error: What becomes of those that fail.
         stopped: Asked before each input.
         size: Width and height of every result, if both are known.
-        is_single: It is one picture, whose errors need not say which.
+        is_single: It is one image, whose errors need not say which.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Batch(Generic[P]):
         self._take(self._inputs, lambda src, _: read(src))
 
     def decode_again(self, bad: Iterable[int], decode: Callable[[P], P]) -> None:
-        """Replace the pictures at these positions, or let them fail.
+        """Replace the images at these positions, or let them fail.
 
         Raises:
             MediaError: As :meth:`read`.

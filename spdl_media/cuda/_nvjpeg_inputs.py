@@ -23,23 +23,23 @@ from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
 from spdl_media.stills import HEAD_SIZE, still_codec
 
-# Decoders of FFmpeg whose pictures DALI gives too, within 1 level of 255 on average at their own size, in
+# Decoders of FFmpeg whose images DALI gives too, within 1 level of 255 on average at their own size, in
 # every variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, come out 7 to 99 levels off.
 _DALI_DECODERS = frozenset({"bmp", "jpeg2000", "mjpeg", "png", "webp"})
 
-# Where FFmpeg refuses a picture as too large (av_image_check_size), DALI may try to find memory for it.
+# Where FFmpeg refuses an image as too large (av_image_check_size), DALI may try to find memory for it.
 _FFMPEG_LIMIT, _FFMPEG_MARGIN = (2**31 - 1) // 8, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A picture as DALI gets it.
+    """An image as DALI gets it.
 
     Attributes:
         data: The bytes of the file.
         source: What it was read from, for messages.
-        nbytes: Bytes of the decoded picture.
-        packets: What it was read from the source as; ``None``: the picture was decoded here, and scaled.
+        nbytes: Bytes of the decoded image.
+        packets: What it was read from the source as; ``None``: the image was decoded here, and scaled.
     """
 
     data: npt.NDArray[np.uint8] = field(repr=False)
@@ -57,7 +57,7 @@ class Reader:
     """Reads sources and chooses who decodes them.
 
     Args:
-        options: How pictures are to come out.
+        options: How images are to come out.
         demux_config: How to open sources.
         decode_config: How to decode. Decoders and options of FFmpeg are for the CPU alone.
         name: What to call a single source in messages.
@@ -93,14 +93,14 @@ class Reader:
 
         Raises:
             SourceError: It cannot be opened or read.
-            DemuxError: It is no picture.
+            DemuxError: It is no image.
             DecodeError: It is damaged, and DALI would not have decoded it.
         """
         packets = demux_image(src, demux_config=self._demux_config, name=self._name)
         return self._for_dali(packets) or self.decoded(packets)
 
     def _for_dali(self, packets: ImagePackets) -> Encoded | None:
-        """The file as it is, if DALI decodes it to the same picture."""
+        """The file as it is, if DALI decodes it to the same image."""
         facts, config = metadata_of(packets), self._decode_config
         is_jpeg = packets.codec.decoder == "mjpeg"
         if (
@@ -108,13 +108,13 @@ class Reader:
             or config.decoder is not None
             or config.decoder_options
             or facts.incomplete is not None
-            # How a picture stands is certain to be read alike for JPEG alone.
+            # How an image stands is certain to be read alike for JPEG alone.
             or (facts.orientation != 1 and not is_jpeg)
         ):
             return None
         content = memoryview(av_packets(packets)[0])
         if still_codec(content[:HEAD_SIZE]) != packets.codec.decoder:
-            return None  # a picture of a film or an animation
+            return None  # a frame of a film or an animation
         data = np.frombuffer(content, np.uint8)
         size = self._size(data)
         return None if size is None else Encoded(data, facts.source, size[0] * size[1] * 3, packets)
@@ -134,7 +134,7 @@ class Reader:
         return None if too_large else (width, height)
 
     def decoded(self, packets: ImagePackets) -> Encoded:
-        """The picture decoded, turned upright and scaled as without DALI.
+        """The image decoded, turned upright and scaled as without DALI.
 
         Raises:
             DecodeError: It is damaged.
@@ -143,7 +143,7 @@ class Reader:
         return pixels(convert_frames(frames).array, packets.source)
 
     def decoded_again(self, one: Encoded) -> Encoded:
-        """A picture that DALI fails to decode, decoded without it: FFmpeg may manage, or says what is wrong.
+        """An image that DALI fails to decode, decoded without it: FFmpeg may manage, or says what is wrong.
 
         Raises:
             DecodeError: It is damaged.

@@ -1,4 +1,4 @@
-"""The operators of DALI that a batch of pictures goes through."""
+"""The operators of DALI that a batch of images goes through."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Operators:
     """The operators that a batch goes through: decode, scale, take the window, change the layout.
 
     Args:
-        options: How pictures are to come out.
+        options: How images are to come out.
         layout: Of the result.
         hw_decoder_load: Share of the GPU's JPEG engine; ``None``: DALI's own.
-        orient: Whether pictures are turned upright.
-        is_single: The result is the only picture of the batch, and not an array of one.
+        orient: Whether images are turned upright.
+        is_single: The result is the only image of the batch, and not an array of one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Operators:
         return self._placed(slot, pictures, sizes, places)
 
     def fail_alone(self, slot: Slot, rows: Rows[Encoded]) -> list[int]:
-        """Positions of the pictures that DALI does not decode one at a time either."""
+        """Positions of the images that DALI does not decode one at a time either."""
         return [
             position
             for position, one in rows.items()
@@ -131,7 +131,7 @@ class Operators:
 
 
 def one_size(rows: Mapping[int, Any], places: Sequence[Placement | None]) -> tuple[int, int] | None:
-    """The size of all rows that are pictures; ``None`` if there are none.
+    """The size of all rows that are images; ``None`` if there are none.
 
     Raises:
         ConvertError: They differ.
@@ -144,7 +144,7 @@ def one_size(rows: Mapping[int, Any], places: Sequence[Placement | None]) -> tup
     if len(first) > 1:
         more = f" and {len(first) - _MAX_LISTED} more" if len(first) > _MAX_LISTED else ""
         raise ConvertError(
-            f"the pictures differ: {', '.join(list(first.values())[:_MAX_LISTED])}{more}. One array holds "
+            f"the images differ: {', '.join(list(first.values())[:_MAX_LISTED])}{more}. One array holds "
             "one size: give width= and height="
         )
     return next(iter(first), None)

@@ -1,6 +1,6 @@
-"""Pictures decoded on the CPU and finished on the device: planes go over the bus, scaling and colour follow.
+"""Images decoded on the CPU and finished on the device: planes go over the bus, scaling and colour follow.
 
-    sources -> FFmpeg's planes, upright -> one block of pinned memory -> one copy -> a kernel for each picture
+    sources -> FFmpeg's planes, upright -> one block of pinned memory -> one copy -> a kernel for each image
 
 The planes of 4:2:0 are half of RGB of the same size, and FFmpeg's scaler has nothing to do. What is not YUV
 (PNG and others) is finished on the CPU and goes along as it is.
@@ -35,13 +35,13 @@ from spdl_media.operations import PictureOps
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 from spdl_media.transfer import to_device
 
-# Decoders of FFmpeg whose pictures are YUV, most of them; others are not decoded twice to find that out.
+# Decoders of FFmpeg whose images are YUV, most of them; others are not decoded twice to find that out.
 _YUV_DECODERS = frozenset({"av1", "hevc", "jpeg2000", "libdav1d", "mjpeg", "webp"})
 
 # Where each plane begins: what the widest loads of a kernel ask for.
 _ALIGNMENT = 16
 
-# A graph that does nothing but turn pictures upright.
+# A graph that does nothing but turn images upright.
 _UPRIGHT = "null"
 
 Array = npt.NDArray[Any]
@@ -49,14 +49,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A picture on its way to the device.
+    """An image on its way to the device.
 
     Attributes:
         planes: Of FFmpeg; or one, finished, ``(height, width, 3)``.
         size: Width and height.
         source: What it was read from, for messages.
-        pix_fmt: Of the planes; ``None``: the picture is finished.
-        matrix: That the picture states.
+        pix_fmt: Of the planes; ``None``: the image is finished.
+        matrix: That the image states.
         color_range: Likewise.
     """
 
@@ -77,7 +77,7 @@ class PlanesReader:
     """Reads sources and decodes them, to planes where that will do.
 
     Args:
-        options: How pictures are to come out.
+        options: How images are to come out.
         demux_config: How to open sources.
         decode_config: How to decode.
 
@@ -104,7 +104,7 @@ class PlanesReader:
 
         Raises:
             SourceError: It cannot be opened or read.
-            DemuxError: It is no picture.
+            DemuxError: It is no image.
             DecodeError: It is damaged.
         """
         packets = demux_image(src, demux_config=self._demux_config)
@@ -144,18 +144,18 @@ def load_planes(
     on_error: OnError,
     stopped: Callable[[], bool],
 ) -> CUDABuffer:
-    """Load pictures into one array on a device.
+    """Load images into one array on a device.
 
     Args:
         inputs: The sources.
         device: A stream of the device.
         config: The same device, and who gives its memory.
-        options: How pictures are to come out: ``"rgb24"`` or ``"bgr24"``, by an algorithm of the kernel.
+        options: How images are to come out: ``"rgb24"`` or ``"bgr24"``, by an algorithm of the kernel.
         demux_config: How to open sources.
         decode_config: How to decode.
         storage: Memory that the planes pass through, if they fit.
         layout: Of the result.
-        on_error: What becomes of a picture that cannot be loaded.
+        on_error: What becomes of an image that cannot be loaded.
         stopped: Asked before each input whether nobody waits any longer.
 
     Returns:
@@ -201,7 +201,7 @@ def _placed(one: Decoded, options: PictureOps) -> Placement:
 def _uploaded(
     pictures: Sequence[Decoded], device: CupyDevice, config: CUDAConfig, storage: Storage
 ) -> tuple[CUDABuffer | None, list[list[Any]]]:
-    """All planes in one block on the device, and views of them there, by picture."""
+    """All planes in one block on the device, and views of them there, by image."""
     total = sum(one.nbytes for one in pictures)
     if not total:
         return None, [[] for _ in pictures]
@@ -238,7 +238,7 @@ def _finish(
     target: Any,
     options: PictureOps,
 ) -> None:
-    """Put one picture into its row, ``(height, width, 3)`` in any strides, on CuPy's current stream."""
+    """Put one image into its row, ``(height, width, 3)`` in any strides, on CuPy's current stream."""
     if one.pix_fmt is None:
         target[...] = planes[0]
         return

@@ -58,7 +58,7 @@ class CUDACapabilities:
         parts: What they need, by name, each looked for without the others: ``"driver"`` (NVIDIA's, with a
             device), ``"torch"`` (built with CUDA), ``"cupy"``, ``"nvrtc"`` (the compiler that CuPy asks for
             the kernels), ``"headers"`` (CUDA's, which it asks for too), ``"nvcuvid"`` (the driver's library
-            for NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the pictures that
+            for NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the images that
             DALI decodes).
     """
 

@@ -180,6 +180,11 @@ def nv12_to_bgr(
 
     Returns:
         uint8 buffer ``(frames, 3, H, W)``; see :func:`yuv_to_rgb`.
+
+    Raises:
+        ValueError: As in :func:`nv12_to_rgb`.
+        TypeError: As in :func:`nv12_to_rgb`.
+        MissingDependencyError: As in :func:`nv12_to_rgb`.
     """
     look = replace(_nv12_look(buffers, coeff, matrix, color_range), bgr=True)
     return _convert_nv12(buffers, look, cuda_config, layout, sync=sync)
@@ -293,6 +298,7 @@ def _run(
     block = _memory(device, shape, plan.dtype, out)
     array = block.array
     frames = array if has_frames else array[None]
+    # The conversion writes in any strides, so a view with the channels last will do.
     pixels = frames if layout == "NHWC" else frames.transpose(0, 2, 3, 1)
     if device is not None:
         convert_on_device(device, batches, plan, pixels)

@@ -13,7 +13,7 @@ class CPUFallbackWarning(UserWarning):
 
 
 def warn_of_fallback(refusal: str, what: str = "this video") -> None:
-    """Say that the CPU decodes, and why, in the name of the line outside of this package that asked."""
+    """Warn that the CPU decodes, and why, with the stack level of the caller outside of this package."""
     frame, level = sys._getframe(), 1
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1

@@ -73,7 +73,7 @@ def _to_device(
 
 
 def _dali_refusal(request: ImageRequest) -> str | None:
-    """Why DALI is not to make such pictures, or cannot; ``None``: it can."""
+    """Why DALI is not to make such images, or cannot; ``None``: it can."""
     if request.decoder == "cpu":
         return "decoder='cpu'"
     if not request.is_plain:
@@ -107,7 +107,7 @@ def _why_dali_fails(request: ImageRequest, config: CUDAConfig) -> Exception | No
 
 
 def _takes_planes(request: ImageRequest, config: CUDAConfig) -> bool:
-    """Whether the kernel makes such pictures from planes."""
+    """Whether the kernel makes such images from planes."""
     options = request.ops
     return (
         request.is_plain

@@ -77,7 +77,7 @@ def decode_packets_nvdec(
         cuda: Number of the device, or a config, of which the allocator does not count.
         cuda_config: The same by another name; one of the two is needed.
         pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
-        crop_left: Pixels to cut off the upright picture before it is scaled; even.
+        crop_left: Pixels to cut off the upright frame before it is scaled; even.
         crop_top: The same.
         crop_right: The same.
         crop_bottom: The same.
@@ -98,7 +98,7 @@ def decode_packets_nvdec(
         DecodeError: The data is damaged, or NVDEC does not decode it.
         ConvertError: No frame lies in the window, or frames differ in size.
         MissingDependencyError: CuPy, the driver or its video library is missing.
-        ValueError: There is no such device, or an option that cannot be.
+        ValueError: There is no such device, or an option is invalid.
         TransferError: The device has too little memory; the message has the sizes.
 
     Thread safety: safe.
@@ -183,10 +183,11 @@ def decode_to_device(
         ConvertError: No frame lies in the window, or frames differ in size.
         MissingDependencyError: CuPy, DALI, the driver or its video library is missing.
         TransferError: The device has too little memory; the message has the sizes.
-        ValueError: There is no such device, or an option that cannot be.
+        ValueError: There is no such device, or an option is invalid.
 
     Thread safety: safe.
     """
+    # A scale mode is for two sides.
     stretch = width is None or height is None
     output = Output(
         pix_fmt,
@@ -238,7 +239,7 @@ def streaming_load_video_nvdec(
         cuda: Number of the device, or a config, of which the allocator does not count.
         cuda_config: The same by another name; one of the two is needed.
         num_frames: Frames of each batch; the last one may be shorter.
-        crop_left: Pixels to cut off the upright picture before it is scaled; even.
+        crop_left: Pixels to cut off the upright frame before it is scaled; even.
         crop_top: The same.
         crop_right: The same.
         crop_bottom: The same.
@@ -264,7 +265,7 @@ def streaming_load_video_nvdec(
         ConvertError: While iterating: frames differ in size.
         MissingDependencyError: CuPy, the driver or its video library is missing.
         TransferError: While iterating: the device has too little memory.
-        ValueError: There is no such device, or an option that cannot be.
+        ValueError: There is no such device, or an option is invalid.
 
     Thread safety: one thread at a time for each iterator.
     """
@@ -276,6 +277,7 @@ def streaming_load_video_nvdec(
     )
     request = Request(output, as_decode_config(decode_config), num_frames, decoder=decoder)
     device = video_device(_one(cuda, cuda_config))
+    # Opened here and not in the generator, so that a bad source is an error of this call.
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
     return _batches(demuxer, device, request, stream_index)
 
@@ -285,6 +287,7 @@ def _batches(
 ) -> Iterator[Buffer]:
     with demuxer:
         chunks = _video_chunks(demuxer, stream_index)
+        # The first packets tell the codec.
         first = next(chunks, None)
         if first is None:
             return

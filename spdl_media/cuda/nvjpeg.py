@@ -1,27 +1,27 @@
-"""Pictures decoded and scaled on a GPU by DALI, whose decoder uses nvJPEG and the GPU's own JPEG engine.
+"""Images decoded and scaled on a GPU by DALI, whose decoder uses nvJPEG and the GPU's own JPEG engine.
 
-The result is that of the CPU path: the same geometry, the picture upright, cubic scaling with antialiasing.
+The result is that of the CPU path: the same geometry, the image upright, cubic scaling with antialiasing.
 On 64 photographs scaled to 224x224 with DALI's CPU operators, the mean difference from
 :func:`~spdl_media.load_image_batch` is 0.35 to 0.51 levels of 255, as the scale mode is, and 1.95 for the
-worst of them. Most of it is 4:2:0 chroma, which FFmpeg scales from its own size; small 4:2:0 pictures that
+worst of them. Most of it is 4:2:0 chroma, which FFmpeg scales from its own size; small 4:2:0 images that
 are enlarged differ more (63x47 to 224x224: 5.2).
 
-What DALI does not decode, or not to the same picture (GIF, AVIF, TIFF and others), is decoded and scaled on
-the CPU and joins its batch on the device. So does a picture that DALI fails to decode: FFmpeg may manage it,
+What DALI does not decode, or not to the same image (GIF, AVIF, TIFF and others), is decoded and scaled on
+the CPU and joins its batch on the device. So does an image that DALI fails to decode: FFmpeg may manage it,
 and otherwise says what is wrong with it. One thing DALI does not tell: wrong data inside a JPEG that goes on
 to its end, of which FFmpeg notices most.
 
-One bad picture fails DALI's whole batch, often without a word about which it was. Three ways to find it, in
+One bad image fails DALI's whole batch, often without a word about which it was. Three ways to find it, in
 milliseconds of CPU time for 32 photographs, decoded only:
 
-    bad pictures    each alone, then the rest    halves, again and again    nvImageCodec, no DALI
+    bad images    each alone, then the rest    halves, again and again    nvImageCodec, no DALI
     0                           18                           18                     18
     1                           56                           57                     18
     4                           54                           98                     19
 
 Each is tried alone. nvImageCodec, DALI's own decoder, says which one it was in its first try, but its
-pictures would have to be handed to DALI's scaler one by one in the memory of the GPU, which is worth it only
-where bad pictures are common; and most of them never come so far, because files that are cut short and
+images would have to be handed to DALI's scaler one by one in the memory of the GPU, which is worth it only
+where bad images are common; and most of them never come so far, because files that are cut short and
 headers that cannot be read are found before.
 """
 
@@ -62,7 +62,7 @@ _SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
 
 def why_not_dali(pix_fmt: str | None, scale_algo: str) -> str | None:
-    """Say why DALI cannot make such pictures; ``None``: it can."""
+    """Say why DALI cannot make such images; ``None``: it can."""
     if pix_fmt not in COLORS:
         return f"DALI makes pix_fmt {_listed(COLORS)}, not {pix_fmt!r}"
     if scale_algo not in FILTERS:
@@ -93,10 +93,10 @@ def decode_image_batch(
     is_single: bool = False,
     name: str | None = None,
 ) -> Buffer:
-    """Decode and scale pictures on a device, into one array.
+    """Decode and scale images on a device, into one array.
 
     Args:
-        srcs: The pictures, each as for :func:`~spdl_media.load_image`.
+        srcs: The images, each as for :func:`~spdl_media.load_image`.
         cuda: Number of the device, a ``CUDAConfig``, or ``"cpu"``: the same operators without a GPU. The work
             is done on a stream of DALI's own.
         cuda_config: The same by another name; one of the two is needed.
@@ -109,13 +109,13 @@ def decode_image_batch(
         demux_config: How to open the sources.
         decode_config: How to decode. With a decoder or options of FFmpeg in it, the CPU decodes.
         layout: ``"NHWC"``, the default, or ``"NCHW"``.
-        on_error: What becomes of a picture that cannot be opened, read or decoded: ``"raise"`` the error,
+        on_error: What becomes of an image that cannot be opened, read or decoded: ``"raise"`` the error,
             which then names the input and its position; ``"skip"`` it; or ``"fill"`` its row with zeros.
         hw_decoder_load: Share of the JPEGs that goes to the GPU's JPEG engine, where it has one: 0 to 1. The
             default is DALI's.
         stopped: Asked before each input whether nobody waits any longer.
-        is_single: The result is the only picture, and not an array of one.
-        name: What to call that picture in messages.
+        is_single: The result is the only image, and not an array of one.
+        name: What to call that image in messages.
 
     Returns:
         uint8, 0 to 255, ``(B, height, width, channels)`` or ``(B, channels, height, width)``, in memory that
@@ -123,14 +123,14 @@ def decode_image_batch(
 
     Raises:
         SourceError: An input cannot be opened or read, with ``on_error="raise"``.
-        DemuxError: An input is no picture, likewise.
+        DemuxError: An input is no image, likewise.
         DecodeError: An input is damaged, likewise.
         ConvertError: There are no inputs, none could be loaded, or they differ in size.
         MissingDependencyError: DALI is not installed, or is too old.
         TransferError: The batch does not fit into the memory of the device; there is no GPU; or this process
             was forked after CUDA had been used.
         RuntimeError: DALI fails in another way.
-        ValueError: An option that cannot be, or a device that is not there.
+        ValueError: An option is invalid, or there is no such device.
         TypeError: An input that is no source, or no device.
 
     Thread safety: safe.
@@ -163,14 +163,14 @@ def decode_image_nvjpeg(
     layout: ArrayLayout = "NCHW",
     hw_decoder_load: float | None = None,
 ) -> Buffer:
-    """Decode a picture on a device, or a list of pictures into one array.
+    """Decode an image on a device, or a list of images into one array.
 
     Args:
         src: As for :func:`~spdl_media.load_image`, or a list or tuple of such.
         cuda: As in :func:`decode_image_batch`.
         cuda_config: As in :func:`decode_image_batch`.
         scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept; with it, the
-            picture is stretched.
+            image is stretched.
         scale_height: Height to scale to.
         pix_fmt: ``"rgb"`` or ``"bgr"``.
         layout: ``"NCHW"`` or ``"NHWC"``.
@@ -213,10 +213,10 @@ def load_image_batch_nvjpeg(
     on_error: OnError = "raise",
     hw_decoder_load: float | None = None,
 ) -> Buffer:
-    """Load pictures into one array on a device, each stretched to the size asked for.
+    """Load images into one array on a device, each stretched to the size asked for.
 
     Args:
-        srcs: The pictures, each as for :func:`~spdl_media.load_image`.
+        srcs: The images, each as for :func:`~spdl_media.load_image`.
         cuda: As in :func:`decode_image_batch`, as are the arguments that are not listed here.
         cuda_config: See ``cuda``.
         width: Width of the result.
@@ -262,7 +262,7 @@ def _decode(
     is_single: bool = False,
     name: str | None = None,
 ) -> tuple[Any, int | None, Batch[Encoded]]:
-    """The array of a batch, or of its only picture, and the stream that it was made on."""
+    """The array of a batch, or of its only image, and the stream that it was made on."""
     check_on_error(on_error)
     check_array_layout(layout)
     _check_operators(options, hw_decoder_load)
@@ -277,13 +277,16 @@ def _decode(
     )
     batch: Batch[Encoded] = Batch(inputs, on_error, stopped, reader.size, is_single=is_single)
     batch.read(reader.read)
+    # Once more, if FFmpeg or on_error can mend what DALI does not decode.
     for _ in range(2):
         rows = batch.rows()
         with pool.borrow() as slot:
             try:
                 return operators.run(slot, rows), slot.stream, batch
             except DALI_ERRORS as error:
+                # DALI seldom says which image it was, so each is tried alone.
                 failed, bad = error, operators.fail_alone(slot, rows)
+        # Each can be decoded alone, so it is the batch that is too much.
         if not bad:
             break
         batch.decode_again(bad, reader.decoded_again)
@@ -291,7 +294,7 @@ def _decode(
 
 
 def _not_together(failed: Exception, rows: Rows[Encoded], device: SlotDevice) -> Exception:
-    """The error for a batch that fails although each of its pictures can be decoded alone."""
+    """The error for a batch that fails although each of its images can be decoded alone."""
     files = [one for one in rows.values() if one is not None]
     size = sum(file.nbytes for file in files) / 1e6
     is_memory = is_out_of_memory(failed)

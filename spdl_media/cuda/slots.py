@@ -6,7 +6,7 @@ that the slot holds: DALI's functions look for their constants in the source tex
 make an operator for each set of arguments, thread and size of batch.
 
     with slot_pool(device).borrow() as slot:
-        pictures = slot.run("decoders.Image", encoded, {"affine": False})
+        images = slot.run("decoders.Image", encoded, {"affine": False})
 
 Everything runs in the same way on the CPU, ``SlotDevice("cpu")``, but for the name of the device.
 """
@@ -36,7 +36,7 @@ DaliBatch: TypeAlias = Any
 _PURPOSE = "decoding with DALI"
 _MIN_BATCH_SIZE = 16
 
-# A slot's threads work on the pictures of one batch. More slots serve more threads at once, and each holds
+# A slot's threads work on the images of one batch. More slots serve more threads at once, and each holds
 # buffers of its own on the device; a thread that finds none free waits.
 THREADS_A_SLOT = min(4, os.cpu_count() or 1)
 MAX_SLOTS = 8
@@ -106,7 +106,11 @@ def _dynamic() -> ModuleType:
 
 
 def dali_types() -> ModuleType:
-    """DALI's names for colour spaces and filters."""
+    """DALI's names for colour spaces and filters.
+
+    Raises:
+        MissingDependencyError: DALI is not installed.
+    """
     return _module("types")
 
 
@@ -160,9 +164,9 @@ class Slot:
 
         Args:
             operator: Name of the operator's class in DALI, such as ``"decoders.Image"``.
-            data: What another operator gave, or an array for each picture, not copied.
+            data: What another operator gave, or an array for each image, not copied.
             settings: What the operator is made with. One operator is kept for each.
-            arguments: By name, an array for each picture.
+            arguments: By name, an array for each image.
 
         Returns:
             The results, on the device.
@@ -185,7 +189,7 @@ class Slot:
         self, name: str, batch_size: int, settings: Settings, kinds: tuple[object, ...]
     ) -> Any:
         """The operator made with these settings, made anew when the batch outgrows it."""
-        # An operator refuses other kinds of input than it had first, such as a video after pictures.
+        # An operator refuses other kinds of input than it had first, such as a video after images.
         key = name, repr(sorted(settings.items())), *kinds
         largest, operator = self._operators.get(key, (0, None))
         if batch_size > largest:
@@ -196,11 +200,11 @@ class Slot:
         return operator
 
     def as_array(self, batch: DaliBatch) -> Any:
-        """Pictures of one size as one array of DALI's, which owns its memory."""
+        """Images of one size as one array of DALI's, which owns its memory."""
         return self._dynamic.as_tensor(batch)
 
     def first(self, batch: DaliBatch) -> Any:
-        """The first picture as an array of DALI's."""
+        """The first image as an array of DALI's."""
         return batch.tensors[0]
 
 

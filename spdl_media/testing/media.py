@@ -439,5 +439,6 @@ def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
             a, b, c, d = (value << 16 for value in _TRACK_MATRIX[track.orientation])
             # Version 1 has three fields of 8 bytes where version 0 has 4.
             matrix = position + (52 if content[position] else 40)
+            # Numbers are 16.16 fixed point, but for the last column, which is 2.30.
             struct.pack_into(">9i", content, matrix, a, b, 0, c, d, 0, 0, 0, 1 << 30)
     return bytes(content)

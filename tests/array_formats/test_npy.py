@@ -19,9 +19,6 @@ from hypothesis.extra import numpy as hnp
 
 import spdl_media as sm
 
-# To read a header by the pattern or by the grammar alone; the shapes are those of no file.
-from spdl_media.array_formats import npy as npy_module
-
 PLAIN_TYPES = [
     *("?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d", "g", "F", "D", "G"),
     *(">i2", ">u4", ">f8", ">c16", "<U5", ">U3", "S7", "V6", "S0", "U0"),
@@ -131,7 +128,7 @@ def test_a_copy_is_writable_and_apart() -> None:
     data = npy(np.arange(10))
     copied = sm.load_npy(data, copy=True)
     copied[0] = 99
-    assert copied.flags.owndata
+    assert not np.shares_memory(copied, np.frombuffer(data, np.uint8))
     assert sm.load_npy(data)[0] == 0
 
 
@@ -145,17 +142,13 @@ def test_a_copy_of_records_has_the_gaps_of_the_file(order: Any, behind: bytes) -
     assert copied.tobytes("A") == content
 
 
-@pytest.mark.parametrize(("depth", "is_read"), [(1, True), (16, True), (31, True), (32, False)])
-def test_records_in_records(depth: int, is_read: bool) -> None:
+@pytest.mark.parametrize("depth", [1, 16, 32, 90])
+def test_records_in_records(depth: int) -> None:
     dtype = np.dtype("<i2")
     for _ in range(depth):
         dtype = np.dtype([("inner", dtype)])
     data = npy(np.arange(3, dtype="<i2").view(dtype))
-    if is_read:
-        same(sm.load_npy(data), np.load(io.BytesIO(data)))
-    else:
-        with pytest.raises(sm.ArrayFormatError, match="the header is nested too deeply"):
-            sm.load_npy(data)
+    same(sm.load_npy(data), np.load(io.BytesIO(data)))
 
 
 @each("num_dimensions", [31, 32, 33, 64, 65])
@@ -225,33 +218,24 @@ def test_arrays_of_records_in_a_type_share_none() -> None:
     assert second.dtype.names == ("a",)
 
 
-@pytest.mark.parametrize("dtype", ["u1", ">f4", "<U5", "M8[ns]", "?"])
-@pytest.mark.parametrize("shape", [(), (0,), (3, 640, 480), (12,) * 3])
-def test_the_quick_way_is_the_slow_way(
-    dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+@each("dtype", ["|u1", "|b1", "|S5", ">f4", "<c16", "<U5", "<M8[ns]", "|V3"])
+@each("shape", [(), (0,), (3, 640, 480), (12,) * 3])
+@each("fortran", [False, True])
+def test_heads_of_numpy_are_read_as_all_others(
+    dtype: str, shape: tuple[int, ...], fortran: bool
 ) -> None:
-    data = npy(np.zeros(shape, dtype, order="F"))
-    quick = sm.load_npy(data)
-    assert npy_module._layout_of_head(data[:128]) is not None
-    monkeypatch.setattr(npy_module, "_layout_of_head", lambda head: None)
-    slow = sm.load_npy(data)
-    same(quick, slow)
-    assert quick.strides == slow.strides
+    data = npy(np.zeros(shape, dtype, order="F" if fortran else "C"))
+    body = data[128:]
+    fields = str({"shape": shape, "fortran_order": b"fortran_order': True" in data, "descr": dtype})
+    usual, unusual = sm.load_npy(data), sm.load_npy(npy_with_header(fields, body))
+    same(usual, unusual)
+    assert usual.strides == unusual.strides
 
 
-@given(
-    st.sampled_from(["<f8", "|u1", "|S5", "<M8[ns]"]),
-    st.lists(st.integers(0, 10**3), max_size=5),
-    st.booleans(),
-)
-def test_the_pattern_of_headers_reads_as_the_grammar(
-    descr: str, shape: list[int], fortran: bool
-) -> None:
-    text = str({"descr": descr, "fortran_order": fortran, "shape": tuple(shape)})
-    as_numpy_writes = text[:-1] + ", }" + 20 * " " + "\n"
-    assert npy_module._WRITTEN_BY_NUMPY.fullmatch(as_numpy_writes)
-    assert not npy_module._WRITTEN_BY_NUMPY.fullmatch(text)
-    assert npy_module._parse_header(as_numpy_writes) == npy_module._parse_header(text)
+def test_heads_of_old_versions_of_numpy() -> None:
+    text = "{'descr': '<i2', 'fortran_order': False, 'shape': (3,), }"
+    data = npy_with_header(text.ljust(69) + "\n", np.arange(3, dtype="<i2").tobytes())
+    np.testing.assert_array_equal(sm.load_npy(data), [0, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -280,53 +264,47 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
 
 
 @each("text, match", [
-        (header(shape="(-2,)"), r"shape \(-2,\) has a negative side"),
+        (header(shape="(-2,)"), r"the shape is \(-2,\), not a tuple of whole numbers from 0"),
         (header(shape="(2)"), "the shape is 2, not a tuple of whole numbers"),
         (header(shape="(True,)"), "the shape is .True,., not a tuple"),
         (header(shape="('2',)"), "not a tuple of whole numbers"),
-        (header(shape="(4294967296, 4294967296)"), "more bytes than memory has addresses"),
-        (header(shape="(0, 4294967296, 4294967296)"), "more bytes than memory has addresses"),
-        (header(shape="(99999999999999999999,)"), "more bytes than memory has addresses"),
-        (header(shape="(999999999999999999999,)"), "cannot be read from '9999"),
-        (header(shape="(1.5,)"), "cannot be read from '1.5"),
+        (header(shape="(1.5,)"), "not a tuple of whole numbers"),
+        (header(shape="(4294967296, 4294967296)"), "is cut short: .* 4 follow"),
+        (header(shape="(0, 4294967296, 4294967296)"), "NumPy has no array of shape"),
+        (header(shape="(999999999999999999999,)"), "is cut short: .* 4 follow"),
         (header(shape="(" + 70 * "1, " + ")"), "NumPy has no array of 70 dimensions"),
         (header(shape="(3,)"), r"is cut short: shape \(3,\) of int16 is 6 bytes, and 4 follow"),
         (header(fortran="0"), "fortran_order is 0, not True or False"),
-        (header(fortran="None"), "cannot be read from \"None"),
+        (header(fortran="None"), "fortran_order is None, not True or False"),
         (header("'|O'"), "holds Python objects, which are stored as a pickle"),
         (header("'O'"), "holds Python objects"),
         (header("[('a', '<i4'), ('b', '|O')]"), "holds Python objects"),
         (header("'<f3'"), "'<f3' is no type of NumPy"),
-        (header("'float64'"), "the type 'float64' is unknown"),
-        (header("'<i2,<i4'"), "the type '<i2,<i4' is unknown"),
-        (header("'|T16'"), "is unknown"),
+        (header("'|T16'"), "is no type of NumPy"),
         (header("'|S9999999999'"), "is no type of NumPy"),
         (header("'|S4294967297'"), "is no type of NumPy"),
         (header("'<U1073741825'"), "is no type of NumPy"),
-        (header("7"), "7 is no description of a type"),
-        (header("('<i2', -1)"), "the shape is -1, not a tuple"),
+        (header("7"), "7 is no type of NumPy"),
+        (header("('<i2', -1)"), "is no type of NumPy"),
         (header("('<i2', (99999999999,))"), "is no type of NumPy"),
         (header("[('a', '<i2'), ('a', '<i2')]"), "is no type of NumPy"),
-        (header("[('a',)]"), r"\('a',\) is no field"),
-        (header("[5]"), "5 is no field"),
+        (header("[('a',)]"), "is no type of NumPy"),
+        (header("[5]"), "is no type of NumPy"),
         (header("[(5, '<i2')]"), "is no type of NumPy"),
-        ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, this is"),
+        ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, not {'descr'"),
         ("{'descr': '<i2', 'fortran_order': False, 'shape': (2,), 'x': 1}", "must be a dictionary"),
-        ("{'descr': '<i2', 'descr': '<i2', 'fortran_order': False, 'shape': ()}", "one key twice"),
-        ("{1: 2}", "the header must be a dictionary of .* this is ..1"),
-        ("[1, 2]", "this is list"),
-        ("", "the header is no dictionary of Python: invalid syntax"),
-        ("{'descr': ", "the header is no dictionary of Python"),
-        (header() + "x", "cannot be read from 'x'"),
-        (header() + "1", "the header is no dictionary of Python"),
-        ("{'a' 'b'}", "this is set"),
-        ("{'a': 1 2}", "the header is no dictionary of Python"),
-        ("__import__('os')", "cannot be read from \"__import__"),
-        (70 * "(" + 70 * ")", "nested too deeply"),
+        ("{1: 2}", "the header must be a dictionary of .* not {1: 2}"),
+        ("[1, 2]", r"not \[1, 2\]"),
+        ("", "the header cannot be read: invalid syntax"),
+        ("{'descr': ", "the header cannot be read"),
+        (header() + "x", "the header cannot be read"),
+        ("{'a' 'b'}", "must be a dictionary of .* not {'ab'}"),
+        ("__import__('os')", "the header cannot be read: malformed"),
+        (1000 * "(" + 1000 * ")", "the header cannot be read: too many nested"),
+        (1000 * "-" + "1", "the header cannot be read"),
         (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is no type of NumPy"),
-        (header("'\\U00110000'"), "the header is no dictionary of Python"),
-        (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "nested too deeply"),
-        (header(66 * "[('a', " + "'<i2'" + 66 * ")]"), "nested too deeply"),
+        (header("'\\U00110000'"), "the header cannot be read"),
+        (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "is no type of NumPy|NumPy has no"),
     ])  # fmt: skip
 def test_headers_that_cannot_be(text: str, match: str) -> None:
     data = npy_with_header(text, b"\1\0\2\0")

@@ -291,5 +291,5 @@ def test_errors_name_the_shard(tmp_path: Path) -> None:
     assert caught.value.source == str(path)
     with pytest.raises(sm.SourceError, match="No such file"):
         list(sm.iter_samples(tmp_path / "missing.tar"))
-    with pytest.raises(TypeError, match="cannot read an archive from int"):
+    with pytest.raises(TypeError, match="cannot read media from int"):
         list(sm.iter_samples([5]))  # type: ignore[list-item]

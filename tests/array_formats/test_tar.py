@@ -287,6 +287,9 @@ def test_urls() -> None:
     data = tar(MEMBERS)
     fsspec.filesystem("memory").pipe("/tars/a.tar", data)
     assert contents("memory://tars/a.tar") == MEMBERS
+    fsspec.filesystem("memory").pipe("/tars/a.tar", data[:100])
+    with pytest.raises(sm.ArrayFormatError, match=r"memory://tars/a\.tar: is not a tar archive"):
+        contents("memory://tars/a.tar")
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -485,7 +488,7 @@ def test_what_stands_behind_the_end_of_a_number(field: bytes) -> None:
 
 @pytest.mark.parametrize("source", [5, None, object()])
 def test_what_is_not_a_source(source: Any) -> None:
-    with pytest.raises(TypeError, match="cannot read an archive from"):
+    with pytest.raises(TypeError, match="cannot read media from"):
         contents(source)
 
 

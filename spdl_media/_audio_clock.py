@@ -1,0 +1,132 @@
+"""Which sample of an audio stream a timestamp means, also where timestamps are rounded.
+
+Matroska counts milliseconds, 48 samples at 48 kHz. Most codecs cut audio into packets of one size, far
+longer than a millisecond, so the number of the packet follows from its rounded timestamp, and the number of
+the sample from that of the packet.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+
+from spdl_media.codec import AudioCodec
+from spdl_media.timing import nearest_sample
+
+_ZERO = Fraction(0)
+
+# The usual steps. Packets of others, such as Opus of 10 ms, do not stand where these do.
+_PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
+
+_SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
+
+# A stream's first timestamp and the one at hand are rounded, half a tick each.
+_ROUNDING_TICKS = Fraction(3, 2)
+
+
+def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction) -> int:
+    """Position on the container's clock of the first sample of a decoded frame.
+
+    The stream's first sample is rounded to a position, and the others are counted from it, so that
+    a stream that starts between two positions does not waver between them.
+    """
+    start, base, rate = codec.start_pts or 0, codec.time_base, codec.sample_rate
+    first = nearest_sample(start, base, zero, rate)
+    if not _ticks_are_fine(codec):
+        # The Opus decoder cuts its own delay off the first frame also after a seek. The end of that
+        # frame is still where a packet ends.
+        for samples in (0, num_samples):
+            place = _on_grid(codec, pts + samples / (base * rate))
+            if place is not None:
+                return first + place - samples
+    return first + nearest_sample(pts - start, base, _ZERO, rate)
+
+
+def _ticks_are_fine(codec: AudioCodec) -> bool:
+    """Whether each sample has a tick of its own."""
+    # In whole numbers, which take a tenth of the time of fractions.
+    return codec.time_base.numerator * codec.sample_rate <= codec.time_base.denominator
+
+
+def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
+    """Whether the timestamp of a packet is fine enough to tell which sample it begins with.
+
+    Otherwise samples can only be counted from the start of the stream. The duration of the packet
+    is in ticks, 0 where it is not known.
+    """
+    step = _packet_samples(codec)
+    if not step and _ticks_are_fine(codec):
+        return True
+    tick = _samples_per_tick(codec)
+    fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
+    # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz): fine ticks, and yet they
+    # drift from the samples, which shows on the grid.
+    if fine and (not step or (step / tick).denominator == 1):
+        return True
+    # Opus has shorter packets too, of which every other may stand on the grid by chance.
+    short = 0 < duration < step / tick - 1
+    return not short and _on_grid(codec, Fraction(pts)) is not None
+
+
+def _on_grid(codec: AudioCodec, pts: Fraction) -> int | None:
+    """Samples from the start of the stream to this packet, if it stands where packets stand."""
+    after = pts - (codec.start_pts or 0)
+    tick, step = _samples_per_tick(codec), _packet_samples(codec)
+    if after == 0 or not step or step < 4 * tick:
+        return None if after else 0
+    # The first packet begins so many samples before the first one that is heard.
+    number = _nearest((after * tick + codec.delay) / step)
+    samples = number * step - codec.delay
+    return samples if abs(samples - after * tick) <= _ROUNDING_TICKS * tick else None
+
+
+def _samples_per_tick(codec: AudioCodec) -> Fraction:
+    return codec.time_base * codec.sample_rate
+
+
+def _packet_samples(codec: AudioCodec) -> int:
+    """Samples of each packet; 0: they differ, or it is not known."""
+    if codec.name == "flac":
+        return _flac_block_size(codec.extradata or b"")
+    if codec.name in ("aac", "mp1", "mp2", "mp3"):
+        return codec.frame_size
+    return _PACKET_SAMPLES.get(codec.name, 0)
+
+
+def _flac_block_size(extradata: bytes) -> int:
+    """Block size that the STREAMINFO of FLAC states; 0: it varies."""
+    start = 8 if extradata[:4] == b"fLaC" else 0
+    if len(extradata) < start + 4:
+        return 0
+    smallest, largest = struct.unpack_from(">HH", extradata, start)
+    return int(smallest) if smallest == largest else 0
+
+
+def vorbis_lateness(codec: AudioCodec) -> int:
+    """How many samples late FFmpeg states a frame of Vorbis that leads from long to short blocks.
+
+    The frame behind it is stated right again, so this is no gap.
+    """
+    if codec.name != "vorbis":
+        return 0
+    short, long = vorbis_blocks(codec)
+    return max(long - short, 0) // 4
+
+
+def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
+    """Samples of the short and of the long blocks of a Vorbis stream.
+
+    See:
+        Vorbis I specification, 4.2.2: the sizes of the blocks.
+    """
+    header = codec.extradata or b""
+    place = header.find(b"\x01vorbis") + 28
+    if place < 28 or place >= len(header):
+        return _SHORTEST_VORBIS, _LONGEST_VORBIS
+    return 1 << (header[place] & 15), 1 << (header[place] >> 4)
+
+
+def _nearest(value: Fraction) -> int:
+    # Not round(), which takes halves to the even side, and so one up and the next down.
+    return math.floor(value + Fraction(1, 2))

@@ -1,0 +1,371 @@
+"""Decoded frames of images and video, still in FFmpeg's memory and layout.
+
+Frames keep the planes that the decoder wrote: a YUV 4:2:0 image costs half of its RGB form, and stays so
+until one copy makes the batch. They are values: slicing shares memory, nothing consumes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NoReturn, overload
+
+import av
+
+from spdl_media._checks import as_int
+from spdl_media._ffmpeg import as_fraction
+from spdl_media.formats import (
+    COLOR_PRIMARIES,
+    COLOR_RANGES,
+    COLOR_TRCS,
+    COLORSPACES,
+    Array,
+    picture_planes,
+)
+from spdl_media.orientation import is_mirrored, rotation
+from spdl_media.timing import Window, ticks_to_seconds
+
+__all__ = ("ImageFrames", "VideoFrames")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameMetadata:
+    """Metadata of frames that FFmpeg's own structures do not hold.
+
+    Attributes:
+        source: What they were decoded from, for messages.
+        zero: Second 0 of the container on the stream's own clock.
+        window: The window that was asked for.
+        orientation: EXIF number of the frames' orientation, 1 once they are upright.
+        num_skipped: Frames that could not be decoded yet, at the start of a stream cut in mid-group.
+        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
+        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
+        corrupt_pts: Timestamps of video frames of which the same is true.
+    """
+
+    source: str = "frames"
+    zero: Fraction = Fraction(0)
+    window: Window = Window()
+    orientation: int = 1
+    num_skipped: int = 0
+    num_dropped: int = 0
+    is_corrupt: bool = False
+    corrupt_pts: frozenset[int | None] = frozenset()
+
+
+class DecodedFrames:
+    """Base of all three kinds of frames."""
+
+    __slots__ = ("_metadata",)
+    _metadata: FrameMetadata
+
+    def _first(self) -> Any:
+        raise NotImplementedError
+
+    def _no_first(self, noun: str) -> ValueError:
+        return ValueError(
+            f"{self.source}: there is no {noun} in the window {self._metadata.window}, so nothing is "
+            "known of its format"
+        )
+
+    @property
+    def source(self) -> str:
+        """Name of the source: a path, a URL, or "bytes of length n"."""
+        return self._metadata.source
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds in one unit of ``pts``.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        # Frames that were made by hand may have no time base.
+        return as_fraction(self._first().time_base) or Fraction(1)
+
+    @property
+    def num_dropped(self) -> int:
+        """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
+        return self._metadata.num_dropped
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} are not picklable: their planes are FFmpeg's memory. Send the packets "
+            "to the other process and decode there, or convert the frames to an array first"
+        )
+
+
+class _Pictures(DecodedFrames):
+    """Base of one image and of many frames: the size and format of the first stand for all."""
+
+    __slots__ = ("_frames",)
+    _frames: tuple[av.VideoFrame, ...]
+
+    def __init__(
+        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
+    ) -> None:
+        self._frames = tuple(frames)
+        self._metadata = metadata or FrameMetadata()
+
+    def _first(self) -> av.VideoFrame:
+        if not self._frames:
+            raise self._no_first("frame")
+        return self._frames[0]
+
+    @property
+    def width(self) -> int:
+        """Width of the first frame, in pixels.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return self._first().width
+
+    @property
+    def height(self) -> int:
+        """Height of the first frame, in pixels.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return self._first().height
+
+    @property
+    def pix_fmt(self) -> str:
+        """FFmpeg's name of the pixel format, such as ``"yuv420p"``.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return self._first().format.name
+
+    @property
+    def num_planes(self) -> int:
+        """Number of planes of the pixel format.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return len(self._first().planes)
+
+    @property
+    def colorspace(self) -> str | None:
+        """FFmpeg's name of the matrix between RGB and YUV, such as ``"bt709"``; ``None``: not stated.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return COLORSPACES.get(int(self._first().colorspace))
+
+    @property
+    def color_range(self) -> str | None:
+        """``"tv"`` (limited), ``"pc"`` (full), or ``None``: not stated.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return COLOR_RANGES.get(int(self._first().color_range))
+
+    @property
+    def color_primaries(self) -> str | None:
+        """FFmpeg's name of the primaries, or ``None``: not stated.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return COLOR_PRIMARIES.get(int(self._first().color_primaries))
+
+    @property
+    def color_trc(self) -> str | None:
+        """FFmpeg's name of the transfer function (``"smpte2084"`` is PQ), or ``None``: not stated.
+
+        PQ and HLG are not tone-mapped; this says when they are there.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        return COLOR_TRCS.get(int(self._first().color_trc))
+
+    @property
+    def orientation(self) -> int:
+        """EXIF number of the orientation, 1 to 8; 1 is upright."""
+        return self._metadata.orientation
+
+    @property
+    def rotation(self) -> int:
+        """Degrees clockwise, 0, 90, 180 or 270, by which the frames have yet to be turned; 0 once upright."""
+        return rotation(self._metadata.orientation)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the frames have yet to be mirrored, besides being turned."""
+        return is_mirrored(self._metadata.orientation)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Metadata that the decoder attached to the first frame.
+
+        Raises:
+            ValueError: There are no frames; the message names the window.
+        """
+        try:
+            return self._first().metadata
+        except UnicodeDecodeError:  # PyAV reads it as strict UTF-8; cameras write what they like
+            return {}
+
+    def _seconds(self, frame: av.VideoFrame) -> float:
+        if frame.pts is None:
+            return float("nan")
+        base = as_fraction(frame.time_base) or Fraction(1)
+        return float(ticks_to_seconds(frame.pts, base, self._metadata.zero))
+
+    def _describe(self) -> str:
+        frame = self._frames[0]
+        return f"{frame.width}x{frame.height} {frame.format.name}"
+
+
+class VideoFrames(_Pictures):
+    """Frames of a video, in display order. Made by :func:`~spdl_media.decode_packets`.
+
+    ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
+    ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
+    after the other. Size, pixel format and colour are those of the first frame; without any frame
+    they raise a ValueError that names the window.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    @property
+    def num_frames(self) -> int:
+        """The same as ``len(frames)``."""
+        return len(self._frames)
+
+    @property
+    def num_skipped(self) -> int:
+        """Frames left out because the stream starts in mid-group and what they refer to is missing."""
+        return self._metadata.num_skipped
+
+    @property
+    def pts(self) -> tuple[int | None, ...]:
+        """Presentation timestamps as FFmpeg has them, in units of :attr:`time_base`."""
+        return tuple(frame.pts for frame in self._frames)
+
+    @property
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds on the container's clock, whose 0 is the container's start; ``nan``: the file has none."""
+        return tuple(self._seconds(frame) for frame in self._frames)
+
+    @property
+    def is_corrupt(self) -> tuple[bool, ...]:
+        """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
+        # PyAV cannot mark a copied frame as damaged, so its timestamp is remembered instead.
+        marked = self._metadata.corrupt_pts
+        return tuple(bool(frame.is_corrupt) or frame.pts in marked for frame in self._frames)
+
+    def get_timestamps(self) -> tuple[float, ...]:
+        """The same as :attr:`timestamps`, by SPDL's name."""
+        return self.timestamps
+
+    def get_pts(self) -> tuple[int | None, ...]:
+        """The same as :attr:`pts`, by SPDL's name."""
+        return self.pts
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __iter__(self) -> Iterator[ImageFrames]:
+        # Nothing is copied: each holds FFmpeg's own frame.
+        return (ImageFrames((frame,), self._metadata) for frame in self._frames)
+
+    @overload
+    def __getitem__(self, key: int) -> ImageFrames: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
+    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
+        if isinstance(key, slice):
+            return VideoFrames(self._frames[key], self._metadata)
+        # Arrays have __index__ too, which is for those of one element.
+        if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
+            return ImageFrames((self._frame(key),), self._metadata)
+        # A string is iterable as well, and surely a mistake.
+        if isinstance(key, str) or not isinstance(key, Iterable):
+            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
+        return VideoFrames([self._frame(index) for index in key], self._metadata)
+
+    def _frame(self, index: object) -> av.VideoFrame:
+        position = as_int(index)
+        if position is None:
+            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {index!r}")
+        if not -len(self._frames) <= position < len(self._frames):
+            raise IndexError(f"{self.source}: frame {position} of {len(self._frames)} frames")
+        return self._frames[position]
+
+    def __repr__(self) -> str:
+        if not self._frames:
+            return f"<VideoFrames: none in {self._metadata.window}>"
+        first, last = self.timestamps[0], self.timestamps[-1]
+        return f"<VideoFrames: {len(self)} of {self._describe()}, {first:.3f} s to {last:.3f} s>"
+
+
+class ImageFrames(_Pictures):
+    """One image. Made by :func:`~spdl_media.decode_packets`, or by indexing :class:`VideoFrames`.
+
+    Thread safety: immutable, free to share.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
+    ) -> None:
+        if len(frames) != 1:
+            raise ValueError(f"ImageFrames hold one image, not {len(frames)}")
+        super().__init__(frames, metadata)
+
+    @property
+    def pts(self) -> int | None:
+        """Presentation timestamp as FFmpeg has it, ``None`` for a still."""
+        return self._frames[0].pts
+
+    @property
+    def timestamp(self) -> float:
+        """Seconds on the container's clock; ``nan``: the file has none."""
+        return self._seconds(self._frames[0])
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether the decoder reported damage, or the file is cut short."""
+        frame = self._frames[0]
+        marked = self._metadata.is_corrupt or frame.pts in self._metadata.corrupt_pts
+        return marked or bool(frame.is_corrupt)
+
+    def marked_corrupt(self) -> ImageFrames:
+        """The same image, marked as damaged; for modules of this package."""
+        return ImageFrames(self._frames, replace(self._metadata, is_corrupt=True))
+
+    @property
+    def planes(self) -> tuple[Array, ...]:
+        """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
+
+        A plane of one component has shape ``(height, width)``, of several ``(height, width,
+        components)``; chroma planes have their own, smaller size. uint8, uint16 or uint32, float16
+        or float32, as deep as the format and in its byte order (``gray10be`` is ``>u2``), in the range
+        that the format and :attr:`color_range` say. Planes whose components differ in width or are not
+        whole bytes (``yuyv422``, ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``.
+        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Rows may be padded
+        or run upwards, so views can be strided.
+
+        The views keep the memory alive, also when the frames are gone.
+        """
+        return picture_planes(self._frames[0])
+
+    def __repr__(self) -> str:
+        return f"<ImageFrames: {self._describe()}>"
+
+
+def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
+    """FFmpeg's frames behind ours. They may be shared between threads: read them only."""
+    return frames._frames

@@ -1,0 +1,509 @@
+"""Compares this library with others on folders of real media, file by file. Not part of the tests' run.
+
+    python tests/differential.py DIR... [--jobs 2] [--windows 100] [--json FILE]
+
+Each file is read in a worker process with a limit of time and memory, by this library and by those that are
+installed: images by Pillow (HEIF and AVIF by pillow-heif), audio by soundfile and PyAV, video by PyAV and
+torchcodec. Beside that, random windows of each sound and video must equal the same part of the whole decode.
+
+    agree        both give the same: equal samples, pixels within what two decoders may differ by
+    differ       both give something, and it is not the same
+    only ours    the other library refuses the file
+    only theirs  this library refuses it
+    neither      both refuse it
+
+The exit status is 1 if any worker died or ran out of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import queue
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+import spdl_media as sm
+
+Result = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
+IMAGES = frozenset(
+    "apng avif bmp cur dds dib dpx exr gif hdr heic heif ico icns j2c j2k jfif jls jp2 jpeg jpf jpg jps jpx "
+    "jxl pam pbm pcx pfm pgm pgx pic png pnm ppm psd qoi ras sgi rgb rgba sun tga tif tiff wbmp webp xbm "
+    "xpm xwd".split()
+)
+SOUNDS = frozenset(
+    "aac ac3 aif aifc aiff amr ape au caf dts eac3 flac m4a mka mp2 mp3 oga ogg opus ra snd spx tak tta voc "
+    "w64 wav wma wv".split()
+)
+VIDEOS = frozenset(
+    "264 3g2 3gp 265 asf avi dv f4v flv h264 h265 hevc ivf m2ts m2v m4v mkv mov mp4 mpeg mpg mts mxf nut "
+    "obu ogv rm ts vob webm wmv y4m".split()
+)
+
+NOISY = {
+    "aac": "noise substitution and its generator's state (PNS)",
+    "ac3": "dither",
+    "eac3": "dither",
+    "atrac3p": "noise bands",
+    "twinvq": "noise",
+    "wmavoice": "noise",
+    "amrnb": "comfort noise and state over all of the stream",
+    "amrwb": "comfort noise and state over all of the stream",
+}
+"""Decoders whose output depends on more than a window's packets: windows must have equal counts alone."""
+
+LOSSY = frozenset("avif heic heif jfif jp2 j2k j2c jpeg jpf jpg jpx jps jxl webp".split())
+"""Images whose decoders may round differently."""
+
+MAX_FRAMES = 400
+"""Of a video, so that a long one does not take all of the time."""
+
+
+# One file, in the worker
+
+
+def compare_image(path: Path, rng: random.Random, windows: int) -> Result:
+    """This library against Pillow."""
+    mine, error = attempt(lambda: np.asarray(sm.load_image(path, pix_fmt="rgba")))
+    try:
+        theirs, theirs_error = attempt(lambda: by_pillow(path))
+    except ImportError:
+        return {"ours": error, "others": {}}
+    verdict = {"theirs": theirs_error, "verdict": one_sided(error, theirs_error)}
+    if mine is not None and theirs is not None:
+        verdict |= pixel_verdict(mine, theirs, path.suffix.lower()[1:] in LOSSY)
+    return {"ours": error, "others": {"Pillow": verdict}}
+
+
+def by_pillow(path: Path) -> Array:
+    """The first picture, upright, as 8-bit RGBA."""
+    from PIL import Image, ImageOps
+
+    try:
+        import pillow_heif
+    except ImportError:
+        pass
+    else:
+        pillow_heif.register_heif_opener()
+    with Image.open(path) as image:
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):
+            gray = (np.asarray(upright).astype(np.uint32) + 128) // 257
+            upright = Image.fromarray(gray.astype(np.uint8))
+        elif upright.mode in ("I", "F"):
+            raise ValueError(f"pixels of mode {upright.mode} have no range")
+        return np.asarray(upright.convert("RGBA"))
+
+
+def pixel_verdict(mine: Array, theirs: Array, lossy: bool) -> Result:
+    """Whether two RGBA pictures are the same; what is transparent has no colour."""
+    if mine.shape != theirs.shape:
+        return {"verdict": "differ", "detail": f"{size_of(mine)} here, {size_of(theirs)} there"}
+    seen = np.maximum(mine[..., 3:], theirs[..., 3:]) > 0
+    apart = np.abs(mine.astype(np.int16) - theirs)
+    apart[..., :3] *= seen
+    mean, high = float(apart.mean()), float(np.quantile(apart, 0.995))
+    same = mean <= 1.5 and high <= 16 if lossy else high <= 1
+    return {
+        "verdict": "agree" if same else "differ",
+        "detail": f"levels apart: {mean:.2f} in the mean, {high:.0f} at 99.5%, {apart.max()} at most",
+    }
+
+
+def size_of(image: Array) -> str:
+    return f"{image.shape[1]}x{image.shape[0]}"
+
+
+def compare_sound(path: Path, rng: random.Random, windows: int) -> Result:
+    """This library against soundfile and PyAV's loop, and windows against the whole."""
+    whole, error = attempt(lambda: sm.decode_packets(sm.demux_audio(path), filter_desc=None))
+    mine = None if whole is None or len(whole) == 0 else as_floats(whole)
+    others = {}
+    for name, read in (("soundfile", by_soundfile), ("PyAV", by_pyav_sound)):
+        try:
+            theirs, theirs_error = attempt(lambda read=read: read(path))  # type: ignore[misc]
+        except ImportError:
+            continue
+        others[name] = {"theirs": theirs_error, "verdict": one_sided(error, theirs_error)}
+        if mine is not None and theirs is not None:
+            others[name] |= sound_verdict(mine, theirs)
+    result: Result = {"ours": error, "others": others}
+    if whole is not None and mine is not None:
+        result["windows"] = sound_windows(path, whole, mine, rng, windows)
+    return result
+
+
+def as_floats(frames: Any) -> Array:
+    """Samples as ``(channels, samples)``, in the decoder's own numbers."""
+    chunks = [
+        np.stack(chunk.planes) if len(chunk.planes) > 1 or chunk.planes[0].ndim == 1
+        else chunk.planes[0].T
+        for chunk in frames.chunks
+    ]  # fmt: skip
+    return np.concatenate(chunks, axis=1)
+
+
+def by_soundfile(path: Path) -> Array:
+    import soundfile
+
+    samples: Array = soundfile.read(path, dtype="float64", always_2d=True)[0].T
+    return samples
+
+
+def by_pyav_sound(path: Path) -> Array:
+    """What PyAV's own loop gives, as (channels, samples)."""
+    chunks = []
+    with av.open(str(path)) as container:
+        stream = container.streams.best("audio")
+        if stream is None:
+            raise ValueError("there is no audio stream")
+        stream.codec_context.thread_count = 1
+        for frame in container.decode(stream):
+            values = frame.to_ndarray()
+            if not frame.format.is_planar:
+                values = values.reshape(-1, frame.layout.nb_channels).T
+            chunks.append(values)
+    return np.concatenate(chunks, axis=1)
+
+
+def sound_verdict(mine: Array, theirs: Array) -> Result:
+    """Whether two sounds are the same, full scale being 1."""
+    detail = f"{mine.shape[1]} samples here, {theirs.shape[1]} there"
+    if mine.shape != theirs.shape:
+        return {"verdict": "differ", "detail": f"{detail}; {len(mine)} and {len(theirs)} channels"}
+    apart = float(np.abs(full_scale(mine) - full_scale(theirs)).max(initial=0))
+    return {"verdict": "agree" if apart < 2e-4 else "differ", "detail": f"{apart:.2g} apart"}
+
+
+def full_scale(samples: Array) -> Array:
+    if samples.dtype == np.uint8:
+        return samples / 128.0 - 1
+    if samples.dtype.kind == "i":
+        return samples / float(-np.iinfo(samples.dtype).min)
+    return samples.astype(np.float64)
+
+
+def sound_windows(path: Path, whole: Any, samples: Array, rng: random.Random, count: int) -> Result:
+    """Random windows against the samples of the whole decode that stand in them."""
+    rate = whole.sample_rate
+    starts = [round(time * rate) for time in whole.timestamps]
+    at = np.concatenate(
+        [
+            np.arange(start, start + len(chunk))
+            for start, chunk in zip(starts, whole.chunks, strict=True)
+        ]
+    )
+    noise = NOISY.get(sm.demux_audio(path).codec.name)
+    failed = []
+    for _ in range(count):
+        start = rng.randrange(max(int(at[0]), 0), int(at[-1]) + 1)
+        stop = start + rng.randrange(1, 2 * rate)
+        wanted = samples[:, (at >= start) & (at < stop)]
+        window = (Fraction(start, rate), Fraction(stop, rate))
+
+        def read(window: Any = window) -> Any:
+            return sm.decode_packets(sm.demux_audio(path, timestamp=window), filter_desc=None)
+
+        frames, error = attempt(read)
+        if frames is None:
+            failed.append(f"[{start}, {stop}): {error}")
+            continue
+        found = as_floats(frames) if len(frames) else samples[:, :0]
+        if found.shape != wanted.shape:
+            failed.append(f"[{start}, {stop}): {found.shape[1]} samples of {wanted.shape[1]}")
+        elif noise is None and not np.array_equal(found, wanted):
+            failed.append(f"[{start}, {stop}): other samples")
+    return {"count": count, "failed": failed, "noise": noise}
+
+
+def compare_video(path: Path, rng: random.Random, windows: int) -> Result:
+    """This library against PyAV's loop and torchcodec, and windows against the whole."""
+    mine, error = attempt(lambda: planes_of(path))
+    others = {}
+    for name, read in (("PyAV", by_pyav_video), ("torchcodec", by_torchcodec)):
+        try:
+            theirs, theirs_error = attempt(lambda read=read: read(path))  # type: ignore[misc]
+        except ImportError:
+            continue
+        others[name] = {"theirs": theirs_error, "verdict": one_sided(error, theirs_error)}
+        if mine is not None and theirs is not None:
+            same = len(mine) == len(theirs) if name == "torchcodec" else sums(mine) == theirs
+            others[name] |= {
+                "verdict": "agree" if same else "differ",
+                "detail": f"{len(mine)} frames here, {len(theirs)} there",
+            }
+    result: Result = {"ours": error, "others": others}
+    if mine:
+        result["windows"] = video_windows(path, mine, rng, windows)
+    return result
+
+
+def planes_of(path: Path, window: Any = None) -> list[tuple[float, int]]:
+    """Time and checksum of the planes of each frame, as the decoder gave them."""
+    packets = sm.demux_video(path, timestamp=window)
+    limit = None if window else MAX_FRAMES
+    frames = sm.decode_packets(packets, filter_desc=None, num_frames=limit)
+    times = frames.timestamps
+    return [(time, checksum(frame.planes)) for time, frame in zip(times, frames, strict=True)]
+
+
+def checksum(planes: Sequence[Array]) -> int:
+    total = 0
+    for plane in planes:
+        total = zlib.crc32(np.ascontiguousarray(plane), total)
+    return total
+
+
+def sums(frames: Sequence[tuple[float, int]]) -> list[int]:
+    return [value for _, value in frames]
+
+
+def by_pyav_video(path: Path) -> list[int]:
+    """Checksums of what PyAV's own loop gives."""
+    found: list[int] = []
+    with av.open(str(path)) as container:
+        stream = container.streams.best("video")
+        if stream is None:
+            raise ValueError("there is no video stream")
+        stream.codec_context.thread_count = 1
+        for frame in container.decode(stream):
+            found.append(checksum(sm.VideoFrames([frame])[0].planes))
+            if len(found) == MAX_FRAMES:
+                break
+    return found
+
+
+def by_torchcodec(path: Path) -> list[int]:
+    """As many items as there are frames."""
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(str(path), seek_mode="exact")
+    return [0] * min(len(decoder), MAX_FRAMES)
+
+
+def video_windows(
+    path: Path, whole: Sequence[tuple[float, int]], rng: random.Random, count: int
+) -> Result:
+    """Random windows against the frames of the whole decode that stand in them."""
+    times = [time for time, _ in whole]
+    if not all(time == time for time in times):
+        return {"count": 0, "failed": [], "noise": "the file has no timestamps"}
+    # Beyond the frames that were compared there may be more.
+    end = max(times) + 0.04 if len(whole) < MAX_FRAMES else max(times)
+    failed = []
+    for _ in range(count):
+        start = round(rng.uniform(min(times), end), 3)
+        stop = round(min(start + rng.uniform(0.001, 2), end), 3)
+        if start >= stop:
+            continue
+        wanted = [frame for frame in whole if start <= frame[0] < stop]
+        found, error = attempt(lambda window=(start, stop): planes_of(path, window))  # type: ignore[misc]
+        if found is None:
+            failed.append(f"[{start}, {stop}): {error}")
+        elif found != wanted:
+            same = "other times or pixels" if len(found) == len(wanted) else f"of {len(wanted)}"
+            failed.append(f"[{start}, {stop}): {len(found)} frames, {same}")
+    return {"count": count, "failed": failed, "noise": None}
+
+
+def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What it gives, or the error in one line. A missing library is raised."""
+    try:
+        return read(), None
+    except Exception as error:  # whatever a library says of a file is its verdict
+        if isinstance(error, ImportError) and not isinstance(error, sm.MediaError):
+            raise
+        text = str(error).strip().partition("\n")[0]
+        return None, f"{type(error).__name__}: {text}"[:300]
+
+
+def one_sided(ours: str | None, theirs: str | None) -> str:
+    """The verdict where at most one of both gave something."""
+    if ours is None:
+        return "only ours" if theirs is not None else "agree"
+    return "neither" if theirs is not None else "only theirs"
+
+
+COMPARE = (
+    (IMAGES, "image", compare_image),
+    (SOUNDS, "sound", compare_sound),
+    (VIDEOS, "video", compare_video),
+)
+
+
+def kind_of(path: Path) -> str | None:
+    """Which of the three comparisons the name of a file asks for."""
+    suffix = path.suffix.lower()[1:]
+    return next((kind for suffixes, kind, _ in COMPARE if suffix in suffixes), None)
+
+
+def serve(windows: int, memory: int) -> None:
+    """Compare each path that comes on stdin; one line of JSON each on stdout."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    answers = os.fdopen(os.dup(1), "w")
+    # What libraries in C print must not stand between the answers.
+    os.dup2(2, 1)
+    by_kind = {kind: compare for _, kind, compare in COMPARE}
+    for line in sys.stdin:
+        path = Path(json.loads(line))
+        kind = kind_of(path)
+        assert kind is not None
+        count = windows if kind == "sound" else windows // 5
+        rng = random.Random(path.name)  # noqa: S311  # no secret
+        result, error = attempt(lambda: by_kind[kind](path, rng, count))  # noqa: B023  # called now
+        answers.write(json.dumps(result or {"ours": f"comparison: {error}", "others": {}}) + "\n")
+        answers.flush()
+
+
+# All files, in workers that may die
+
+
+class Worker:
+    """A process that compares files one by one, and is made anew when it dies or takes too long."""
+
+    def __init__(self, windows: int, seconds: float, memory: int) -> None:
+        options = ["--serve", "--windows", str(windows), "--memory", str(memory)]
+        self._command = [sys.executable, __file__, *options]
+        self._seconds = seconds
+        self._process: subprocess.Popen[str] | None = None
+
+    def compare(self, path: Path) -> Result:
+        """The worker's answer, or how it ended."""
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(
+                self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        begin = time.monotonic()
+        timer = threading.Timer(self._seconds, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(str(path)) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        finally:
+            timer.cancel()
+        if answer:
+            result: Result = json.loads(answer)
+            return result
+        status = process.wait()
+        self._process = None
+        over = time.monotonic() - begin >= self._seconds
+        return {"died": "took too long" if over else f"exit status {status}", "others": {}}
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def compare_all(paths: Sequence[Path], jobs: int, make: Callable[[], Worker]) -> dict[Path, Result]:
+    """Each file's result, by ``jobs`` workers."""
+    waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for path in paths:
+        waiting.put(path)
+    results: dict[Path, Result] = {}
+
+    def work() -> None:
+        worker = make()
+        try:
+            while True:
+                path = waiting.get_nowait()
+                results[path] = worker.compare(path)
+                if len(results) % 100 == 0:
+                    print(f"{len(results)} of {len(paths)}", file=sys.stderr)
+        except queue.Empty:
+            worker.close()
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {path: results[path] for path in paths}
+
+
+VERDICTS = ("agree", "differ", "only ours", "only theirs", "neither")
+
+
+def report(results: dict[Path, Result]) -> Iterator[str]:
+    """The counts, and below them each file that is not the same."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    lines = []
+    windows: collections.Counter[str] = collections.Counter()
+    for path, result in results.items():
+        if "died" in result:
+            lines.append(f"DIED  {path}: {result['died']}")
+        for name, other in result["others"].items():
+            verdict = other["verdict"]
+            counts[f"{kind_of(path)}s, {name}"][verdict] += 1
+            if verdict in ("differ", "only theirs"):
+                why = other.get("detail") or result["ours"]
+                lines.append(f"{verdict:12} {name:10} {path}: {why}")
+        if found := result.get("windows"):
+            kind = kind_of(path)
+            windows[f"{kind}: windows"] += found["count"]
+            windows[f"{kind}: windows that differ"] += len(found["failed"])
+            if found["failed"]:
+                first = found["failed"][0]
+                lines.append(f"windows      {path}: {len(found['failed'])}, such as {first}")
+    width = max(map(len, counts), default=0)
+    yield f"{'':{width}}  " + "  ".join(f"{verdict:>11}" for verdict in VERDICTS)
+    for name, row in sorted(counts.items()):
+        yield f"{name:{width}}  " + "  ".join(f"{row[verdict]:11}" for verdict in VERDICTS)
+    for name, number in sorted(windows.items()):
+        yield f"{name}: {number}"
+    yield ""
+    yield from sorted(lines)
+
+
+def main() -> int:
+    """Compare, and print what is not the same."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--windows", type=int, default=100, help="of a sound; a fifth of a video")
+    parser.add_argument("--seconds", type=float, default=120.0, help="that one file may take")
+    parser.add_argument("--memory", type=int, default=6 << 30, help="bytes of a worker")
+    parser.add_argument("--json", metavar="FILE", help="write all results here")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.windows, options.memory)
+        return 0
+    found = (path for folder in options.folders for path in sorted(folder.rglob("*")))
+    paths = [path for path in found if path.is_file() and kind_of(path)]
+    results = compare_all(
+        paths, options.jobs, lambda: Worker(options.windows, options.seconds, options.memory)
+    )
+    for line in report(results):
+        print(line)
+    if options.json:
+        document = {str(path): result for path, result in results.items()}
+        Path(options.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    return int(any("died" in result for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

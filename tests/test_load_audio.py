@@ -1,0 +1,171 @@
+"""``load_audio`` decodes while it reads; the result and the errors are those of reading first."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from audio_oracle import clip
+
+import spdl_media as sm
+from spdl_media.testing import index_samples, make_audio
+
+FILES = [
+    ("flac", "flac"),
+    ("flac", "matroska"),
+    ("libmp3lame", "mp3"),
+    ("aac", "mp4"),
+    ("libopus", "ogg"),
+    ("pcm_s16le", "avi"),
+]
+WINDOWS: list[Any] = [None, (1.01, 1.9), (2, None), (100, 101)]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"sample_fmt": "s16"},
+    {"sample_fmt": "dbl"},
+    {"sample_rate": 16000, "num_channels": 1},
+    {"num_frames": 1000},
+    {"num_frames": 1000, "sample_rate": 8000},
+    {"filter_desc": None},
+    {"filter_desc": "volume=0.5"},
+    {"decode_config": sm.decode_config(on_corrupt="drop")},
+]
+
+
+class _Stream(io.BytesIO):
+    def seekable(self) -> bool:
+        return False
+
+
+def outcome(load: Any) -> Any:
+    """An array, or an error as a class and a text."""
+    try:
+        return load()
+    except sm.MediaError as error:
+        return type(error), str(error)
+
+
+def by_steps(data: Any, window: Any, options: dict[str, Any]) -> Any:
+    """What reading all packets first gives."""
+    options = dict(options)
+    steps = {name: options.pop(name, None) for name in ("num_frames", "decode_config")}
+    own = {"filter_desc": options["filter_desc"]} if "filter_desc" in options else None
+    desc = own["filter_desc"] if own else sm.get_audio_filter_desc(**options)
+    packets = sm.demux_audio(data, timestamp=window, name="sound")
+    frames = sm.decode_packets(packets, desc, **steps)
+    return sm.convert_frames(frames).array
+
+
+def check(data: bytes, window: Any, options: dict[str, Any]) -> None:
+    # Of MP3 that cannot be sought, FFmpeg does not leave out the padding.
+    for make in (lambda: data, lambda: _Stream(data)):
+        wanted = outcome(lambda make=make: by_steps(make(), window, options))
+        found = outcome(
+            lambda make=make: sm.load_audio(make(), window, name="sound", **options).array
+        )
+        if isinstance(wanted, tuple):
+            assert found == wanted
+        else:
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("codec", "format"), FILES)
+def test_arrays_are_those_of_packets(codec: str, format: str) -> None:
+    data = clip(codec, format, seconds=3)
+    for window in WINDOWS:
+        check(data, window, {})
+    for options in OPTIONS[1:]:
+        check(data, (1.01, 1.9), options)
+    check(data, None, OPTIONS[3])
+
+
+@pytest.mark.parametrize(("codec", "format"), FILES)
+def test_damage_is_told_as_by_packets(codec: str, format: str) -> None:
+    data = clip(codec, format, seconds=3)
+    damaged = bytearray(data)
+    for k in range(len(data) // 2, len(data) // 2 + 60):
+        damaged[k] ^= 0x5A
+    for content in (bytes(damaged), data[: len(data) * 2 // 3], bytes(damaged)[: -len(data) // 5]):
+        for options in ({}, {"num_frames": 1000}, OPTIONS[-1]):
+            check(content, None, options)
+
+
+def test_a_change_of_format_is_told_as_by_packets() -> None:
+    rng = np.random.default_rng(5)
+    parts = [
+        make_audio(
+            rng.integers(-9000, 9000, (rate, channels), np.int16),
+            rate,
+            format="mp3",
+            codec="libmp3lame",
+        )
+        for channels, rate in ((1, 44100), (2, 48000))
+    ]
+    for options in ({}, {"sample_rate": 16000, "num_channels": 1}):
+        check(b"".join(parts), None, options)
+
+
+def test_many_blocks_and_none_to_spare() -> None:
+    rng = np.random.default_rng(6)
+    samples = rng.integers(-30000, 30000, (100_001, 2), np.int16)
+    data = make_audio(samples, 44100, format="flac", codec="flac")
+    array = sm.load_audio(data).array
+    np.testing.assert_array_equal(array, samples.T.astype(np.float32) / 32768)
+    assert array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("head", [b"fLaC", b"OggS", b"\0\0\0\x20ftypisom", b"\x1aE\xdf\xa3"])
+def test_a_signature_alone_is_no_media(head: bytes) -> None:
+    with pytest.raises(sm.DemuxError):
+        sm.load_audio(head + bytes(5000))
+
+
+def test_an_mp3_behind_a_tag_is_found() -> None:
+    data = clip("libmp3lame", "mp3", seconds=1)
+    assert data[:3] == b"ID3"
+    size = 10 + sum((data[6 + k] & 127) << 7 * (3 - k) for k in range(4))
+    bare = data[size:]
+    padded = b"ID3\4\0\0" + bytes([0, 1, 0, 0]) + bytes(1 << 14) + bare
+    arrays = [sm.load_audio(each).array for each in (data, bare, padded)]
+    assert {sm.probe(each).format for each in (data, bare, padded)} == {"mp3"}
+    np.testing.assert_array_equal(arrays[0], arrays[1])
+    np.testing.assert_array_equal(arrays[0], arrays[2])
+
+
+@pytest.mark.parametrize("channels", [8, 9, 16, 24])
+@pytest.mark.parametrize("format", ["WAV", "AU"])
+def test_many_channels(format: str, channels: int, rng: np.random.Generator) -> None:
+    """PyAV lists one plane too many of 8, and reads behind the end of FFmpeg's array of more."""
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    written = rng.integers(-(2**15), 2**15, (4410, channels), np.int16)
+    soundfile.write(file, written, 44100, format=format)
+    wanted = written.T / np.float32(32768)
+    np.testing.assert_array_equal(sm.load_audio(file.getvalue()).array, wanted)
+    frames = sm.decode_packets(sm.demux_audio(file.getvalue()))  # fltp: a plane for each channel
+    assert {len(chunk.planes) for chunk in frames.chunks} == {channels}
+    np.testing.assert_array_equal(sm.convert_frames(frames).array, wanted)
+    np.testing.assert_array_equal(sm.convert_frames(frames[100:5000]).array, wanted[:, 100:])
+    assert sm.load_audio(file.getvalue(), (0.01, 0.05), sample_rate=22050).shape == (channels, 882)
+
+
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\n", bytes(1000), b"LYRICSBEGININD0000200000029LYRICS200", b"no frame" * 40]
+)
+def test_what_stands_behind_the_last_frame_of_an_mp3_is_no_damage(tail: bytes) -> None:
+    data = make_audio(index_samples(44100, 2), 44100, codec="libmp3lame", format="mp3")
+    whole = sm.load_audio(data).array
+    np.testing.assert_array_equal(sm.load_audio(data + tail).array, whole)
+    frames = sm.decode_packets(sm.demux_audio(data + tail))
+    assert len(frames) == whole.shape[1]
+
+
+def test_what_stands_between_frames_of_an_mp3_is_damage() -> None:
+    data = make_audio(index_samples(44100, 2), 44100, codec="libmp3lame", format="mp3")
+    broken = data[: len(data) // 2] + b"no frame" * 400 + data[len(data) // 2 :]
+    with pytest.raises(sm.DecodeError, match="damaged mp3 data at"):
+        sm.load_audio(broken)
+    config = sm.decode_config(on_corrupt="drop")
+    assert sm.load_audio(broken, decode_config=config).shape[0] == 2

@@ -1,0 +1,229 @@
+"""Images that FFmpeg reads wrongly or not at all: Pillow reads them behind the same functions."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+
+Image = pytest.importorskip("PIL.Image")
+Array = np.ndarray[Any, Any]
+
+
+def slopes(width: int = 24, height: int = 16) -> Array:
+    """RGBA whose channels and axes differ."""
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return np.stack([x, y, 255 - x, 64 + y * 0.7], axis=-1).astype(np.uint8)
+
+
+def saved(mode: str, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture = Image.fromarray(slopes())
+    if mode == "LAB":
+        cms = pytest.importorskip("PIL.ImageCms")
+        profiles = cms.createProfile("sRGB"), cms.createProfile("LAB")
+        picture = cms.profileToProfile(picture.convert("RGB"), *profiles, outputMode="LAB")
+    elif mode != "RGBA":
+        picture = picture.convert("RGB").convert(mode) if mode != "LA" else picture.convert("LA")
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def by_pillow(data: bytes) -> Array:
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode == "LAB":
+            from PIL import ImageCms
+
+            profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+            return np.asarray(
+                ImageCms.profileToProfile(image, *profiles, outputMode="RGB").convert("RGBA")
+            )
+        return np.asarray(image.convert("RGBA"))
+
+
+def big_endian_tiles() -> bytes:
+    """A TIFF of two tiles of 16x16 gray pixels; Pillow does not write tiles."""
+    pixels = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(16, 32)
+    tags = [(256, 32), (257, 16), (258, 8), (259, 1), (262, 1), (277, 1), (322, 16), (323, 16)]
+    head = bytearray(b"MM\0*" + (8).to_bytes(4, "big") + (len(tags) + 2).to_bytes(2, "big"))
+    for tag, value in tags:
+        head += tag.to_bytes(2, "big") + b"\0\3\0\0\0\1" + value.to_bytes(2, "big") + b"\0\0"
+    behind = len(head) + 2 * 12 + 4
+    head += (324).to_bytes(2, "big") + b"\0\4\0\0\0\2" + behind.to_bytes(4, "big")
+    head += (325).to_bytes(2, "big") + b"\0\4\0\0\0\2" + (behind + 8).to_bytes(4, "big") + bytes(4)
+    for number in (behind + 16, behind + 16 + 256, 256, 256):
+        head += number.to_bytes(4, "big")
+    return bytes(head) + pixels[:, :16].tobytes() + pixels[:, 16:].tobytes()
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "TIFF, JPEG": lambda: saved("RGB", "TIFF", compression="jpeg"),
+    "TIFF, JPEG, gray": lambda: saved("L", "TIFF", compression="jpeg"),
+    "TIFF, LZMA": lambda: saved("RGB", "TIFF", compression="lzma"),
+    "TIFF, YCbCr": lambda: saved("YCbCr", "TIFF"),
+    "TIFF, Lab": lambda: saved("LAB", "TIFF"),
+    "TIFF, big": lambda: saved("RGBA", "TIFF", big_tiff=True),
+    "TIFF, tiles": big_endian_tiles,
+    "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
+    "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
+    "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
+    "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
+    "ICNS": lambda: saved("RGBA", "ICNS"),
+    "XBM": lambda: saved("1", "XBM"),
+    "AVIF, alpha": lambda: saved("RGBA", "AVIF"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
+    data = FILES[kind]()
+    np.testing.assert_array_equal(sm.load_image(data, pix_fmt="rgba").array, by_pillow(data))
+
+
+@pytest.mark.parametrize(("size", "mode"), [((7, 5), "RGB"), ((33, 21), "RGBA"), ((64, 48), "L")])
+def test_heic_that_is_cropped_or_has_alpha(size: tuple[int, int], mode: str) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    picture = Image.fromarray(slopes(*size)).convert(mode)
+    pillow_heif.from_pillow(picture).save(file, quality=90)
+    pillow_heif.register_heif_opener()
+    found = sm.load_image(file.getvalue(), pix_fmt="rgba").array
+    wanted = by_pillow(file.getvalue())
+    assert found.shape == wanted.shape
+    assert np.abs(found.astype(int) - wanted).max() <= 2
+
+
+def animation(format: str, **options: Any) -> tuple[bytes, list[Array]]:
+    pictures = [np.roll(slopes(), 5 * index, axis=1) for index in range(4)]
+    first, *others = map(Image.fromarray, pictures)
+    file = io.BytesIO()
+    first.save(
+        file, format, save_all=True, append_images=others, duration=[40, 80, 40, 120], **options
+    )
+    return file.getvalue(), pictures
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("PNG", {}),
+        ("PNG", {"disposal": 1, "blend": 1}),
+        ("PNG", {"default_image": True}),
+        ("WEBP", {"lossless": True, "exact": True}),
+    ],
+)
+def test_animations_give_their_frames_at_their_times(format: str, options: dict[str, Any]) -> None:
+    data, pictures = animation(format, **options)
+    still = pictures[0]
+    if options.get("default_image"):
+        pictures = pictures[1:]
+    if not options.get("blend"):
+        frames = sm.load_video(data, pix_fmt="rgba", quality="accurate")
+        np.testing.assert_array_equal(frames.array, pictures)
+        np.testing.assert_array_equal(sm.load_image(data, pix_fmt="rgba").array, still)
+    frames = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    assert len(frames) == len(pictures)
+    steps = [40, 80, 40][: len(frames) - 1]
+    assert np.diff(frames.timestamps) * 1000 == pytest.approx(steps)
+    window = sm.demux_video(data, timestamp=(frames.timestamps[1], frames.timestamps[-1]))
+    assert sm.decode_packets(window).timestamps == frames.timestamps[1:-1]
+    assert len(sm.decode_packets(sm.demux_video(data), num_frames=2)) == 2
+
+
+def test_orientation_and_sizes_are_those_of_other_images() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved("RGB", "TIFF", compression="jpeg", exif=exif)
+    plain = by_pillow(saved("RGB", "TIFF", compression="jpeg"))[..., :3]
+    np.testing.assert_array_equal(sm.load_image(data).array, np.rot90(plain, -1))
+    assert sm.load_image(data, width=8, height=8).shape == (8, 8, 3)
+    config = sm.decode_config(decoder="pillow")
+    jpeg = sm.demux_image(saved("RGB", "JPEG", exif=exif))
+    assert sm.decode_packets(jpeg, decode_config=config).width == 16
+    assert sm.decode_packets(jpeg, filter_desc=None, decode_config=config).rotation == 90
+    upright = sm.decode_config(decoder="pillow", orient=False)
+    assert sm.decode_packets(jpeg, decode_config=upright).width == 24
+
+
+def test_pillow_can_be_asked_for(tmp_path: Path) -> None:
+    data = saved("RGB", "PNG")
+    config = sm.decode_config(decoder="pillow")
+    np.testing.assert_array_equal(
+        sm.load_image(data, decode_config=config).array, slopes()[..., :3]
+    )
+    path = tmp_path / "text.jpg"
+    path.write_bytes(b"\xff\xd8\xff" + bytes(50))
+    with pytest.raises(
+        sm.DecodeError, match=r"text\.jpg: Pillow cannot decode the image"
+    ) as caught:
+        sm.load_image(path, decode_config=config)
+    assert caught.value.source == str(path)
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved("RGB", "TIFF", compression="jpeg")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    wanted = r"a TIFF with compression 7 needs pillow.*pip install .*stills"
+    with pytest.raises(sm.MissingDependencyError, match=wanted):
+        sm.load_image(data)
+
+
+def test_damage_is_an_error_that_names_the_source() -> None:
+    data = saved("RGB", "TIFF", compression="jpeg")
+    cut = data[: len(data) // 2] if data[4:8] == b"\x08\0\0\0" else data[:-40]
+    with pytest.raises(sm.MediaError, match=f"bytes of length {len(cut)}"):
+        sm.load_image(cut)
+
+
+def test_one_demuxer_serves_many_reads_of_an_animation() -> None:
+    data, pictures = animation("PNG")
+    with sm.Demuxer(data) as demuxer:
+        for _ in range(2):
+            frames = sm.decode_packets(
+                demuxer.demux_video(), sm.get_video_filter_desc(pix_fmt="rgba")
+            )
+            np.testing.assert_array_equal(sm.convert_frames(frames).array, pictures)
+            assert len(sm.decode_packets(demuxer.demux_video((0.05, 0.13)))) == 1
+    packets = pickle.loads(pickle.dumps(sm.demux_video(data)))
+    assert len(sm.decode_packets(packets)) == len(pictures)
+
+
+@pytest.mark.parametrize("format", ["TIFF", "PNG"])
+def test_probe_tells_the_size(format: str) -> None:
+    data = saved("RGB", "TIFF", compression="jpeg") if format == "TIFF" else animation("PNG")[0]
+    video = sm.probe(data).video
+    assert video is not None
+    assert (video.width, video.height) == (24, 16)
+
+
+def test_gray_of_limited_range_is_spread() -> None:
+    """FFmpeg's scaler takes all gray for full range; an AVIF of one channel says what it is."""
+    file = io.BytesIO()
+    levels = Image.fromarray(slopes(64, 48)).convert("L")
+    levels.save(file, "AVIF", quality=100, subsampling="4:0:0", range="limited")
+    frames = sm.decode_packets(sm.demux_image(file.getvalue()), filter_desc=None)
+    assert (frames.pix_fmt, frames.color_range) == ("gray", "tv")
+    found = sm.load_image(file.getvalue(), pix_fmt="gray").array[..., 0].astype(int)
+    assert np.abs(found - np.asarray(levels)).max() <= 2
+    small = sm.load_image(file.getvalue(), width=32, height=24).array
+    assert abs(small.mean() - np.asarray(levels).mean()) < 1
+
+
+def test_jpeg_2000_of_ycc_is_of_full_range() -> None:
+    data = saved("YCbCr", "JPEG2000")
+    frames = sm.decode_packets(sm.demux_image(data), filter_desc=None)
+    assert (frames.pix_fmt, frames.color_range) == ("yuv444p", "pc")
+    assert np.abs(sm.load_image(data).array.astype(int) - by_pillow(data)[..., :3]).max() <= 2
+
+
+def test_filters_give_what_they_hold_back_at_the_end_of_a_window() -> None:
+    packets = sm.demux_video(animation("PNG")[0], timestamp=(0, 0.1))
+    assert len(sm.decode_packets(packets, sm.get_video_filter_desc(num_frames=5))) == 5
