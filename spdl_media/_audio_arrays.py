@@ -194,13 +194,14 @@ def load_audio_array(
         ConvertError: The window holds no sample.
     """
     keep_freed_memory()
-    with open_input(src, name=name) as input:
+    config = as_demux_config(demux_config)
+    with open_input(src, config, name=name) as input:
         # This reader knows the one stream of a WAV file, and none of FFmpeg's options.
         if stream_index is None and demux_config is None:
             wav = _load_wav(input, window, request)
             if wav is not None:
                 return wav
-        with closing(Container(input, as_demux_config(demux_config))) as container:
+        with closing(Container(input, config)) as container:
             # After any fault the source is read a second time below.
             if input.seekable:
                 array = _decode_while_reading(container, stream_index, window, request)

@@ -176,7 +176,7 @@ def probe(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     config = as_demux_config(demux_config)
-    with open_input(src, name=name) as input:
+    with open_input(src, config, name=name) as input:
         if _is_still(input, config):
             return _probe_still(read_image(input, config))
         # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.

@@ -6,6 +6,7 @@ URLs are read in few requests that fetch little more than what is read.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from spdl_media import _optional
@@ -30,10 +31,16 @@ _MAX_FETCH = 512 * 1024
 _NUM_SPANS = 6
 # A file of a server that gives no ranges is held whole, up to this many bytes.
 _MAX_WHOLE = 1024 * 1024 * 1024
+# The file systems of fsspec that copy others to the disk.
+_DISK_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 
 
 def open_stream(
-    src: Any, name: str | None = None, *, forward: bool = False
+    src: Any,
+    name: str | None = None,
+    *,
+    forward: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Content | FileReader:
     """Open a source that is no path: its memory, or what reads it.
 
@@ -41,6 +48,7 @@ def open_stream(
         src: A URL, memory, or a file object.
         name: What messages call it, instead of its URL or its own name.
         forward: It is read once, from where it is to its end, and never sought in.
+        storage_options: Options of fsspec for a URL.
 
     Raises:
         TypeError: Not a source.
@@ -49,7 +57,7 @@ def open_stream(
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
     """
     if isinstance(src, str):
-        file = _open_url(src, name=name or src, forward=forward)
+        file = _open_url(src, name or src, forward, storage_options or {})
         if isinstance(file, memoryview):
             return file
         seekable = isinstance(file, ReadAhead) and not forward
@@ -64,13 +72,16 @@ def open_stream(
     )
 
 
-def _open_url(url: str, *, name: str, forward: bool) -> memoryview | ReadAhead | Readable:
+def _open_url(
+    url: str, name: str, forward: bool, storage_options: Mapping[str, object]
+) -> memoryview | ReadAhead | Readable:
     """Open a URL with fsspec.
 
     Args:
         url: The URL, chained ones of fsspec included.
         name: What messages call it.
         forward: It is read once, from its first byte to its last.
+        storage_options: Options of fsspec's file system, or of each in a chain.
 
     Returns:
         The content, if fsspec holds it in memory; a file that can seek; or, of a server without
@@ -87,10 +98,11 @@ def _open_url(url: str, *, name: str, forward: bool) -> memoryview | ReadAhead |
         error.source = name
         raise
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = fsspec.core.url_to_fs(url, **storage_options)
         # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does
-        # better.
-        file = filesystem.open(path, "rb", cache_type="none")
+        # better. Those on the disk choose for themselves.
+        cached = url.partition(":")[0] in _DISK_CACHES
+        file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
     except ImportError as error:
         raise MissingDependencyError(
             f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
@@ -101,7 +113,7 @@ def _open_url(url: str, *, name: str, forward: bool) -> memoryview | ReadAhead |
     except Exception as error:  # every backend of fsspec has exceptions of its own
         raise SourceError(
             f"cannot be opened: {type(error).__name__}: {error}. Check the address, the access "
-            "rights, and that the server can be reached.",
+            "rights and options, and that the server can be reached.",
             source=name,
             errno=getattr(error, "errno", None) if isinstance(error, OSError) else None,
         ) from error
@@ -109,9 +121,20 @@ def _open_url(url: str, *, name: str, forward: bool) -> memoryview | ReadAhead |
         # A file of memory:// is one object for all who open it, position included: share the
         # memory.
         return flat(file.getbuffer())
-    # fsspec says of a stream from the server that it can seek, but it cannot. It has no size.
     stream: Readable = file
-    return stream if getattr(file, "size", None) is None else ReadAhead(file, forward=forward)
+    return ReadAhead(file, filesystem, forward=forward) if _can_seek(file) else stream
+
+
+def _can_seek(file: Any) -> bool:
+    # fsspec says of a stream from the server that it can seek, but it cannot. It has no size, nor has
+    # the local file of a cache.
+    if getattr(file, "size", None) is not None:
+        return True
+    try:
+        file.seek(0, io.SEEK_END)
+    except Exception:  # noqa: BLE001  # every backend of fsspec has exceptions of its own
+        return False
+    return True
 
 
 class _Span(NamedTuple):
@@ -134,20 +157,23 @@ class ReadAhead(Positioned):
 
     Args:
         file: A seekable file that fetches exactly what it is asked for, without a cache of its own.
+        filesystem: The one of fsspec that opened it. An archive closes its files when it is forgotten.
         forward: It is read once, from its first byte to its last: of a server without ranges nothing is kept.
             Otherwise such a file is held in memory. (Ranges are tried first even so: a request lasts
             some minutes at most, and reading may take hours.)
     """
 
-    def __init__(self, file: Any, *, forward: bool = False) -> None:
+    def __init__(self, file: Any, filesystem: Any = None, *, forward: bool = False) -> None:
         self._file = file
+        self._filesystem = filesystem
         self._forward = forward
         self._in_one: Any = None
         self._spans: list[_Span] = []
 
     def size(self) -> int:
         """Bytes in the file."""
-        return int(self._file.size)
+        size = getattr(self._file, "size", None)
+        return int(self._file.seek(0, io.SEEK_END) if size is None else size)
 
     def read(self, size: int = -1) -> bytes:
         """Give up to ``size`` bytes, and none only at the end.
@@ -207,7 +233,7 @@ class ReadAhead(Positioned):
 
     def _fetch_in_one(self) -> bool:
         """Fetch the file anew from a server that gives no ranges, if it can be one."""
-        filesystem = self._file.fs
+        filesystem = self._filesystem
         # Other file systems raise ValueError for reasons of their own.
         if "http" not in filesystem.protocol:
             return False

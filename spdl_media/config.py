@@ -34,18 +34,27 @@ class DemuxConfig:
     format: str | None = None
     format_options: Mapping[str, str] = field(default_factory=dict)
     buffer_size: int = 32768
+    # May hold passwords, so it is left out of the repr.
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.format is not None and not isinstance(self.format, str):
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
         check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
         options = _string_options("format_options", self.format_options)
-        # The class is frozen, so the checked copy is put in past its setter.
+        # The class is frozen, so the checked copies are put in past its setter.
         object.__setattr__(self, "format_options", options)
+        storage = self.storage_options
+        if not isinstance(storage, Mapping) or not all(isinstance(key, str) for key in storage):
+            raise TypeError(
+                f"storage_options must be a mapping of fsspec's options by name, not {storage!r}"
+            )
+        object.__setattr__(self, "storage_options", MappingProxyType(dict(storage)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The read-only view of the options is not picklable; the plain values are.
-        return DemuxConfig, (self.format, dict(self.format_options), self.buffer_size)
+        # The read-only views of the options are not picklable; the plain values are.
+        options, storage = dict(self.format_options), dict(self.storage_options)
+        return DemuxConfig, (self.format, options, self.buffer_size, storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,7 @@ def demux_config(
     format: str | None = None,
     format_options: Mapping[str, object] | None = None,
     buffer_size: int = 32768,
+    storage_options: Mapping[str, object] | None = None,
 ) -> DemuxConfig:
     """Choose how a source is opened.
 
@@ -148,6 +158,11 @@ def demux_config(
         format_options: Options of the demuxer, such as ``{"sample_rate": 8000}`` for raw audio.
             Names are checked against what the format supports before it is opened.
         buffer_size: Bytes that FFmpeg asks for at a time from bytes, file-like objects and URLs.
+        storage_options: Options of fsspec's file system for URLs: credentials, headers, timeouts. They are
+            the file system's own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs": {"timeout":
+            aiohttp.ClientTimeout(total=10)}}`` for ``http://``, which otherwise waits up to five minutes.
+            Those of a chained URL stand under the name of the protocol:
+            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources have no use for them.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -156,7 +171,10 @@ def demux_config(
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
     """
-    return DemuxConfig(format, _string_options("format_options", format_options or {}), buffer_size)
+    options = _string_options("format_options", format_options or {})
+    return DemuxConfig(
+        format, options, buffer_size, {} if storage_options is None else storage_options
+    )
 
 
 def decode_config(

@@ -54,7 +54,7 @@ def demux_image(
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     config = as_demux_config(demux_config)
-    with open_input(src, name=name) as input:
+    with open_input(src, config, name=name) as input:
         return read_image(input, config)
 
 
@@ -156,10 +156,11 @@ class Demuxer:
         name: str | None = None,
     ) -> None:
         self._guard = OneThread("Demuxer")
-        self._input = open_input(src, name=name)
+        config = as_demux_config(demux_config)
+        self._input = open_input(src, config, name=name)
         self._container: Container | None = None
         try:
-            self._container = Container(self._input, as_demux_config(demux_config))
+            self._container = Container(self._input, config)
         finally:
             # What cannot be opened as media must not keep the file open.
             if self._container is None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
-from spdl_media.config import DemuxConfig
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.orientation import boxes
 from spdl_media.readers import FileReader, Readable, ViewReader, local_path, name_of, path_error
@@ -43,7 +43,9 @@ Source: TypeAlias = "str | os.PathLike[str] | Buffer | _SupportsArray | Readable
 CPU tensor, or a binary file object."""
 
 
-def open_input(src: Source | Input, *, name: str | None = None) -> Input:
+def open_input(
+    src: Source | Input, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None
+) -> Input:
     """Open a source of any kind.
 
     Args:
@@ -52,6 +54,7 @@ def open_input(src: Source | Input, *, name: str | None = None) -> Input:
             copied), or a binary file object. A file object that can seek is used from byte 0, and
             put back to where it was on close; another one is read from where it is. What is open
             already is given back as it is.
+        config: Says how fsspec opens a URL.
         name: What messages call the source, instead of its path, URL or size.
 
     Returns:
@@ -70,7 +73,7 @@ def open_input(src: Source | Input, *, name: str | None = None) -> Input:
         return src
     if (path := local_path(src)) is not None:
         return _open_path(path, name or path)
-    stream = open_stream(src, name)
+    stream = open_stream(src, name, storage_options=config.storage_options)
     if isinstance(stream, FileReader):
         return Input(stream.label, reader=stream)
     url = src if isinstance(src, str) else None

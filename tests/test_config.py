@@ -108,6 +108,21 @@ def test_options_must_be_a_mapping() -> None:
         demux_config(format_options=["a=b"])  # type: ignore[arg-type]  # wrong on purpose
 
 
+def test_storage_options_are_kept_and_not_shown() -> None:
+    given = {"simplecache": {"cache_storage": "/scratch"}, "password": "sesame"}
+    config = demux_config(storage_options=given)
+    assert pickle.loads(pickle.dumps(config)) == config != demux_config()
+    given["password"] = "other"
+    assert config.storage_options["password"] == "sesame"
+    assert "sesame" not in repr(config)
+
+
+@pytest.mark.parametrize("options", [{1: "a"}, ["anon"], "anon=1"])
+def test_storage_options_must_be_a_mapping_by_name(options: Any) -> None:
+    with pytest.raises(TypeError, match="storage_options must be a mapping of fsspec's options"):
+        demux_config(storage_options=options)
+
+
 def test_factories_take_keywords_alone() -> None:
     with pytest.raises(TypeError, match="positional"):
         demux_config("mp4")  # type: ignore[misc]  # wrong on purpose

@@ -6,9 +6,12 @@ import io
 import socket
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -23,7 +26,7 @@ from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
 from spdl_media.inputs import open_input
 
 fsspec = pytest.importorskip("fsspec")
-pytest.importorskip("aiohttp")
+aiohttp = pytest.importorskip("aiohttp")
 
 MIB = 1024 * 1024
 GROUP_SIZE = 12
@@ -243,6 +246,67 @@ def test_memory_file_is_shared_and_not_copied(small_clip: bytes) -> None:
             file.write(b"more")  # BytesIO refuses this while someone holds its memory
     finally:
         filesystem.rm("/inputs/clip.mkv")
+
+
+_CHAINS = (
+    ("simplecache::file://{folder}/clip.mkv", True),
+    ("filecache::file://{folder}/clip.mkv", True),
+    ("zip://clip.mkv::file://{folder}/clips.zip", True),
+    ("tar://clip.mkv::file://{folder}/clips.tar", True),
+    ("zip://clip.mkv::simplecache::{url}/clips.zip", False),
+    ("simplecache::{url}/clip.mkv", False),
+    ("blockcache::{url}/clip.mkv", False),
+    ("simplecache::zip://clip.mkv::file://{folder}/clips.zip", True),
+)
+
+
+# The cache of blocks of fsspec leaves its file to the collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_chained_urls_are_read_and_sought_in(small_clip: bytes, tmp_path: Path) -> None:
+    (tmp_path / "clip.mkv").write_bytes(small_clip)
+    with zipfile.ZipFile(tmp_path / "clips.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("clip.mkv", small_clip)
+    with tarfile.open(tmp_path / "clips.tar", "w") as archive:
+        archive.add(tmp_path / "clip.mkv", "clip.mkv")
+    expected = sm.decode_packets(sm.demux_video(small_clip), None)[3].planes[0]
+    failed = {}
+    served = {name: (tmp_path / name).read_bytes() for name in ("clip.mkv", "clips.zip")}
+    with serve(served) as files:
+        for chain, is_local in _CHAINS:
+            url = chain.format(folder=tmp_path.as_posix(), url=files.url)
+            cache = {"cache_storage": str(tmp_path / f"cache of {chain.count('::')}{is_local}")}
+            config = demux_config(
+                storage_options={name: cache for name in chain.split("::") if "cache" in name}
+            )
+            try:
+                with sm.Demuxer(url, demux_config=config) as demuxer:
+                    # Twice, and from the end: it seeks.
+                    for window in ((0.3, 0.4), (0.0, 0.1), (0.3, 0.4)):
+                        frames = sm.decode_packets(demuxer.demux_video(window), None)
+                np.testing.assert_array_equal(frames[0].planes[0], expected)
+            except Exception as error:  # noqa: BLE001  # all chains are named at once
+                failed[url] = repr(error)
+    assert not failed
+
+
+def test_storage_options_reach_the_file_system(small_clip: bytes, tmp_path: Path) -> None:
+    (tmp_path / "clip.mkv").write_bytes(small_clip)
+    url, cache = f"simplecache::file://{(tmp_path / 'clip.mkv').as_posix()}", tmp_path / "cache"
+    options = {"simplecache": {"cache_storage": str(cache)}}
+    config = demux_config(storage_options=options)
+    assert sm.load_video(url, demux_config=config).shape == (4, 16, 32, 3)
+    assert [file.read_bytes() for file in cache.iterdir() if file.is_file()] == [small_clip]
+    assert sm.probe(url, demux_config=config).video is not None
+    with pytest.raises(SourceError, match="AttributeError.*access rights and options"):
+        sm.load_video("zip://a", demux_config=demux_config(storage_options={"fo": 1}))
+
+
+def test_a_server_that_does_not_answer_is_left_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        timeout = aiohttp.ClientTimeout(total=0.2)
+        config = demux_config(storage_options={"client_kwargs": {"timeout": timeout}})
+        with pytest.raises(SourceError, match="cannot be opened"):
+            sm.load_video(f"http://127.0.0.1:{mute.getsockname()[1]}/a.mp4", demux_config=config)
 
 
 def test_unknown_protocol() -> None:
