@@ -57,7 +57,9 @@ def open_stream(
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
     """
     if isinstance(src, str):
-        file = _open_url(src, name or src, forward, storage_options or {})
+        file = _open_url(
+            src, name=name or src, forward=forward, storage_options=storage_options or {}
+        )
         if isinstance(file, memoryview):
             return file
         seekable = isinstance(file, ReadAhead) and not forward
@@ -73,7 +75,7 @@ def open_stream(
 
 
 def _open_url(
-    url: str, name: str, forward: bool, storage_options: Mapping[str, object]
+    url: str, *, name: str, forward: bool, storage_options: Mapping[str, object]
 ) -> memoryview | ReadAhead | Readable:
     """Open a URL with fsspec.
 

@@ -109,11 +109,11 @@ def test_options_must_be_a_mapping() -> None:
 
 
 def test_storage_options_are_kept_and_not_shown() -> None:
-    given = {"simplecache": {"cache_storage": "/scratch"}, "password": "sesame"}
+    given = {"simplecache": {"cache_storage": "/scratch"}, "key": "sesame"}
     config = demux_config(storage_options=given)
     assert pickle.loads(pickle.dumps(config)) == config != demux_config()
-    given["password"] = "other"
-    assert config.storage_options["password"] == "sesame"
+    given["key"] = "other"
+    assert config.storage_options["key"] == "sesame"
     assert "sesame" not in repr(config)
 
 

@@ -297,7 +297,7 @@ def test_storage_options_reach_the_file_system(small_clip: bytes, tmp_path: Path
     assert sm.load_video(url, demux_config=config).shape == (4, 16, 32, 3)
     assert [file.read_bytes() for file in cache.iterdir() if file.is_file()] == [small_clip]
     assert sm.probe(url, demux_config=config).video is not None
-    with pytest.raises(SourceError, match="AttributeError.*access rights and options"):
+    with pytest.raises(SourceError, match=r"AttributeError.*access rights and options"):
         sm.load_video("zip://a", demux_config=demux_config(storage_options={"fo": 1}))
 
 
