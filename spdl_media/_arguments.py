@@ -206,7 +206,8 @@ class VideoArguments(ImageOptions, _Stream, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_video`.
 
     Attributes:
-        frame_rate: Frames a second; frames are repeated or left out.
+        frame_rate: Frames a second. Frame ``k`` is the one that is shown at ``start + k / frame_rate``, with
+            ``start`` that of the window, or the time of the first frame.
         decoder: With ``cuda=``: ``"dali"`` (and ``"pyav"`` for video) decodes on the device, ``"cpu"`` on
             the CPU, and copies; ``"auto"`` takes the first that is installed and gives the right result.
             A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Protocol
 
 import av
@@ -20,7 +21,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media._picture_filter import PictureFilter
-from spdl_media.codec import VideoCodec, close_decoder, make_decoder
+from spdl_media.codec import VideoCodec, close_decoder, make_decoder, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.image_frames import FrameMetadata
@@ -70,7 +71,7 @@ class PictureDecoder:
         self._config = config
         self.metadata = metadata
         self.discarded: frozenset[int] = frozenset()
-        self.needs_key = True
+        self.needs_key, self.gives_lead_in = True, False
         self.orientation = metadata.orientation
         self.num_skipped = 0
         self.num_dropped = 0
@@ -81,8 +82,7 @@ class PictureDecoder:
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
         # Ticks from frame to frame where packets do not tell; 0: unknown.
-        rate = codec.frame_rate
-        self._step = max(1, round(1 / (rate * codec.time_base))) if rate else 0
+        self._step = usual_duration(codec)
         self._started = False
         self._states_orientation = False
 
@@ -199,7 +199,8 @@ class PictureDecoder:
             return False
         if (is_corrupt or pts in self.corrupt_pts) and not self._keeps_corrupt(pts):
             return False
-        return pts is None or self._first <= pts < self._stop
+        is_early = pts is not None and pts < self._first
+        return (not is_early or self.gives_lead_in) and (pts is None or pts < self._stop)
 
     def _keeps_corrupt(self, pts: int | None) -> bool:
         # Damage before the window is told, because frames in it may refer to it; behind it is not.
@@ -272,9 +273,29 @@ class PicturePath:
         metadata: PacketMetadata,
         filter_desc: str | PictureOps | None,
         config: DecodeConfig,
+        *,
+        is_still: bool = False,
     ) -> None:
         self.decoder = PictureDecoder(codec, metadata, config)
-        self._filter = PictureFilter(codec, filter_desc, config)
+        self._filter = PictureFilter(codec, filter_desc, config, None if is_still else metadata)
+        self.decoder.gives_lead_in = self._filter.has_rate
+
+    def follow(self, metadata: PacketMetadata, sink: Sink) -> None:
+        """Take the metadata of packets whose data come next."""
+        if not metadata.continues:
+            # They do not follow on what came before (a window of its own, say): the frames that are held
+            # back have to come out first, and none of them is a reference for what comes.
+            for frame in chain(self._filtered(self.decoder.drain()), self._filter.end_run()):
+                sink.put(frame)
+        self.decoder.metadata = metadata
+        self._filter.follow(metadata)
+
+    def _filtered(self, frames: Iterable[av.VideoFrame]) -> Iterator[av.VideoFrame]:
+        # One by one, so that a frame that became a row is in FFmpeg's pool for the next.
+        decoder, filter = self.decoder, self._filter
+        for frame in frames:
+            is_corrupt = filter.has_rate and frame.pts in decoder.corrupt_pts
+            yield from filter.push(frame, decoder.orientation, is_corrupt=is_corrupt)
 
     def push(self, packet: AvPacket | None, sink: Sink) -> bool:
         """Put the frames of this packet into a sink, and with ``None`` those held back.
@@ -286,19 +307,9 @@ class PicturePath:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
             FilterError: The filters do not take the frames.
         """
-        decoder, filter = self.decoder, self._filter
-        for frame in decoder.decode(packet):
-            # One by one, so that a frame that became a row is in FFmpeg's pool for the next.
-            for filtered in filter.push(frame, decoder.orientation):
-                if sink.put(filtered):
-                    return True
-        return packet is None and any(sink.put(frame) for frame in filter.flush())
-
-    def drain(self, sink: Sink) -> None:
-        """Put the frames that the decoder holds back into a sink, before it starts anew."""
-        for frame in self.decoder.drain():
-            for filtered in self._filter.push(frame, self.decoder.orientation):
-                sink.put(filtered)
+        if any(map(sink.put, self._filtered(self.decoder.decode(packet)))):
+            return True
+        return packet is None and any(map(sink.put, self._filter.flush()))
 
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the frames that came out since the last call."""
@@ -310,7 +321,8 @@ class PicturePath:
             orientation=1 if self._filter.upright else decoder.orientation,
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,
-            corrupt_pts=decoder.corrupt_pts | self._filter.copied_corrupt,
+            corrupt_pts=self._filter.copied_corrupt
+            | (frozenset() if self._filter.has_rate else decoder.corrupt_pts),
         )
         decoder.num_skipped = decoder.num_dropped = 0
         return metadata

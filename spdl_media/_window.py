@@ -71,6 +71,7 @@ class _VideoRun(_Run):
     """Packets of a video stream, where decoding can begin at each key frame."""
 
     _inside = _late = 0
+    goes_on = False
 
     def add(self, packet: AvPacket) -> None:
         pts = packet.pts
@@ -83,6 +84,7 @@ class _VideoRun(_Run):
             return
         dts = packet.dts
         self._late += 1
+        self.goes_on = True
         # Timestamps of decoding only grow, and nothing is shown before it is decoded.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         if decoded_late or self._late > _MAX_REORDER:
@@ -133,8 +135,9 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
     with container.reading():
         packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
         stop = _pts(window.end, codec, container.zero, up=True)
-        kept = list(packets) if stop is None else _run(packets, _VideoRun(stop))
-    result: VideoPackets = our_packets(container, index, codec, kept, window)
+        run = _VideoRun(stop)
+        kept = list(packets) if stop is None else _run(packets, run)
+    result: VideoPackets = our_packets(container, index, codec, kept, window, goes_on=run.goes_on)
     return result
 
 
@@ -216,7 +219,7 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
             elif frames.complete and samples.complete:
                 break
     return (
-        our_packets(container, index, codec, frames.packets(), window),
+        our_packets(container, index, codec, frames.packets(), window, goes_on=frames.goes_on),
         our_packets(container, audio_index, audio_codec, samples.packets(), window),
     )
 
@@ -257,6 +260,7 @@ def our_packets(
     window: Window = _WHOLE,
     *,
     continues: bool = False,
+    goes_on: bool = False,
 ) -> Any:
     """Wrap FFmpeg's packets of a stream in packets of the kind that its codec has."""
     is_video = isinstance(codec, VideoCodec)
@@ -266,6 +270,7 @@ def our_packets(
         window,
         container.orientation(index, packets) if is_video else 1,
         continues,
+        goes_on,
         container.missing_end(packets),
     )
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]

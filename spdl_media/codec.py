@@ -137,6 +137,12 @@ def read_video_codec(stream: av.VideoStream) -> VideoCodec:
     )
 
 
+def usual_duration(codec: VideoCodec) -> int:
+    """Ticks from frame to frame at the stated rate; 0: the file states none."""
+    rate = codec.frame_rate
+    return max(1, round(1 / (rate * codec.time_base))) if rate else 0
+
+
 def color_numbers(source: Any) -> tuple[int, int, int, int]:
     """Range, matrix, primaries and transfer of a codec context or a frame, as FFmpeg's numbers."""
     color_range, matrix = int(source.color_range), int(source.colorspace)

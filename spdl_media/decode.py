@@ -234,7 +234,8 @@ def _filtered(
 ) -> ImageFrames:
     filter = PictureFilter(packets.codec, filter_desc, config)
     # Some filters hold a lone frame back until the end.
-    frames = filter.push(frame, metadata_of(packets).orientation) or filter.flush()
+    orientation = metadata_of(packets).orientation
+    frames = list(filter.push(frame, orientation)) or list(filter.flush())
     if not frames:
         raise _no_picture(packets)
     return _image(frames[0], packets, turned=filter.upright)
@@ -257,7 +258,7 @@ def _picture(
     *,
     is_corrupt: bool = False,
 ) -> ImageFrames:
-    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config)
+    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config, is_still=True)
     sink = FrameList(1)
     _decode_all(av_packets(packets), path, sink)
     if not sink.frames:
@@ -337,15 +338,17 @@ def _decode_animation(
     """The same for a file that Pillow reads."""
     metadata = metadata_of(packets)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
-    filter = PictureFilter(packets.codec, filter_desc, config)
+    filter = PictureFilter(packets.codec, filter_desc, config, metadata)
     data, purpose, orientation = av_packets(packets)[0], _pillow_purpose(packets), 1
     for frame, orientation in read_with_pillow(
         memoryview(data), packets.source, purpose=purpose, is_video=True
     ):
         pts = frame.pts or 0
         if stop is not None and pts >= stop:
+            filter.follow(replace(metadata, continues=True, goes_on=True))
             break
-        ready = filter.push(frame, orientation) if first is None or pts >= first else ()
+        is_asked = first is None or pts >= first or filter.has_rate
+        ready = filter.push(frame, orientation) if is_asked else ()
         if any(sink.put(filtered) for filtered in ready):
             return _animation_metadata(metadata, orientation, filter)
     # Filters hold frames back also where the window ends first.

@@ -205,11 +205,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     def _accept(self, packets: VideoPackets) -> None:
         decoder, metadata = self._path.decoder, metadata_of(packets)
-        if not metadata.continues:
-            # They do not follow on what came before (a window of its own, say): the frames that the decoder
-            # holds back have to come out first, and none of them is a reference for what comes.
-            self._path.drain(self._ready)
-        decoder.metadata = metadata
+        self._path.follow(metadata, self._ready)
         if decoder.orientation == 1:
             decoder.orientation = metadata.orientation
         # Frames of earlier packets may still be in the decoder.

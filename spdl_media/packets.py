@@ -35,6 +35,7 @@ class PacketMetadata:
         window: What the user asked for; the packets before it are there because decoding needs them.
         orientation: EXIF number of the coded frames' orientation.
         continues: The packets follow others, so the first need not be a key frame.
+        goes_on: The stream has packets behind the end of the window.
         incomplete: What is missing from a file that is cut short, where its decoder would not notice.
         jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
         pillow: Why Pillow decodes it and FFmpeg does not; ``None``: FFmpeg does.
@@ -45,6 +46,7 @@ class PacketMetadata:
     window: Window = Window()
     orientation: int = 1
     continues: bool = False
+    goes_on: bool = False
     incomplete: str | None = None
     jpeg: JpegHead | None = None
     pillow: str | None = None
@@ -146,6 +148,7 @@ class _Packets(Generic[C]):
             self._packets[key],
             self._codec,
             continues=self._metadata.continues or start > 0,
+            goes_on=self._metadata.goes_on and stop == len(self),
             # What is missing is missing behind the last packet.
             incomplete=self._metadata.incomplete if stop == len(self) else None,
         )

@@ -7,10 +7,11 @@ video stay aligned. FFmpeg counts in ticks of a stream's time base, from a zero 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 
@@ -194,3 +195,78 @@ def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -
     divisor: int = time_base.denominator * zero.denominator
     # Halves go up, whatever the sign: not round(), which takes them to the even side.
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)
+
+
+T = TypeVar("T")
+
+
+class ConstantRate(Generic[T]):
+    """Says what is shown at each of the moments ``start + k / rate`` of a window.
+
+    A frame is shown from its own time until that of the next one. Moments before the first frame have none.
+    Where the window has no start, moments count from the first frame.
+
+    Args:
+        rate: Moments in a second.
+        window: Where they lie.
+        time_base: Seconds in one unit of the frames' timestamps.
+        zero: Second 0 of the container on FFmpeg's clock.
+
+    Attributes:
+        time_base: Seconds in one unit of the moments' timestamps.
+    """
+
+    def __init__(self, rate: Fraction, window: Window, time_base: Fraction, zero: Fraction) -> None:
+        # The rate and the file's own times are whole in it, and so are starts of some decimal places.
+        unit = math.lcm(rate.numerator, time_base.denominator)
+        while 10 * unit < 2**31:  # FFmpeg's AVRational is a pair of signed 32-bit numbers
+            unit *= 10
+        self.time_base = Fraction(1, unit if unit < 2**31 else 10**9)
+        self._rate, self._source_base, self._window, self._zero = rate, time_base, window, zero
+        self._next, self._stop = 0, 2**63
+        self._shown: T | None = None
+        self._end = 0
+        self._is_placed = False
+        if window.start is not None:
+            self._place(window.start + zero)
+
+    def _place(self, start: Fraction) -> None:
+        """Take the time of moment 0, on FFmpeg's clock."""
+        self._is_placed = True
+        # In whole numbers: fractions would cost as much as all else that is done for a frame.
+        shift = (start + _TOLERANCE) * self._rate
+        self._to_number = _whole(self._source_base * self._rate, -shift)
+        self._to_pts = _whole(1 / (self._rate * self.time_base), start / self.time_base)
+        if self._window.end is not None:
+            self._stop = math.ceil((self._window.end + self._zero) * self._rate - shift)
+
+    def push(self, frame: T, pts: int, duration: int) -> Iterator[tuple[T, int]]:
+        """The moments of the frame before this one: that frame, and the timestamp of the moment."""
+        if not self._is_placed:
+            self._place(pts * self._source_base)
+        yield from self._until(self._number(pts))
+        self._shown, self._end = frame, pts + max(duration, 1)
+
+    def flush(self, *, goes_on: bool) -> Iterator[tuple[T, int]]:
+        """The moments of the last frame; ``goes_on``: more follow behind the end of the window."""
+        if self._shown is not None:
+            yield from self._until(self._stop if goes_on else self._number(self._end))
+
+    def _number(self, pts: int) -> int:
+        """The first moment at or after a timestamp."""
+        factor, offset, divisor = self._to_number
+        return -((-offset - pts * factor) // divisor)
+
+    def _until(self, number: int) -> Iterator[tuple[T, int]]:
+        begin, self._next = self._next, max(self._next, number)
+        if self._shown is not None:
+            factor, offset, divisor = self._to_pts
+            for moment in range(begin, min(number, self._stop)):
+                # Rounded to the nearest, where the unit is not fine enough.
+                yield self._shown, (2 * (moment * factor + offset) + divisor) // (2 * divisor)
+
+
+def _whole(factor: Fraction, offset: Fraction) -> tuple[int, int, int]:
+    """Whole numbers ``(a, b, c)`` so that ``(a * x + b) / c`` is ``factor * x + offset``."""
+    divisor = math.lcm(factor.denominator, offset.denominator)
+    return int(factor * divisor), int(offset * divisor), divisor

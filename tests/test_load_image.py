@@ -49,6 +49,12 @@ def test_a_filter_of_ones_own() -> None:
     np.testing.assert_array_equal(np.asarray(sm.load_image(PNG, filter_desc=None)), PICTURE)
 
 
+@pytest.mark.parametrize("data", [PNG, JPEG])
+def test_a_still_has_no_time_and_is_the_same_at_any_rate(data: bytes) -> None:
+    at_rate = sm.get_video_filter_desc(frame_rate=5)
+    np.testing.assert_array_equal(sm.load_image(data, filter_desc=at_rate), sm.load_image(data))
+
+
 def test_a_filter_beside_what_it_replaces_is_refused() -> None:
     with pytest.raises(
         ValueError, match="filter_desc= is the whole filter graph, so width=8 would"

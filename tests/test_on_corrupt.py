@@ -251,7 +251,11 @@ def test_one_frame_says_of_itself_what_the_video_says_of_it() -> None:
     data = bytearray(make_video(pictures(3), codec="ffv1"))
     _, (start, end), _ = packet_spans(bytes(data), "video")
     data[(start + end) // 2] ^= 1
-    frames = sm.decode_packets(sm.demux_video(data), None, sm.decode_config(on_corrupt="keep"))
+    packets, keep = sm.demux_video(data), sm.decode_config(on_corrupt="keep")
+    frames = sm.decode_packets(packets, None, keep)
     assert frames.is_corrupt == (False, True, False)
     assert [frame.is_corrupt for frame in frames] == [False, True, False]
     assert [frames[index].is_corrupt for index in range(3)] == [False, True, False]
+    # Each of them shown twice.
+    twice = sm.decode_packets(packets, sm.get_video_filter_desc(frame_rate=20), keep)
+    assert twice.is_corrupt == (False, False, True, True, False, False)

@@ -10,6 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -146,6 +147,51 @@ def test_windows_of_uneven_frames(format: str, start: int, length: int) -> None:
     window = Fraction(start, 1000), Fraction(start + length, 1000)
     frames = sm.decode_packets(sm.demux_video(uneven(format), timestamp=window), filter_desc=None)
     assert indices(frames) == expected(*window, [Fraction(k, 1000) for k in UNEVEN])
+
+
+def shown(start: Fraction, end: Fraction, rate: Fraction) -> list[tuple[int, Fraction]]:
+    """The frame of ``uneven`` that is shown at each moment of the rate, and the moment."""
+    times = [Fraction(k, 1000) for k in UNEVEN]
+    moments = [start + k / rate for k in range(math.ceil((end - start) * rate))]
+    return [
+        (max(k for k, time in enumerate(times) if time <= moment), moment)
+        for moment in moments
+        if moment >= 0
+    ]
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska"])
+@settings(max_examples=examples(25))
+@given(
+    start=st.one_of(st.sampled_from(UNEVEN[:-1]), st.integers(-100, 1900)),
+    length=st.integers(1, 1900),
+    rate=st.sampled_from([Fraction(3), Fraction(10), Fraction(30000, 1001), Fraction(200)]),
+)
+def test_a_rate_gives_what_is_shown_at_each_of_its_moments(
+    format: str, start: int, length: int, rate: Fraction
+) -> None:
+    # The last frame begins at 2 s, so frames go on behind the window.
+    window = Fraction(start, 1000), Fraction(min(start + length, 1990), 1000)
+    wanted = shown(*window, rate)
+    desc = sm.get_video_filter_desc(frame_rate=rate, pix_fmt=None)
+    packets = sm.demux_video(uneven(format), timestamp=window)
+    frames = sm.decode_packets(packets, desc)
+    assert [(k, float(moment)) for k, moment in wanted] == list(
+        zip(indices(frames), frames.timestamps, strict=True)
+    )
+    decoder = sm.VideoDecoder(packets.codec, filter_desc=desc)
+    chunks = [chunk for _ in (0, 1) for chunk in decoder.decode(packets)] + list(decoder.flush())
+    assert [time for chunk in chunks for time in chunk.timestamps] == 2 * list(frames.timestamps)
+
+
+@pytest.mark.parametrize(
+    ("window", "num_frames"), [(None, 11), ((None, 0.5), 3), ((1.5, None), 3), ((-0.2, 0.2), 1)]
+)
+def test_a_rate_ends_with_the_window_or_the_last_frame(window: Any, num_frames: int) -> None:
+    # The last of 20 frames begins at 1.9 s and is shown until 2 s.
+    data = make_video(planes()[:20], codec="libx265", format="mp4", frame_rate=10)
+    video = sm.load_video(data, window, frame_rate=5.5)
+    assert video.shape[0] == num_frames
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from spdl_media._optional import is_available
-from spdl_media.codec import VideoCodec
+from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._nvdec_dali import decode_by_number
@@ -28,21 +28,21 @@ from spdl_media.cuda._nvdec_rule import (
     not_on_nvdec,
     nvdec_refusal,
 )
-from spdl_media.cuda._nvdec_timeline import FrameTime, at_rate
+from spdl_media.cuda._nvdec_timeline import at_rate
 from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.decode import cut_short_error, decode_packets
 from spdl_media.errors import ConvertError, DecodeError
 from spdl_media.filter_desc import get_video_filter_desc
 from spdl_media.image_frames import VideoFrames
-from spdl_media.operations import Rate
+from spdl_media.operations import Rate, parse_rate
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
     discarded_pts,
     metadata_of,
 )
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import ConstantRate, ticks_to_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +118,21 @@ def _by_dali(
     missing = cut_short_error(packets, request.config)
     if missing is not None:
         raise missing
-    wanted = clip.timeline.wanted
-    times = [clip.timeline.times[number] for number in wanted]
-    positions, pts, time_base = _selected(times, packets, request)
-    if not positions:
+    numbers: Sequence[int] = clip.timeline.wanted
+    pts: Sequence[int | None] = [clip.timeline.times[number][0] for number in numbers]
+    time_base = packets.time_base
+    if request.frame_rate is not None:
+        time_base, chosen = at_rate(packets, clip.timeline, request.frame_rate)
+        numbers, pts = [number for number, _ in chosen], [ticks for _, ticks in chosen]
+    # Up to None is all of them.
+    numbers, pts = numbers[: request.num_frames], pts[: request.num_frames]
+    if not numbers:
         raise _no_frame(packets)
     orientation = metadata_of(packets).orientation if request.config.orient else 1
     array = decode_by_number(
         packets,
         clip.timeline,
-        [wanted[position] for position in positions],
+        numbers,
         device,
         request.output,
         orientation=orientation,
@@ -138,8 +143,7 @@ def _by_dali(
 def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> DeviceClip:
     facts, coded = metadata_of(packets), av_packets(packets)
     _check_start(packets)
-    # At another rate, how many frames it takes is known at the end.
-    limit = request.num_frames if request.frame_rate is None else None
+    limit, base = request.num_frames, packets.time_base
     missing = cut_short_error(packets, request.config)
     if missing is not None and limit is None:
         raise missing
@@ -147,20 +151,31 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     pictures.discarded = discarded_pts(packets)
     # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
     pictures.needs_key = any(packet.is_keyframe for packet in coded)
+    clock: ConstantRate[Any] | None = None
+    if request.frame_rate is not None:
+        clock = ConstantRate(parse_rate(request.frame_rate), facts.window, base, facts.zero)
+        pictures.gives_lead_in = True
     # A frame for each packet of the window; the writer makes room if there are more.
     room = min(len(packets.get_timestamps()) or len(coded), limit or len(coded))
     writer = FrameWriter(device, request.output, max(1, room), packets.source)
-    times: list[FrameTime] = []
+    rows: list[int] = []
+    times: list[int | None] = []
+    last: Any = None
     # None drains the decoder.
     for packet in (*coded, None) if coded else ():
-        frames = pictures.decode(packet)
-        if (first := next(frames, None)) is None:
+        shown = _shown(pictures.decode(packet), clock, packets, is_last=packet is None)
+        if (first := next(shown, None)) is None:
             continue
         with device.after_decoder():
-            for frame in chain([first], frames):
-                if len(times) != limit:
+            for frame, pts in chain([first], shown):
+                if len(times) == limit:
+                    break
+                # One that is shown at several moments is written once.
+                if frame is not last:
                     writer.add(frame, pictures.standing)
-                    times.append((frame.pts, frame.duration or 0))
+                last = frame
+                rows.append(writer.count - 1)
+                times.append(pts)
         if len(times) == limit:
             break
     if missing is not None and len(times) != limit:
@@ -168,10 +183,26 @@ def _by_pyav(packets: VideoPackets, device: VideoDevice, request: Request) -> De
     if not times:
         raise _no_frame(packets)
     array = writer.result()
-    positions, pts, time_base = _selected(times, packets, request)
-    if positions != list(range(len(times))):
-        array = device.take(array, positions)
-    return _timed(array, pts, time_base, packets, "pyav", writer.colors)
+    if rows != list(range(len(rows))):
+        array = device.take(array, rows)
+    return _timed(array, times, clock.time_base if clock else base, packets, "pyav", writer.colors)
+
+
+def _shown(
+    frames: Iterable[Any],
+    clock: ConstantRate[Any] | None,
+    packets: VideoPackets,
+    *,
+    is_last: bool,
+) -> Iterator[tuple[Any, int | None]]:
+    """Frames as they come, or at the moments of a constant rate, with their timestamps."""
+    if clock is None:
+        yield from ((frame, frame.pts) for frame in frames)
+        return
+    for frame in frames:
+        yield from clock.push(frame, frame.pts, frame.duration or usual_duration(packets.codec))
+    if is_last:
+        yield from clock.flush(goes_on=metadata_of(packets).goes_on)
 
 
 def _check_start(packets: VideoPackets) -> None:
@@ -224,24 +255,6 @@ def cpu_filter(codec: VideoCodec, output: Output, frame_rate: Rate | None = None
     width, height = f"iw-{crop.left + crop.right}", f"ih-{crop.top + crop.bottom}"
     cut = f"crop={width}:{height}:{crop.left}:{crop.top}," if any(crop.sides) else ""
     return f"{cut}{desc}"
-
-
-def _selected(
-    times: Sequence[FrameTime], packets: VideoPackets, request: Request
-) -> tuple[list[int], list[int | None], Fraction]:
-    """Positions of the frames that are asked for, their timestamps, and the unit of these."""
-    chosen: Sequence[tuple[int, int | None]]
-    if request.frame_rate is None:
-        chosen = list(enumerate(pts for pts, _ in times))
-        time_base = packets.time_base
-    else:
-        rate, chosen = at_rate(
-            times, packets.time_base, request.frame_rate, packets.codec.frame_rate
-        )
-        time_base = 1 / rate
-    # Up to None is all of them.
-    chosen = chosen[: request.num_frames]
-    return [position for position, _ in chosen], [pts for _, pts in chosen], time_base
 
 
 def _timed(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
-import av
-
-from spdl_media._graph import FrameFilter
+from spdl_media.codec import usual_duration
 from spdl_media.operations import Rate, parse_rate
 from spdl_media.packets import VideoPackets, av_packets, discarded_pts, metadata_of
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import ConstantRate, ticks_to_seconds
 
-FrameTime: TypeAlias = tuple[int | None, int]
-"""Timestamp and duration of a frame; a duration of 0 is not known."""
+ChosenFrames: TypeAlias = tuple[Fraction, list[tuple[int, int]]]
+"""The unit of timestamps, and of each frame its number and its timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +67,26 @@ def _is_closed(packets: VideoPackets) -> bool:
     return True
 
 
-def at_rate(
-    times: Sequence[FrameTime], time_base: Fraction, rate: Rate, source_rate: Fraction | None
-) -> tuple[Fraction, list[tuple[int, int]]]:
-    """Choose frames for a constant rate, as FFmpeg's ``fps`` filter does: by running it over tiny frames.
-
-    Args:
-        times: Timestamps and durations of the frames, in display order.
-        time_base: Seconds in one unit of both.
-        rate: Frames in a second that come out.
-        source_rate: Frames in a second that go in, where it is known.
+def at_rate(packets: VideoPackets, timeline: Timeline, rate: Rate) -> ChosenFrames:
+    """Choose frames for a constant rate, as the CPU path does.
 
     Returns:
-        The rate, and for each frame that comes out the position in ``times`` of the one that it repeats,
-        and its own timestamp in units of ``1 / rate`` seconds.
+        Seconds in one unit of the timestamps, and for each frame that comes out its number in display order,
+        and its own timestamp.
 
     Raises:
         ValueError: ``rate`` is no positive number.
     """
-    exact_rate = parse_rate(rate)
-    desc = f"fps={exact_rate.numerator}/{exact_rate.denominator}"
-    filter = FrameFilter(desc, kind="video", time_base=time_base, frame_rate=source_rate)
+    facts, hidden = metadata_of(packets), discarded_pts(packets)
+    clock: ConstantRate[int] = ConstantRate(
+        parse_rate(rate), facts.window, packets.time_base, facts.zero
+    )
+    usual = usual_duration(packets.codec)
+    _, stop = facts.window.ticks(packets.time_base, facts.zero)
     chosen: list[tuple[int, int]] = []
-    for position, (pts, duration) in enumerate(times):
-        frame = av.VideoFrame(_MARK_SIZE, _MARK_SIZE, "gray")
-        frame.pts, frame.time_base, frame.duration = pts, time_base, duration
-        _write_number(frame, position)
-        chosen.extend(map(_number_and_pts, filter.push(frame)))
-    chosen.extend(map(_number_and_pts, filter.flush()))
-    return exact_rate, chosen
-
-
-# A row of eight pixels of gray holds a number of eight bytes.
-_MARK_SIZE = 8
-
-
-def _write_number(frame: av.VideoFrame, number: int) -> None:
-    """Put a number into the pixels, which the filter passes on; all else of a frame is its own to change."""
-    memoryview(frame.planes[0])[:8] = number.to_bytes(8, "little")
-
-
-def _number_and_pts(frame: av.VideoFrame) -> tuple[int, int]:
-    if frame.pts is None:
-        raise RuntimeError("FFmpeg's fps filter gave a frame without a timestamp; please report it")
-    return int.from_bytes(memoryview(frame.planes[0])[:8], "little"), frame.pts
+    for number, (pts, duration) in enumerate(timeline.times):
+        # Frames before the window as well: one of them is shown when it starts.
+        if pts not in hidden and (stop is None or pts < stop):
+            chosen += clock.push(number, pts, duration or usual)
+    chosen += clock.flush(goes_on=facts.goes_on)
+    return clock.time_base, chosen

@@ -169,7 +169,7 @@ def decode_to_device(
         pix_fmt: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
         scale_mode: ``"pad"``, ``"crop"`` or ``None``.
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
-        frame_rate: Frames in a second; frames are repeated or left out.
+        frame_rate: Frames in a second, as for :func:`~spdl_media.load_video`.
         num_frames: At most so many frames.
         decode_config: How to decode.
         layout: ``"NHWC"`` or ``"NCHW"``.
