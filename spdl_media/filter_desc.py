@@ -105,9 +105,9 @@ def get_video_filter_desc(
     """Write the filters for images, in this order: rate, window, scale, crop, count, your own, format.
 
     Args:
-        frame_rate: Frames in a second. Frame ``k`` is the one that is shown at ``start + k / frame_rate``, with
-            ``start`` that of the packets' window, or the time of the first frame. In a graph of text FFmpeg's
-            filter ``fps`` does it, whose moments are whole multiples of ``1 / frame_rate``.
+        frame_rate: Frames in a second. Frame ``k`` is the one that is shown at ``start + k / frame_rate``,
+            with ``start`` that of the packets' window, or the time of the first frame. In a graph of text
+            FFmpeg's filter ``fps`` does it, whose moments are whole multiples of ``1 / frame_rate``.
         timestamp: Window ``(start, end)`` in seconds on the stream's own clock. Not needed for packets
             that were demuxed with a window: it is cut before the graph.
         scale_width: Width in pixels. Without ``scale_height`` the aspect ratio is kept.
