@@ -14,7 +14,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input, open_input
 from spdl_media.packets import ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.pillow_images import TIME_BASE as PILLOW_TIME_BASE
-from spdl_media.pillow_images import pillow_reason
+from spdl_media.pillow_images import is_unsupported, pillow_reason
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
@@ -45,7 +45,13 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         # It is read twice, by FFmpeg and for what FFmpeg does not tell.
         with open_input(input.read_all(), name=input.name) as whole:
             return read_image(whole, config)
-    with closing(Container(input, config)) as container:
+    try:
+        opened = Container(input, config)
+    except DemuxError as error:
+        if kind is None or not is_unsupported(error):
+            raise
+        return _pillow_file(input, "an image that FFmpeg does not know")
+    with closing(opened) as container:
         # Known by its name alone (TGA, PCX ...), the file is one packet after all.
         decoder = container.named_still()
         if decoder is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from typing import Final, Protocol, overload
@@ -33,7 +33,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.pillow_images import read_with_pillow
+from spdl_media.pillow_images import is_unsupported, read_with_pillow
 
 __all__ = ("decode_packets",)
 
@@ -186,6 +186,22 @@ def _decode_image(
     # A decoder that the caller names comes before the one that suits the file.
     if config.decoder == PILLOW or (reason is not None and config.decoder is None):
         return _decode_by_pillow(packets, filter_desc, config)
+    try:
+        return _decode_by_ffmpeg(packets, filter_desc, config)
+    except DecodeError as error:
+        if config.decoder is not None or not is_unsupported(error):
+            raise
+        unknown = packets.with_metadata(
+            pillow=f"{packets.codec.name} data that FFmpeg does not know"
+        )
+        with suppress(DecodeError):
+            return _decode_by_pillow(unknown, filter_desc, config)
+        raise
+
+
+def _decode_by_ffmpeg(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
     if config.downscale is not None:
         small = decode_downscaled(packets, filter_desc, config)
         if small is not None:

@@ -7,6 +7,7 @@ pillow-heif for HEIC, reads them. Both are the optional extra ``stills``; withou
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -16,10 +17,10 @@ import av
 import numpy as np
 
 from spdl_media._optional import require
-from spdl_media.errors import DecodeError
+from spdl_media.errors import DecodeError, MediaError
 from spdl_media.orientation import PNG, Bytes, boxes, byte_view
 
-__all__ = ("PillowFrame", "pillow_reason", "read_with_pillow")
+__all__ = ("PillowFrame", "is_unsupported", "pillow_reason", "read_with_pillow")
 
 BESIDE = "with a sequence beside its image"
 """Such a file has a video, which FFmpeg reads well."""
@@ -60,6 +61,17 @@ def pillow_reason(data: Bytes) -> str | None:
             except (struct.error, IndexError):  # cut short: FFmpeg's error says more
                 return None
     return _iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
+
+
+def is_unsupported(error: MediaError) -> bool:
+    """Whether FFmpeg says of an image that it does not know its kind, rather than that it is damaged."""
+    return _UNSUPPORTED.search(error.message) is not None
+
+
+# What FFmpeg's decoders and demuxers write before they return an error that says less.
+_UNSUPPORTED = re.compile(
+    r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
+)
 
 
 def read_with_pillow(
@@ -146,8 +158,9 @@ def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
 
 # How each kind is told. A function gives the reason, or None where FFmpeg reads the file well.
 
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES = 258, 259, 262, 266, 277
+_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 258, 259, 262, 266
 _PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
+_ASSOCIATED_ALPHA = 1
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 """None, CCITT's three, LZW, Deflate and PackBits."""
 _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
@@ -157,16 +170,17 @@ def _tiff_reason(view: memoryview) -> str | None:
     """Tiles, JPEG, planes and other colours come out black or garbled, and FFmpeg does not say so."""
     tags = _tiff_tags(view)
     photometric, extra = tags.get(_PHOTOMETRIC, 1), _EXTRA_SAMPLES in tags
-    bits, samples = tags.get(_BITS, 1), tags.get(_SAMPLES, 1)
+    bits = tags.get(_BITS, 1)
     found = (
         ("of tiles", _TILE_WIDTH in tags),
-        ("with planes", samples > 1 and tags.get(_PLANAR, 1) != 1),
+        ("with planes", tags.get(_PLANAR, 1) != 1),
         (
             f"with compression {tags.get(_COMPRESSION)}",
             tags.get(_COMPRESSION, 1) not in _TIFF_COMPRESSIONS,
         ),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
         ("with a palette and alpha", photometric == 3 and extra),
+        ("with colours multiplied by alpha", tags.get(_EXTRA_SAMPLES) == _ASSOCIATED_ALPHA),
         (f"with {bits}-bit CMYK", photometric == 5 and bits != 8),
         ("with reversed bits", tags.get(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
     )
@@ -211,12 +225,27 @@ def _webp_reason(view: memoryview) -> str | None:
 
 
 def _bmp_reason(view: memoryview) -> str | None:
-    header, bits, compression = struct.unpack_from("<I10xHI", view, 14)
+    pixels, header, bits, compression = struct.unpack_from("<II10xHI", view, 10)
     if bits == 16:
         return "a BMP of 16 bits a pixel"
+    if bits <= 8 and pixels <= 14 + header:
+        return "a BMP that does not say where its palette ends"
     # Masks follow the first 40 bytes of the header; the fourth is that of alpha.
     has_alpha = header >= 56 and compression == 3 and any(view[66:70])
     return "a BMP with alpha" if has_alpha else None
+
+
+_DDS_RGB = 0x40
+_DDS_RGBA = range(27, 32)
+"""DXGI's formats of red, green, blue and alpha of 8 bits each."""
+
+
+def _dds_reason(view: memoryview) -> str | None:
+    flags, kind, bits = struct.unpack_from("<I4sI", view, 80)
+    if flags & _DDS_RGB and bits == 16:
+        return "a DDS of 16 bits a pixel"
+    (dxgi,) = struct.unpack_from("<I", view, 128)
+    return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
 
 
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -244,6 +273,10 @@ def _jp2_reason(view: memoryview) -> str | None:
     return "a JPEG 2000 of CMYK" if _JP2_CMYK in bytes(view[:1024]) else None
 
 
+# Behind the numbers of the primaries and of the transfer function: YCgCo and those beyond BT.2020.
+_STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
+
+
 def _iso_reason(view: memoryview) -> str | None:
     """HEIC and AVIF whose image is cropped, made of tiles, or has alpha: FFmpeg gives one coded image."""
     top = {kind: (start, end) for kind, start, end in boxes(view)}
@@ -262,6 +295,7 @@ def _iso_reason(view: memoryview) -> str | None:
         ("that is cropped", b"clap" in properties),
         ("with alpha", b":auxiliary:alpha" in properties or b":auxid:1" in properties),
         ("with a track of alpha", b"auxv" in tracks),
+        ("of a matrix that FFmpeg does not know", _STRANGE_MATRIX.search(properties)),
         (BESIDE, tracks and not is_sequence),
     )
     return next((f"{name} {what}" for what, is_so in found if is_so), None)
@@ -283,5 +317,6 @@ _KINDS: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] = (
     (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_reason),
     (b"\0\0\1\0", "an icon"),
     (b"icns", "an icon"),
+    (b"DDS ", _dds_reason),
     (b"#define ", "an XBM"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,43 @@ def big_endian_tiles() -> bytes:
     return bytes(head) + pixels[:, :16].tobytes() + pixels[:, 16:].tobytes()
 
 
+def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
+    """A TIFF of 4x2 pixels in one strip, little-endian, with these short tags besides the usual ones."""
+    usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2, 279: len(pixels)}
+    entries = sorted((usual | tags).items())
+    behind = 8 + 2 + 12 * (len(entries) + 2) + 4
+    rows = [(tag, 3, 1, value) for tag, value in entries]
+    rows += [(258, 3, len(bits), bits[0] if len(bits) == 1 else behind)]
+    rows += [(273, 4, 1, behind + 2 * len(bits))]
+    directory = b"".join(struct.pack("<HHII", *row) for row in sorted(rows))
+    head = b"II*\0" + struct.pack("<IH", 8, len(rows)) + directory + bytes(4)
+    return head + struct.pack(f"<{len(bits)}H", *bits) + pixels
+
+
+def dds(flags: int, bits: int, masks: tuple[int, ...], pixels: bytes, dxgi: int = 0) -> bytes:
+    """A DDS of 4x4 pixels, with the header of DirectX 10 where it names a format."""
+    kind = b"DX10" if dxgi else bytes(4)
+    head = struct.pack("<4s7I44x", b"DDS ", 124, 0x100F, 4, 4, len(pixels) // 4, 0, 0)
+    head += struct.pack("<2I4s5I", 32, flags, kind, bits, *masks) + struct.pack(
+        "<5I", 0x1000, 0, 0, 0, 0
+    )
+    return head + (struct.pack("<5I", dxgi, 3, 0, 1, 0) if dxgi else b"") + pixels
+
+
+def bmp_without_place_for_its_palette() -> bytes:
+    data = bytearray(saved("P", "BMP"))
+    data[10:14] = struct.pack("<I", 54)
+    return bytes(data)
+
+
+def bmp_with_masks() -> bytes:
+    """32 bits a pixel, and three masks in a header that FFmpeg does not know."""
+    masks = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)
+    head = struct.pack("<IiiHHIIiiII", 52, 4, 2, 1, 32, 3, 32, 2835, 2835, 0, 0) + masks
+    return struct.pack("<2sIHHI", b"BM", 14 + 52 + 32, 0, 0, 66) + head + NUMBERS[:32]
+
+
+NUMBERS = bytes(range(0, 256, 8)) * 4
 FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, JPEG": lambda: saved("RGB", "TIFF", compression="jpeg"),
     "TIFF, JPEG, gray": lambda: saved("L", "TIFF", compression="jpeg"),
@@ -72,6 +110,12 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, Lab": lambda: saved("LAB", "TIFF"),
     "TIFF, big": lambda: saved("RGBA", "TIFF", big_tiff=True),
     "TIFF, tiles": big_endian_tiles,
+    "TIFF, one plane": lambda: tiff({262: 1, 284: 2}, (8,), NUMBERS[:8]),
+    "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
+    "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
+    "DDS, 16 bits": lambda: dds(0x40, 16, (0x7C00, 0x3E0, 0x1F, 0), b"\xff\x7f" * 16),
+    "BMP, header of 52 bytes": bmp_with_masks,
+    "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
     "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
