@@ -29,7 +29,8 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import kind_of, name_of
-from spdl_media.pipeline.stages import check_failure_limit, source_length
+from spdl_media.pipeline.failures import FailureLimit, failure_limit
+from spdl_media.pipeline.stages import source_length
 from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator, SupportsGetItem
 
@@ -107,10 +108,10 @@ class DataLoader:
             it. ``None``: no limit.
         output_order: ``"completion"``: whatever is ready first. ``"input"``: in the order of the
             source.
-        max_failures: How many items (``int``), or which part of them (``float`` up to 1), may fail
-            before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
+        max_failures: How many items (``int``), or which part of them (``float`` or ``Fraction`` up to 1), may
+            fail before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
             half of them, so that an epoch in which everything fails is an error.
-            ``float("inf")``: any number.
+            ``float("inf")`` or -1: any number.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
             its own. An exception from it ends the epoch.
         seed: Seed of :func:`sample_rng`.
@@ -140,7 +141,7 @@ class DataLoader:
     num_threads: int = 8
     timeout: float | None = None
     output_order: OutputOrder = "completion"
-    max_failures: int | float | None = None  # a number or a rate
+    max_failures: FailureLimit | None = None
     on_failure: Callable[[FailureRecord, Any], object] | None = None
     seed: int = 0
 
@@ -158,7 +159,7 @@ class DataLoader:
         check_int("num_threads", self.num_threads)
         check_seconds("timeout", self.timeout)
         check_choice("output_order", self.output_order, ("completion", "input"))
-        check_failure_limit("max_failures", self.max_failures)
+        failure_limit("max_failures", self.max_failures)
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
         self.seed = check_int("seed", self.seed, at_least=0)

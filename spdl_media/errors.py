@@ -59,6 +59,9 @@ class MediaError(Exception):
     def __str__(self) -> str:
         return f"{self.source}: {self.message}" if self.source else self.message
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields. A process
         # pool dies of an exception that cannot be rebuilt, so all subclasses are rebuilt here.

@@ -676,7 +676,7 @@ async def transfer_async(batch: Any) -> Any:
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds"),
         ({"output_order": "random"}, ValueError, "output_order must be .*not 'random'"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"max_failures": -1}, ValueError, "max_failures"),
+        ({"max_failures": -2}, ValueError, "max_failures"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

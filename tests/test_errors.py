@@ -142,8 +142,9 @@ def test_str_names_the_source_first(kind: type[MediaError]) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
-def test_repr_names_the_class_and_the_message(kind: type[MediaError]) -> None:
+def test_repr_names_the_class_the_source_and_the_message(kind: type[MediaError]) -> None:
     assert repr(kind("damaged")) == f"{kind.__name__}('damaged')"
+    assert repr(kind("damaged", source="a.mp4")) == f"{kind.__name__}('a.mp4: damaged')"
 
 
 def test_fields_default_to_none() -> None:

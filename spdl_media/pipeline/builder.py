@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.failures import FailureLimit
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -82,11 +83,11 @@ class PipelineBuilder(Generic[T_co]):
         of ``add_source``.
 
         Args:
-            *pipelines: Builders or definitions, with a source and without a sink.
+            *pipelines: Builders or definitions, with a source. Their own sinks are not used.
 
         Raises:
             TypeError: One of them is no pipeline.
-            ValueError: None was given, or one of them has a sink, a continuous source, or none.
+            ValueError: None was given, or one of them has a continuous source, or none.
         """
         self._refuse_after_sink("merge()")
         # Definitions, so that what is added to the builders later changes nothing here.
@@ -109,7 +110,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         output_order: OutputOrder = "completion",
         timeout: float | None = None,
-        max_failures: int | float | None = None,  # noqa: PYI041  # a number or a rate
+        max_failures: FailureLimit | None = None,
     ) -> PipelineBuilder[Any]:
         """Apply a function or generator, synchronous or not, to each item.
 
@@ -126,9 +127,9 @@ class PipelineBuilder(Generic[T_co]):
                 of the items they were made from.
             timeout: Seconds an item may take before it fails. An async call is cancelled; a
                 synchronous one cannot be, so its thread is replaced and left to end by itself.
-            max_failures: How many items (``int``) or which part of them (``float``) may fail here
-                before the run ends with :class:`PipelineFailure`. ``None`` leaves it to the limit
-                of the whole pipeline.
+            max_failures: How many items (``int``) or which part of them (``float``, ``Fraction``) may
+                fail here before the run ends with :class:`PipelineFailure`; -1 or ``math.inf`` allows any
+                number. ``None`` leaves it to the limit of the whole pipeline.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -261,7 +262,7 @@ def warn_of_idle_concurrency(
     """Warn when stages want more threads at once than the pipeline has for all of them."""
     starved = [
         stage
-        for stage in config.pipes()
+        for stage in config.functions()
         if stage.executor is None
         and stage.concurrency > num_threads
         # Coroutines take no thread.
@@ -328,20 +329,20 @@ def mermaid(config: PipelineConfig) -> str:
 
 
 def _outline(config: PipelineConfig) -> Iterator[str]:
-    if isinstance(config.source, MergeConfig):
+    if isinstance(config.src, MergeConfig):
         yield "merge"
-        for number, pipeline in enumerate(config.source.pipelines):
+        for number, pipeline in enumerate(config.src.pipeline_configs):
             yield f"  pipeline {number}"
             # Indented here, so that nobody has to know how deep it is.
             yield from (f"    {line}" for line in _outline(pipeline))
     else:
-        yield f"source: {_source_text(config.source)}"
-    yield from _stage_lines(config.stages)
+        yield f"source: {_source_text(config.src)}"
+    yield from _stage_lines(config.pipes)
     if config.sink is not None:
         yield f"sink: buffer of {config.sink.buffer_size}"
 
 
-def _stage_lines(stages: tuple[StageConfig, ...]) -> Iterator[str]:
+def _stage_lines(stages: Sequence[StageConfig]) -> Iterator[str]:
     for stage in stages:
         details = _details(stage)
         # A name may have line breaks, and a stage has one line.
@@ -359,17 +360,17 @@ class _Chart:
         self._numbers = count()
 
     def add_pipeline(self, config: PipelineConfig) -> list[str]:
-        if isinstance(config.source, MergeConfig):
-            parts = [self.add_pipeline(pipeline) for pipeline in config.source.pipelines]
+        if isinstance(config.src, MergeConfig):
+            parts = [self.add_pipeline(pipeline) for pipeline in config.src.pipeline_configs]
             ends = self._node('{{"merge"}}', [end for part in parts for end in part])
         else:
-            ends = self._node(f'(["{_escaped(_source_text(config.source))}"])', [])
-        ends = self._stages(config.stages, ends)
+            ends = self._node(f'(["{_escaped(_source_text(config.src))}"])', [])
+        ends = self._stages(config.pipes, ends)
         if config.sink is not None:
             ends = self._node(f'(["sink: buffer of {config.sink.buffer_size}"])', ends)
         return ends
 
-    def _stages(self, stages: tuple[StageConfig, ...], ends: list[str]) -> list[str]:
+    def _stages(self, stages: Sequence[StageConfig], ends: list[str]) -> list[str]:
         for stage in stages:
             paths = _paths_of(stage)
             opening, closing = "{}" if paths else "[]"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import numbers
 import reprlib
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 from spdl_media.pipeline.stats import StageCounters
 
@@ -113,7 +115,37 @@ KEPT_DATA = 1000
 MIN_CALLS_FOR_RATE = 100
 
 
-@dataclass(frozen=True, slots=True)
+# A number (int) or a rate. Type checkers take no int for a numbers.Real.
+FailureLimit: TypeAlias = float | Fraction
+
+
+def failure_limit(what: str, value: object) -> float | None:
+    """A number of failures (``int``), a rate from 0 to 1 (``float``), ``inf`` for any number, or ``None``.
+
+    Raises:
+        TypeError: It is no real number.
+        ValueError: It is out of range.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"{what} must be an int (a number of items), a float or Fraction (a rate) or None, not {value!r}"
+        )
+    number = int(value) if isinstance(value, numbers.Integral) else float(value)
+    # -1 is SPDL's word for it.
+    if number in (-1, math.inf):
+        return math.inf
+    # Not "number > 1", which NaN would pass.
+    if number < 0 or (isinstance(number, float) and not number <= 1):
+        raise ValueError(
+            f"{what} must be a whole number of at least 0 or a rate from 0.0 to 1.0, not {value}. "
+            "-1 or math.inf allows any number."
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class FailureRecord:
     """An item that failed in a stage.
 
@@ -130,6 +162,10 @@ class FailureRecord:
     input: str
     exception: BaseException
     traceback: str
+
+    def __repr__(self) -> str:
+        text = _cut(" ".join(describe(self.exception).split()), 200)
+        return f"<FailureRecord of {self.stage!r}: {text} (input {self.input})>"
 
 
 def record_failure(
@@ -178,8 +214,12 @@ class _ShortRepr(reprlib.Repr):
             text = repr(x)
         except BaseException as error:  # noqa: BLE001  # a repr of the user's own may raise anything
             return _without_repr(x, error)
-        half = (self.maxother - len(self.fillvalue)) // 2
-        return text if len(text) <= self.maxother else text[:half] + self.fillvalue + text[-half:]
+        return _cut(text, self.maxother)
+
+
+def _cut(text: str, longest: int) -> str:
+    half = (longest - 3) // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 _SHORT = _ShortRepr()
@@ -242,12 +282,17 @@ class FailureLog:
         limit: For all stages together that have no limit of their own: a number of failures, or the
             part of the items of an epoch that the stages together may lose.
 
+    Raises:
+        TypeError: The limit is no real number.
+        ValueError: It is out of range.
+
     Attributes:
         chain: How the stages are linked.
     """
 
-    def __init__(self, limit: float | None = None) -> None:
-        self.limit = DEFAULT_MAX_FAILURES if limit is None else limit
+    def __init__(self, limit: FailureLimit | None = None) -> None:
+        checked = failure_limit("max_failures", limit)
+        self.limit = DEFAULT_MAX_FAILURES if checked is None else checked
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self.chain = Chain()
         self._last: dict[str, FailureRecord] = {}
@@ -257,15 +302,20 @@ class FailureLog:
         self,
         name: str,
         counters: StageCounters,
-        limit: float | None = None,
+        limit: FailureLimit | None = None,
         *,
         chain: Chain | None = None,
     ) -> None:
         """Have the failures that ``counters`` count included, under a limit of the stage's own if any.
 
         ``chain`` is where the stage is, if not in the pipeline's own.
+
+        Raises:
+            TypeError: The limit is no real number.
+            ValueError: It is out of range.
         """
-        self._stages[name] = stage = StageDropRate(counters, limit)
+        stage = StageDropRate(counters, failure_limit("max_failures", limit))
+        self._stages[name] = stage
         (self.chain if chain is None else chain).parts.append(stage)
 
     def counts(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
+    FailureLimit,
     FailureRecord,
     MissingPackageError,
     PipelineError,
@@ -46,7 +47,7 @@ class PipelineOptions(TypedDict, total=False):
     """The options of :class:`Pipeline`, which says what they mean."""
 
     num_threads: int
-    max_failures: int | float | None  # a number or a rate
+    max_failures: FailureLimit | None  # a number or a rate
     on_failure: Callable[[FailureRecord, Any], object] | None
     report_stats_interval: float | None
     task_hook_factory: Callable[[str], TaskHook | None] | None
@@ -81,13 +82,13 @@ class Pipeline(Generic[T_co]):
             have no executor of their own together.
         max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
             ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
-            The default is 0.5: items may fail, but no more than half of them. A rate is that of one
-            epoch; it is looked at after 100 calls of a stage, and at the end of the epoch. ``math.inf``
-            allows any number.
+            The default is 0.5: items may fail, but no more than half of them. A rate (a ``Fraction``, too)
+            is that of one epoch; it is looked at after 100 calls of a stage, and at the end of the epoch.
+            -1 or ``math.inf`` allows any number.
         on_failure: Called with the record and the input of each item that fails, in a thread of its own,
             one after the other. What it raises ends the run.
         report_stats_interval: Seconds between lines of statistics in the log, logger
-            ``spdl_media.pipeline``, level INFO.
+            ``spdl_media.pipeline``, level INFO; ``None`` or -1: no such lines.
         task_hook_factory: Called with each stage's name when a run starts; makes its hook, or ``None``.
         progress: Show a progress bar, which needs tqdm; a string is its label.
 
@@ -362,14 +363,14 @@ def _bar_class() -> Any:
 
 def _number_of_outputs(config: PipelineConfig) -> int | None:
     """How many items an epoch delivers if none is dropped or fails; ``None`` when that depends on them."""
-    source = config.source
+    source = config.src
     number: int | None
     if isinstance(source, MergeConfig):
-        parts = [_number_of_outputs(pipeline) for pipeline in source.pipelines]
+        parts = [_number_of_outputs(pipeline) for pipeline in source.pipeline_configs]
         number = None if None in parts else sum(part or 0 for part in parts)
     else:
-        number = source_length(source.items)
-    for stage in config.stages:
+        number = source_length(source.source)
+    for stage in config.pipes:
         if number is not None:
             number = _outputs(stage, number)
     return number

@@ -144,20 +144,20 @@ class _Profiler:
 
     def _pipeline(self, config: PipelineConfig) -> tuple[PipelineConfig, _Inputs]:
         source: SourceConfig | MergeConfig
-        if isinstance(config.source, MergeConfig):
-            parts = [self._pipeline(one) for one in config.source.pipelines]
+        if isinstance(config.src, MergeConfig):
+            parts = [self._pipeline(one) for one in config.src.pipeline_configs]
             source = MergeConfig(tuple(part for part, _ in parts))
             inputs = _Inputs.joined([outputs for _, outputs in parts])
         else:
-            inputs = self._source(config.source)
+            inputs = self._source(config.src)
             source = SourceConfig(inputs.items)
-        return replace(config, source=source), self._stages(config.stages, inputs)
+        return replace(config, src=source), self._stages(config.pipes, inputs)
 
     def _source(self, source: SourceConfig) -> _Inputs:
         durations: list[float] = []
-        timed: Any = _timed if isinstance(source.items, Iterable) else _timed_async
+        timed: Any = _timed if isinstance(source.source, Iterable) else _timed_async
         config = PipelineConfig(
-            SourceConfig(timed(source.items, durations), source.continuous), (), SinkConfig()
+            SourceConfig(timed(source.source, durations), source.continuous), (), SinkConfig()
         )
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():
@@ -177,7 +177,7 @@ class _Profiler:
         self._add(name, 1, calls, len(items), is_configured=True)
         return _Inputs(items, len(items))
 
-    def _stages(self, stages: tuple[StageConfig, ...], inputs: _Inputs) -> _Inputs:
+    def _stages(self, stages: Sequence[StageConfig], inputs: _Inputs) -> _Inputs:
         for position, stage in enumerate(stages):
             measure = self._paths if isinstance(stage, PathVariantsConfig) else self._stage
             inputs = measure(stage, inputs)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
-import math
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from multiprocessing.reduction import ForkingPickler
@@ -23,7 +22,7 @@ from spdl_media.pipeline.executors import (
     kind_of,
     name_of,
 )
-from spdl_media.pipeline.failures import PipelineError
+from spdl_media.pipeline.failures import FailureLimit, PipelineError, failure_limit
 
 __all__ = (
     "AggregateConfig",
@@ -71,27 +70,27 @@ class SourceConfig:
     """Where items come from.
 
     Args:
-        items: What is iterated, anew in each epoch.
+        source: What is iterated, anew in each epoch.
         continuous: Whether the pipeline reads on into the next epoch without being asked.
     """
 
-    items: Iterable[Any] | AsyncIterable[Any]
+    source: Iterable[Any] | AsyncIterable[Any]
     continuous: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.items, str | bytes | bytearray):
+        if isinstance(self.source, str | bytes | bytearray):
             raise TypeError(
-                f"A source of items must not be a single {type(self.items).__name__}, which would "
+                f"A source of items must not be a single {type(self.source).__name__}, which would "
                 "be taken apart into characters. For one item, pass a list of it."
             )
-        if not isinstance(self.items, Iterable | AsyncIterable) or isinstance(self.items, type):
-            if callable(self.items):
-                name = getattr(self.items, "__name__", type(self.items).__name__)
+        if not isinstance(self.source, Iterable | AsyncIterable) or isinstance(self.source, type):
+            if callable(self.source):
+                name = getattr(self.source, "__name__", type(self.source).__name__)
                 raise TypeError(
                     f"A source must be iterable, and {name} is a function. Write add_source({name}())."
                 )
             raise TypeError(
-                f"A source must be an iterable or async iterable, not {_kind(self.items)}"
+                f"A source must be an iterable or async iterable, not {_kind(self.source)}"
             )
 
     @property
@@ -101,9 +100,9 @@ class SourceConfig:
         Raises:
             Exception: As :func:`source_length`.
         """
-        length = source_length(self.items)
+        length = source_length(self.source)
         count = "" if length is None else f" of {length}"
-        name = getattr(self.items, "__name__", None) or type(self.items).__name__
+        name = getattr(self.source, "__name__", None) or type(self.source).__name__
         return f"{name}{count}"
 
     def __repr__(self) -> str:
@@ -111,7 +110,7 @@ class SourceConfig:
         return f"SourceConfig(<{self.name}>, continuous={self.continuous})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self, source=self.items)
+        return _reduced(self, source=self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,9 @@ class PipeConfig:
             executor stays the caller's to shut down.
         output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order of
             the items they were made from.
-        max_failures: How many items (``int``) or which part of them (``float`` of at most 1.0) may fail
-            here before the run ends; ``None`` leaves it to the limit of the whole pipeline.
+        max_failures: How many items (``int``) or which part of them (``float`` or ``Fraction`` of at most 1)
+            may fail here before the run ends; -1 or ``math.inf`` allows any number; ``None`` leaves it to
+            the limit of the whole pipeline.
         timeout: Seconds an item may take. ``None`` is no limit.
 
     Raises:
@@ -141,7 +141,7 @@ class PipeConfig:
     concurrency: int = 1
     executor: Executor | ExecutorConfig | None = None
     output_order: OutputOrder = "completion"
-    max_failures: int | float | None = None
+    max_failures: FailureLimit | None = None
     timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class PipeConfig:
         check_int(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
         check_choice(f"output_order {what}", self.output_order, get_args(OutputOrder))
         check_seconds(f"timeout {what}", self.timeout)
-        check_failure_limit(f"max_failures {what}", self.max_failures)
+        failure_limit(f"max_failures {what}", self.max_failures)
         _check_executor(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -224,7 +224,8 @@ class PathVariantsConfig:
         if (kind := kind_of(self.router)) != "function":
             raise ValueError(
                 f"The router of path_variants() must be a plain function, not an {kind} function. "
-                "Find out what it needs in a pipe() before it."
+                "Call that one in a pipe() before it, which hands on (index, item): "
+                ".path_variants(lambda pair: pair[0], ...)."
             )
         if not self.paths:
             raise ValueError("path_variants() needs at least one path, got none")
@@ -240,29 +241,28 @@ class PathVariantsConfig:
 class MergeConfig:
     """A source: the items of several pipelines, in order of completion."""
 
-    pipelines: tuple[PipelineConfig, ...]
+    pipeline_configs: Sequence[PipelineConfig]
 
     @property
     def name(self) -> str:
         """Name of the source in drawings and messages."""
-        return f"merge of {len(self.pipelines)}"
+        return f"merge of {len(self.pipeline_configs)}"
 
     def __post_init__(self) -> None:
-        if not self.pipelines:
+        _make_tuple(self, "pipeline_configs")
+        if not self.pipeline_configs:
             raise ValueError("merge() needs at least one pipeline, got none")
-        for pipeline in self.pipelines:
+        for pipeline in self.pipeline_configs:
             if not isinstance(pipeline, PipelineConfig):
                 raise TypeError(f"merge() takes pipelines' definitions, not {_kind(pipeline)}")
-            if pipeline.sink is not None:
-                raise ValueError(
-                    "A pipeline that is merged into another has no sink of its own. Leave out its "
-                    "add_sink(), and add one after merge()."
-                )
-            if isinstance(pipeline.source, SourceConfig) and pipeline.source.continuous:
+            if isinstance(pipeline.src, SourceConfig) and pipeline.src.continuous:
                 raise ValueError(
                     "A continuous source cannot be merged: its epochs would end at different "
                     "times. Leave out continuous=True."
                 )
+        # The sink of the whole takes what theirs would.
+        without_sinks = tuple(replace(pipeline, sink=None) for pipeline in self.pipeline_configs)
+        object.__setattr__(self, "pipeline_configs", without_sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,27 +280,34 @@ StageConfig: TypeAlias = PipeConfig | AggregateConfig | DisaggregateConfig | Pat
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """A whole pipeline. ``sink`` is ``None`` for one that is merged into another."""
+    """A whole pipeline.
 
-    source: SourceConfig | MergeConfig
-    stages: tuple[StageConfig, ...] = ()
+    Args:
+        src: Where items come from.
+        pipes: The stages, in their order.
+        sink: The last buffer. One that is merged into another needs none, and its own is not used.
+    """
+
+    src: SourceConfig | MergeConfig
+    pipes: Sequence[StageConfig] = ()
     sink: SinkConfig | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, SourceConfig | MergeConfig):
+        if not isinstance(self.src, SourceConfig | MergeConfig):
             raise TypeError(
-                f"The source of a pipeline must be a SourceConfig or MergeConfig, not {_kind(self.source)}"
+                f"The source of a pipeline must be a SourceConfig or MergeConfig, not {_kind(self.src)}"
             )
-        _check_stages("The chain of stages", self.stages)
+        _make_tuple(self, "pipes")
+        _check_stages("The chain of stages", self.pipes)
         if not isinstance(self.sink, SinkConfig | None):
             raise TypeError(f"The sink of a pipeline must be a SinkConfig, not {_kind(self.sink)}")
 
-    def pipes(self) -> Iterator[PipeConfig]:
+    def functions(self) -> Iterator[PipeConfig]:
         """All stages that call a function, those of merged pipelines and of paths included."""
-        if isinstance(self.source, MergeConfig):
-            for pipeline in self.source.pipelines:
-                yield from pipeline.pipes()
-        waiting = list(self.stages)
+        if isinstance(self.src, MergeConfig):
+            for pipeline in self.src.pipeline_configs:
+                yield from pipeline.functions()
+        waiting = list(self.pipes)
         while waiting:
             stage = waiting.pop(0)
             if isinstance(stage, PipeConfig):
@@ -332,27 +339,6 @@ def source_length(items: object) -> int | None:
     # Of a wrapper around something without length, or of a class that leaves it to those that derive from it.
     except (TypeError, NotImplementedError):
         return None
-
-
-def check_failure_limit(what: str, value: object) -> None:
-    """Refuse what is neither ``None``, a number of failures, nor a rate from 0 to 1.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is out of range.
-    """
-    if value is None or value == math.inf:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(
-            f"{what} must be an int (a number of items), a float (a rate) or None, not {value!r}"
-        )
-    # Not "value > 1", which NaN would pass.
-    if value < 0 or (isinstance(value, float) and not value <= 1):
-        raise ValueError(
-            f"{what} must be a whole number of at least 0 or a rate from 0.0 to 1.0, not {value}. "
-            "math.inf allows any number."
-        )
 
 
 def _check_function(fn: object) -> None:
@@ -425,11 +411,17 @@ def _reduced(config: Any, **parts: object) -> tuple[Any, ...]:
 
 def _check_stages(what: str, stages: object) -> None:
     if not isinstance(stages, tuple):
-        raise TypeError(f"{what} must be a tuple of stages, not {_kind(stages)}")
+        raise TypeError(f"{what} must be a sequence of stages, not {_kind(stages)}")
     for stage in stages:
         if not isinstance(stage, StageConfig):
             remedy = f". Write PipeConfig({name_of(stage)})" if callable(stage) else ""
             raise TypeError(f"{what} must consist of stages, not {_kind(stage)}{remedy}")
+
+
+def _make_tuple(config: object, field: str) -> None:
+    """Freeze a list of a definition."""
+    if isinstance(value := getattr(config, field), list):
+        object.__setattr__(config, field, tuple(value))
 
 
 def _checked_name(name: object, default: str) -> str:
@@ -445,13 +437,13 @@ def _kind(value: object) -> str:
 def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
     """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order."""
     taken = set() if taken is None else taken
-    source = config.source
-    if isinstance(source, MergeConfig):
-        source = MergeConfig(tuple(with_unique_names(one, taken) for one in source.pipelines))
-    return replace(config, source=source, stages=_named_apart(config.stages, taken))
+    src = config.src
+    if isinstance(src, MergeConfig):
+        src = MergeConfig([with_unique_names(one, taken) for one in src.pipeline_configs])
+    return replace(config, src=src, pipes=_named_apart(config.pipes, taken))
 
 
-def _named_apart(stages: tuple[StageConfig, ...], taken: set[str]) -> tuple[StageConfig, ...]:
+def _named_apart(stages: Sequence[StageConfig], taken: set[str]) -> tuple[StageConfig, ...]:
     named: list[StageConfig] = []
     for stage in stages:
         # One more than there are names taken, so one of them is free.

@@ -81,7 +81,7 @@ def test_stages_with_executors_do_not_count_for_num_threads(mode: str) -> None:
     pipeline = get_pipeline(range(20), 2, mode)
     with pipeline.auto_stop():
         assert sorted(pipeline) == list(range(0, 40, 2))
-    (stage,) = pipeline.config.stages
+    (stage,) = pipeline.config.pipes
     assert isinstance(stage, PipeConfig)
     stage.executor.shutdown()  # type: ignore[union-attr]
 
@@ -129,7 +129,7 @@ def test_options_of_build_reach_the_run() -> None:
         run(builder, max_failures=0)
 
 
-@pytest.mark.parametrize("limit", [-1, 1.5, "1", True])
+@pytest.mark.parametrize("limit", [-2, 1.5, "1", True])
 def test_a_bad_limit_of_failures_is_refused(limit: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="max_failures"):
         source().build(max_failures=limit)

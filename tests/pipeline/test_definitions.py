@@ -146,10 +146,10 @@ def test_definitions_are_equal_after_pickling() -> None:
         .get_config()
     )
     again = pickle.loads(pickle.dumps(config))
-    again_partial, partial = (list(one.pipes())[1].fn for one in (again, config))
+    again_partial, partial = (list(one.functions())[1].fn for one in (again, config))
     assert again_partial.func is partial.func  # type: ignore[attr-defined]  # partials equal only themselves
     assert str(again) == str(config)
-    assert again.stages == config.stages
+    assert again.pipes == config.pipes
     assert again.sink == config.sink
 
 

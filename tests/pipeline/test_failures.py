@@ -13,8 +13,10 @@ import threading
 import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder
@@ -147,6 +149,23 @@ def test_a_number_of_failures(limit: float, allowed: int | None) -> None:
                 list(pipeline)
         else:
             assert len(list(pipeline)) == 50 - bad
+
+
+@pytest.mark.parametrize("of_stage", [False, True])
+def test_limits_are_any_real_number_and_minus_one_is_none(*, of_stage: bool) -> None:
+    def losing(number: int, limit: Any) -> Pipeline[int]:
+        fn = fail_when(lambda item: item < number, "function")
+        own, whole = (limit, 0) if of_stage else (None, limit)
+        builder = PipelineBuilder().add_source(range(100)).pipe(fn, max_failures=own)
+        return builder.build(max_failures=whole)
+
+    assert len(list(losing(10, Fraction(1, 10)))) == 90
+    with pytest.raises(PipelineFailure, match=r"lost 11% of the items.* allows 10%"):
+        list(losing(11, Fraction(1, 10)))
+    assert len(list(losing(3, np.int64(3)))) == 97
+    with pytest.raises(PipelineFailure, match="4 items failed, and max_failures=3 allows 3"):
+        list(losing(4, np.int64(3)))
+    assert list(losing(100, -1)) == []
 
 
 def test_a_number_counts_the_failures_of_all_stages() -> None:
@@ -581,6 +600,18 @@ def test_exceptions_that_let_nothing_be_taken_off_do_no_harm() -> None:
 )
 def test_inputs_are_described_in_short(item: object, expected: str) -> None:
     assert record_failure("stage", item, ValueError()).input == expected
+
+
+def test_the_repr_of_a_record_is_one_short_line() -> None:
+    def fail(_: str) -> None:
+        raise ValueError("no\nsuch " + 999 * "thing ")
+
+    pipeline = PipelineBuilder().add_source(["a.jpg"]).pipe(fail).build(max_failures=1)
+    assert list(pipeline) == []
+    text = repr(pipeline.failures[0])
+    assert text.startswith("<FailureRecord of 'fail': ValueError: no such thing thing")
+    assert text.endswith("thing (input 'a.jpg')>")
+    assert len(text) < 300
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])

@@ -129,6 +129,16 @@ def test_statistics_can_be_read_while_it_runs() -> None:
     assert numbers[-1] >= 2000
 
 
+def test_no_reports_go_to_the_log_by_default_nor_with_minus_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="spdl_media.pipeline")
+    for options in ({}, {"report_stats_interval": -1}):
+        pipeline = PipelineBuilder().add_source(range(10)).build(**options)
+        assert list(pipeline) == list(range(10))
+    assert not caplog.records
+
+
 def test_reports_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="spdl_media.pipeline")
     reports = threading.Semaphore(0)

@@ -52,7 +52,7 @@ class Source(FanOut):
 
     def __init__(self, hub: Hub, config: SourceConfig) -> None:
         # What can be iterated both ways is most often asynchronous with a fallback.
-        is_async = isinstance(config.items, AsyncIterable)
+        is_async = isinstance(config.source, AsyncIterable)
         begin: Callable[[Any], Any] = aiter if is_async else iter
         self.threads = WorkerThreads(hub, f"spdl_media source {config.name}", 1)
         super().__init__(hub, begin, "source", None if is_async else self.threads)
@@ -60,7 +60,7 @@ class Source(FanOut):
         self.threads.at_end = self.close_generators
         # To be told when there is room for an epoch.
         self.upstream = self.Epochs(self, config)
-        self.borrowed = config.items
+        self.borrowed = config.source
         self._pace = Pace(hub)
 
     class Epochs:
@@ -76,7 +76,7 @@ class Source(FanOut):
             if self.number_wanted:
                 # A continuous source always wants the next one.
                 self.number_wanted -= not self._config.continuous
-                self._source.accept(self._config.items)
+                self._source.accept(self._config.source)
                 self._source.end_epoch()
 
     def request_epoch(self) -> None:

@@ -98,7 +98,7 @@ class Graph:
             raise
         # Each stage has added what it can use, and threads beyond that would idle.
         self._shared.size = min(num_threads, self._shared.size)
-        continuous = isinstance(config.source, SourceConfig) and config.source.continuous
+        continuous = isinstance(config.src, SourceConfig) and config.src.continuous
         buffer_size = (config.sink or SinkConfig()).buffer_size
         self.sink = Sink(hub, buffer_size, continuous=continuous)
         tail.connect(self.sink)
@@ -144,14 +144,14 @@ class Graph:
 
     def _chain(self, config: PipelineConfig) -> Outlet:
         """Make the nodes of a pipeline without its sink; returns the last."""
-        if isinstance(config.source, SourceConfig):
-            source = Source(self._hub, config.source)
+        if isinstance(config.src, SourceConfig):
+            source = Source(self._hub, config.src)
             self._may_be_quick(source)
             self.sources.append(source)
             self._threads.append(source.threads)
-            return self._stages(config.stages, source)
-        parts = [functools.partial(self._merged, part) for part in config.source.pipelines]
-        return self._stages(config.stages, self._branches(parts))
+            return self._stages(config.pipes, source)
+        parts = [functools.partial(self._merged, part) for part in config.src.pipeline_configs]
+        return self._stages(config.pipes, self._branches(parts))
 
     def _merged(self, config: PipelineConfig) -> tuple[Outlet, Callable[[], int]]:
         num_before = len(self.sources)

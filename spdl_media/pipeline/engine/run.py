@@ -23,15 +23,17 @@ from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThrea
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
     FailureExcess,
+    FailureLimit,
     FailureLog,
     FailureRecord,
     PipelineError,
     PipelineFailure,
     PipelineStopped,
     describe,
+    failure_limit,
     pipeline_failure,
 )
-from spdl_media.pipeline.stages import PipelineConfig, check_failure_limit
+from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics, StageCounters
 
 __all__ = ("Run", "RunOptions")
@@ -61,7 +63,7 @@ class RunOptions:
     """
 
     num_threads: int = 8
-    max_failures: float | None = None
+    max_failures: FailureLimit | None = None
     on_failure: OnFailure | None = None
     report_stats_interval: float | None = None
     task_hook_factory: TaskHookFactory | None = None
@@ -69,7 +71,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_int("num_threads", self.num_threads, remedy="1 runs one call at a time.")
-        check_failure_limit("max_failures", self.max_failures)
+        failure_limit("max_failures", self.max_failures)
+        # SPDL's word for no reports.
+        if self.report_stats_interval == -1:
+            object.__setattr__(self, "report_stats_interval", None)
         check_seconds("report_stats_interval", self.report_stats_interval)
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
