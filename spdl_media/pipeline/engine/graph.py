@@ -25,7 +25,7 @@ from spdl_media.pipeline.executors import (
     hooked,
     kind_of,
 )
-from spdl_media.pipeline.failures import Branches, Chain, FailureLog, short_repr
+from spdl_media.pipeline.failures import Branches, Chain, FailureLimit, FailureLog, short_repr
 from spdl_media.pipeline.processes import WorkerProcesses
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -286,7 +286,7 @@ class Graph:
         self.hooks.append(hook)
         return hooked(fn, hook)
 
-    def _add(self, node: Node, tail: Outlet, max_failures: float | None = None) -> Node:
+    def _add(self, node: Node, tail: Outlet, max_failures: FailureLimit | None = None) -> Node:
         tail.connect(node)
         self.stages.append(node)
         self._log.watch(node.name, node.counters, max_failures, chain=self._drop_rates)
