@@ -620,7 +620,7 @@ class MapStyle(Endless):
 
 class TestMapStyleDatasets:
     @pytest.mark.parametrize("sampler", [None, [4, 2, 9]])
-    def test_are_read_in_the_threads(self, sampler: list[int] | None) -> None:
+    def test_c17_are_read_in_the_threads(self, sampler: list[int] | None) -> None:
         together = threading.Barrier(3, timeout=20)
 
         class Waiting(MapStyle):

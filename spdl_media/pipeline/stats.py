@@ -237,7 +237,13 @@ def _row(stage: StageProfile) -> tuple[str, ...]:
 
 
 class StageCounters:
-    """Counters of one stage, written by the event loop. Other threads may read it at any time."""
+    """Counters of one stage, written by the event loop. Other threads may read it at any time.
+
+    Attributes:
+        busy: Seconds of calls that have ended.
+        running: Seconds so far of calls that have not. Set by who reads.
+        queued: Seconds that items have waited for their calls.
+    """
 
     __slots__ = (
         "busy",
@@ -248,13 +254,14 @@ class StageCounters:
         "failures",
         "outputs",
         "queued",
+        "running",
         "waits",
     )
 
     def __init__(self, concurrency: int = 1) -> None:
         self.concurrency = concurrency
         self.calls = self.failures = self.dropped = self.outputs = 0
-        self.busy = self.queued = 0.0
+        self.busy = self.running = self.queued = 0.0
         self.durations: deque[float] = deque(maxlen=RECENT)
         self.waits: deque[float] = deque(maxlen=RECENT)
 
@@ -275,13 +282,22 @@ class StageCounters:
         # Counts only grow, so what happened in between is a difference.
         number = self.calls - before.calls
         busy = self.busy - before.busy
+        queued = self.queued - before.queued
+        # A call counts for the time in which it ran, not for that in which it ended.
+        in_use = busy + self.running - before.running
         return StageStatistics(
             name=name,
             concurrency=self.concurrency,
-            # A call that began before counts as a whole when it ends, but no more than all can be busy.
-            calls=_timing(number, busy, self.durations, elapsed, elapsed * self.concurrency, 1.0),
+            # A call that has just ended may for a moment be neither running nor counted.
+            calls=_timing(
+                number,
+                busy,
+                self.durations,
+                elapsed,
+                min(max(in_use, 0.0) / self.concurrency, elapsed),
+            ),
             # Waiting has no concurrency, so this occupancy is a mean number of items.
-            queue=_timing(number, self.queued - before.queued, self.waits, elapsed, elapsed),
+            queue=_timing(number, queued, self.waits, elapsed, queued),
             failures=self.failures - before.failures,
             dropped=self.dropped - before.dropped,
             outputs=self.outputs - before.outputs,
@@ -290,7 +306,7 @@ class StageCounters:
     def copy(self) -> StageCounters:
         """The counts of this moment, without the durations of single calls."""
         other = StageCounters(self.concurrency)
-        for name in ("calls", "failures", "dropped", "outputs", "busy", "queued"):
+        for name in ("calls", "failures", "dropped", "outputs", "busy", "running", "queued"):
             setattr(other, name, getattr(self, name))
         return other
 
@@ -300,8 +316,7 @@ def _timing(
     total: float,
     recent: deque[float],
     elapsed: float,
-    available: float,
-    most_occupancy: float = math.inf,
+    in_use: float,
 ) -> Timing:
     # The copy is one step of C: the loop cannot append meanwhile.
     durations = sorted(list(recent.copy())[-number:]) if number else []
@@ -310,7 +325,7 @@ def _timing(
         average=total / number if number else 0.0,
         p90=quantile(durations, 0.90),
         p99=quantile(durations, 0.99),
-        occupancy=min(total / available, most_occupancy) if elapsed else 0.0,
+        occupancy=in_use / elapsed if elapsed else 0.0,
         rate=number / elapsed if elapsed else 0.0,
     )
 

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import gc
 import io
+import itertools
+import logging
+import math
+import multiprocessing.connection
+import os
+import re
+import sys
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder, PipelineFailure, TaskHook
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineFailure,
+    PipelineStopped,
+    ProcessPoolExecutorConfig,
+    TaskHook,
+    WorkerDied,
+)
+from spdl_media.pipeline.processes import _Worker
 
 WAIT = 20
+
+
+def die_if_negative(number: int) -> int:
+    return number if number >= 0 else os._exit(3)
 
 
 def test_c1_an_exception_that_cannot_be_written_to_fails_its_item() -> None:
@@ -37,6 +60,24 @@ def test_c1_an_exception_that_cannot_be_written_to_fails_its_item() -> None:
     assert [type(record.exception) for record in pipeline.failures] == [FrozenError, NotesError]
 
 
+def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    def start(*args: Any) -> Any:
+        started.append(_Worker(*args))
+        if len(started) > 1:
+            raise OSError(24, "Too many open files")
+        return started[-1]
+
+    monkeypatch.setattr("spdl_media.pipeline.processes._Worker", start)
+    builder = PipelineBuilder().add_source([-1, 1, 2])
+    pipeline = builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig()).build()
+    with pytest.raises(PipelineFailure, match="Too many open files"):
+        list(pipeline.get_iterator(timeout=WAIT))
+
+
 def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come when the thread of the loop runs already."""
     start = threading.Thread.start
@@ -52,6 +93,32 @@ def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.M
         list(pipeline)
     monkeypatch.undo()
     assert list(pipeline) == [0, 1, 2]
+
+
+def test_c4_a_callers_executor_keeps_no_item() -> None:
+    """Without the help of the garbage collector."""
+    references = []
+
+    class Big:
+        pass
+
+    def make(_: int) -> Big:
+        references.append(weakref.ref(big := Big()))
+        return big
+
+    with ThreadPoolExecutor(1) as executor:
+        pipeline = PipelineBuilder().add_source(range(100)).pipe(make, executor=executor).build()
+        gc.disable()
+        try:
+            with pipeline.auto_stop():
+                for big in pipeline:
+                    del big
+                deadline = time.monotonic() + WAIT
+                while sum(one() is not None for one in references) > 2:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 def test_c5_threads_of_calls_that_took_too_long_are_not_kept() -> None:
@@ -112,23 +179,80 @@ def test_c7_what_was_made_before_a_failure_is_delivered(repetition: int) -> None
 
 
 def test_c8_the_end_of_an_epoch_ends_no_other() -> None:
-    """Three threads take whole epochs, one after the other, and none is cut short or lost."""
-    pipeline = PipelineBuilder().add_source(range(5)).build()
-    taken: list[int] = []
+    """One consumer hears of the end of an epoch; at each step of that, another begins the next one."""
+    gate = threading.Event()
 
-    def consume() -> None:
-        for _ in range(50):
-            taken.extend(pipeline.get_iterator(timeout=WAIT))
+    def numbers() -> Iterator[int]:
+        yield 0
+        assert gate.wait(WAIT)
+        yield 1
 
-    with pipeline.auto_stop():
-        threads = [threading.Thread(target=consume) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT)
-        taken.extend(pipeline)
-    numbers = {taken.count(number) for number in range(5)}
-    assert len(numbers) == 1
+    class Numbers:
+        def __iter__(self) -> Iterator[int]:
+            return numbers()
+
+    for number in itertools.count(1):
+        seen: list[int] = []
+        steps = itertools.count(1)
+        gate.set()
+        with PipelineBuilder().add_source(Numbers()).build().auto_stop() as pipeline:
+            assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1]
+            gate.clear()
+
+            def step(*_: object, number: int = number) -> None:
+                if next(steps) == number:  # noqa: B023  # called in this round alone
+                    sys.setprofile(None)
+                    with contextlib.suppress(TimeoutError):
+                        seen.append(next(pipeline.get_iterator(timeout=0)))  # noqa: B023
+
+            sys.setprofile(step)
+            with contextlib.suppress(PipelineStopped, TimeoutError):
+                seen.append(pipeline.get_item(timeout=0))
+            sys.setprofile(None)
+            if next(steps) <= number:
+                break
+            if not seen:
+                seen.append(pipeline.get_item(timeout=WAIT))
+            with pytest.raises(TimeoutError):
+                pipeline.get_item(timeout=0)
+            gate.set()
+            assert [*seen, *pipeline.get_iterator(timeout=WAIT)] == [0, 1]
+    assert number > 10
+
+
+@pytest.mark.parametrize("error", [CancelledError, BrokenExecutor])
+def test_c9_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exception]) -> None:
+    def fail_at_one(item: int) -> int:
+        if item == 1:
+            raise error("of the item")
+        return item
+
+    with ThreadPoolExecutor(1) as executor:
+        pipeline = (
+            PipelineBuilder().add_source(range(4)).pipe(fail_at_one, executor=executor).build()
+        )
+        assert list(pipeline) == [0, 2, 3]
+
+
+def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = multiprocessing.connection.Connection
+    receive = connection.recv_bytes
+    number = itertools.count()
+
+    def receive_two(self: Any) -> bytes:
+        """The word that the worker is ready, one result, and half of the next one."""
+        if next(number) == 2:
+            raise OSError("got end of file during message")
+        return receive(self)
+
+    monkeypatch.setattr(connection, "recv_bytes", receive_two)
+    builder = PipelineBuilder().add_source([1, 2, 3])
+    builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig())
+    pipeline = builder.build(max_failures=math.inf)
+    assert list(pipeline.get_iterator(timeout=WAIT)) == [1, 3]
+    assert [type(record.exception) for record in pipeline.failures] == [WorkerDied]
 
 
 def test_c11_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
@@ -139,20 +263,77 @@ def test_c11_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
         return item
 
     pipeline = PipelineBuilder().add_source(range(4)).pipe(cancel).build()
-    assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1, 2, 3]
+    with pipeline.auto_stop():
+        # The cancellation meets the task where it waits for the next epoch.
+        for _ in range(2):
+            assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1, 2, 3]
 
 
-def test_c12_statistics_of_a_generator_that_waits_for_its_consumer() -> None:
+def test_c12_the_pauses_of_a_generator_are_no_waits_of_its_item() -> None:
     def generate(_: int) -> Iterator[int]:
-        yield from range(5)
+        yield from range(300)
 
     pipeline = PipelineBuilder().add_source([0]).pipe(generate).add_sink(1).build()
     with pipeline.auto_stop():
-        for _ in pipeline:
-            time.sleep(0.05)
+        for item in pipeline:
+            if item == 20:
+                time.sleep(0.5)
         (stage,) = pipeline.statistics().stages
-        assert stage.queue.average < 0.1
-        assert stage.calls.occupancy <= 1
+    assert stage.calls.average < 0.25
+    assert stage.queue.average < 0.25
+
+
+def test_c12_a_wait_counts_before_it_ends() -> None:
+    gate = threading.Event()
+    pipeline = PipelineBuilder().add_source([1]).pipe(lambda _: gate.wait(WAIT)).build()
+    with pipeline.auto_stop():
+        consumer = threading.Thread(target=pipeline.get_item)
+        consumer.start()
+        deadline = time.monotonic() + WAIT
+        while pipeline.statistics().sink.waited < 0.05:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        gate.set()
+        consumer.join(WAIT)
+
+
+@pytest.mark.parametrize("kind", ["function", "async", "generator", "async generator"])
+def test_c12_a_call_occupies_its_stage_while_it_runs(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no more of it: one that has taken three reports was 300% of the last."""
+    reports = threading.Semaphore(0)
+    caplog.set_level(logging.INFO, logger="spdl_media.pipeline")
+    caplog.handler.addFilter(lambda _: reports.release() or True)
+
+    def wait() -> int:
+        for _ in range(3):
+            assert reports.acquire(timeout=WAIT)
+        return 1
+
+    async def wait_async(_: int) -> int:
+        return await asyncio.to_thread(wait)
+
+    def generate(_: int) -> Iterator[int]:
+        yield wait()
+
+    async def generate_async(_: int) -> AsyncIterator[int]:
+        yield await asyncio.to_thread(wait)
+
+    kinds: dict[str, Any] = {
+        "function": lambda _: wait(),
+        "async": wait_async,
+        "generator": generate,
+        "async generator": generate_async,
+    }
+    builder = PipelineBuilder().add_source([1]).pipe(kinds[kind], name="waits")
+    with builder.build(report_stats_interval=0.1).auto_stop() as pipeline:
+        assert list(pipeline) == [1]
+        assert reports.acquire(timeout=WAIT)
+    found = re.findall(r"waits:.*busy (\d+)%", caplog.text)
+    # The first begins before the call does, and the last ends after it.
+    assert [int(part) > 70 for part in found[1:3]] == [True, True]
+    assert all(int(part) <= 100 for part in found)
 
 
 def test_c13_an_open_file_that_a_source_gives_stays_open() -> None:

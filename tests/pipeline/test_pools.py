@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import math
 import multiprocessing
 import os
@@ -13,15 +12,8 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    CancelledError,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +31,7 @@ from spdl_media.pipeline import (
     ProcessPoolExecutorConfig,
     WorkerDied,
 )
-from spdl_media.pipeline.processes import WorkerProcesses, _Worker
+from spdl_media.pipeline.processes import WorkerProcesses
 
 WAIT = 30  # seconds that no test should ever need
 
@@ -352,78 +344,6 @@ def test_a_callers_process_pool_that_breaks_stays_broken() -> None:
             list(builder.build())
         with pytest.raises(PoolBroken, match="ProcessPoolExecutor of stage 'die'"):
             list(builder.build())
-
-
-@pytest.mark.parametrize("error", [CancelledError, BrokenExecutor])
-def test_c9_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exception]) -> None:
-    def fail_at_one(item: int) -> int:
-        if item == 1:
-            raise error("of the item")
-        return item
-
-    with ThreadPoolExecutor(1) as executor:
-        pipeline = (
-            PipelineBuilder().add_source(range(4)).pipe(fail_at_one, executor=executor).build()
-        )
-        assert list(pipeline) == [0, 2, 3]
-
-
-def test_c4_a_callers_executor_keeps_no_item() -> None:
-    """Without the help of the garbage collector."""
-    references = []
-
-    class Big:
-        pass
-
-    def make(_: int) -> Big:
-        references.append(weakref.ref(big := Big()))
-        return big
-
-    with ThreadPoolExecutor(1) as executor:
-        pipeline = PipelineBuilder().add_source(range(100)).pipe(make, executor=executor).build()
-        gc.disable()
-        try:
-            with pipeline.auto_stop():
-                for big in pipeline:
-                    del big
-                deadline = time.monotonic() + WAIT
-                while sum(one() is not None for one in references) > 2:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
-        finally:
-            gc.enable()
-
-
-def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started = []
-
-    def start(*args: Any) -> Any:
-        started.append(_Worker(*args))
-        if len(started) > 1:
-            raise OSError(24, "Too many open files")
-        return started[-1]
-
-    monkeypatch.setattr("spdl_media.pipeline.processes._Worker", start)
-    builder = PipelineBuilder().add_source([-1, 1, 2])
-    pipeline = builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig()).build()
-    with pytest.raises(PipelineFailure, match="Too many open files"):
-        list(pipeline.get_iterator(timeout=WAIT))
-
-
-def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
-    pools: list[Pool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_: object) -> bytes:
-        raise OSError("got end of file during message")
-
-    pool = processes(square, pools)
-    assert pool.submit(2).result(WAIT) == 4
-    with monkeypatch.context() as patch:
-        patch.setattr(multiprocessing.connection.Connection, "recv_bytes", broken)
-        died = pool.submit(2).exception(WAIT)
-    assert isinstance(died, WorkerDied)
 
 
 needs_interpreters = pytest.mark.skipif(

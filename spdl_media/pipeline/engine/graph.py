@@ -312,6 +312,9 @@ class Reporter:
     def statistics(self, elapsed: float) -> PipelineStatistics:
         """Return the statistics of the last ``elapsed`` seconds, which began with the last report, if any."""
         graph = self._graph
+        now = perf_counter()
+        for stage in graph.stages:
+            stage.counters.running = stage.running_seconds(now)
         return PipelineStatistics(
             elapsed=elapsed,
             source_items=sum(source.counters.outputs for source in graph.sources)

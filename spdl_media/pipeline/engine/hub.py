@@ -274,6 +274,10 @@ class Node:
     def dispatch(self) -> None:
         """Start work on the items that were accepted."""
 
+    def running_seconds(self, now: float) -> float:  # noqa: ARG002  # calls are made by stages alone
+        """For how long the calls have run, all together, that have not ended. From any thread."""
+        return 0.0
+
     def is_drained(self) -> bool:
         """Whether an epoch may end now that nothing is held. Makes what is due at the end."""
         return True

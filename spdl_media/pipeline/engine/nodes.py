@@ -117,6 +117,10 @@ class Stage(Node):
         call = self.fn(slot.item)
         slot.result = await (limited(call, self.timeout, "the call") if self.timeout else call)
 
+    def running_seconds(self, now: float) -> float:
+        """For how long the calls have run, all together, that have not ended. From any thread."""
+        return sum(now - slot.started_at for slot in self.runner.running())
+
     def settle(self, slot: Any) -> None:
         """Hear that a call has ended, or has been given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
@@ -169,13 +173,14 @@ class FanOutSlot(Slot):
         waiting: How many wait in ``out`` of the stage.
         passed: Its last values are in ``out``.
         is_announced: The loop has been told of the values.
-        opened_at, spent: When the generator first ran, and for how many seconds in all.
+        opened_at, spent: When the generator first ran, and for how many seconds in all until it last paused.
+        stepped_since: When it last went on; 0.0 while it is not stepped.
         woken: What its task waits for while it is paused.
     """
 
     __slots__ = (
         *("generator", "is_announced", "made", "opened_at", "passed", "paused"),
-        *("settled", "spent", "taken", "values", "waiting", "woken"),
+        *("settled", "spent", "stepped_since", "taken", "values", "waiting", "woken"),
     )
 
     def __init__(self, stage: Node, item: Any) -> None:
@@ -185,7 +190,7 @@ class FanOutSlot(Slot):
         self.made = self.taken = self.waiting = 0
         self.is_announced = self.paused = self.settled = self.passed = False
         self.opened_at = 0.0
-        self.spent = 0.0
+        self.spent = self.stepped_since = 0.0
         self.woken: asyncio.Future[None] | None = None
 
 
@@ -234,6 +239,7 @@ class FanOut(Stage):
             BaseException: What the generator raised.
         """
         hub, values, start, ahead = self.hub, slot.values, slot.started_at, self._most_ahead()
+        slot.stepped_since = start
         try:
             # Not read again: the loop takes it from a slot that it gives up.
             if (generator := slot.generator) is None:
@@ -254,6 +260,7 @@ class FanOut(Stage):
                     self.close(generator)
                     break
         finally:
+            slot.stepped_since = 0.0
             slot.spent += perf_counter() - start
         return self._pause
 
@@ -283,11 +290,20 @@ class FanOut(Stage):
                 await close()
 
     async def _next(self, slot: FanOutSlot, iterator: Any) -> Any:
-        slot.started_at = perf_counter()
+        slot.started_at = slot.stepped_since = perf_counter()
         try:
             return await limited(anext(iterator, END), self.timeout, "the next value")
         finally:
+            slot.stepped_since = 0.0
             slot.spent += perf_counter() - slot.started_at
+
+    def running_seconds(self, now: float) -> float:
+        """For how long the generators have run, all together, that have not ended. From any thread."""
+        return sum(
+            # Read once: a thread may pause it meanwhile.
+            slot.spent + (now - since if (since := slot.stepped_since) else 0.0)
+            for slot in list(self._open)
+        )
 
     def collect(self, slot: FanOutSlot) -> None:
         """Let values leave that have been made, if it is their turn."""

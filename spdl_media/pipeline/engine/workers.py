@@ -191,6 +191,13 @@ class ThreadRunner:
         if self._stage.timeout is not None:
             self._look_again_in(self._stage.timeout)
 
+    def running(self) -> list[Slot]:
+        """The slots of calls that have not returned, but for those given up."""
+        found = [(worker.slot, worker.given_up) for worker in self._threads.workers.copy()]
+        return [
+            slot for slot, is_lost in found if slot and slot.stage is self._stage and not is_lost
+        ]
+
     def _serve(self, worker: Worker) -> None:
         stage, hub, requeue = self._stage, self._stage.hub, self._threads.requeue
         todo, call, post, timed = stage.todo, stage.call, hub.post, stage.timeout is not None
