@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from spdl_media._optional import require
@@ -11,15 +12,17 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 
 __all__ = ("to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch")
 
+Array: TypeAlias = npt.NDArray[Any]
 
-def to_numpy(buffer: CPUBuffer) -> npt.NDArray[Any]:
-    """View a buffer as a NumPy array.
+
+def to_numpy(buffer: CPUBuffer | Array) -> Array:
+    """View a buffer or an array as a NumPy array.
 
     Returns:
-        A writable view of the buffer's memory, which it keeps alive.
+        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array.
 
     Raises:
-        TypeError: ``buffer`` is not a buffer, or lies on a device.
+        TypeError: ``buffer`` is neither a buffer nor an array, or lies on a device.
         ValueError: The buffer was released.
 
     Thread safety: safe.
@@ -29,24 +32,28 @@ def to_numpy(buffer: CPUBuffer) -> npt.NDArray[Any]:
             f"to_numpy takes a CPUBuffer, and this one lies on {buffer.device}. transfer_buffer_cpu copies it"
         )
     # A view of its own: its shape may be set in place without a change of the buffer's.
-    return _checked(buffer, "to_numpy").array.view()
+    return _array_of(buffer, "to_numpy").view()
 
 
-def to_torch(buffer: Buffer) -> Any:
-    """View a buffer as a PyTorch tensor.
+def to_torch(buffer: Buffer | Array) -> Any:
+    """View a buffer or a NumPy array as a PyTorch tensor.
 
     Returns:
         A tensor over the buffer's memory, which it keeps alive: on the CPU, or on the buffer's device. There
-        PyTorch's current stream waits for the memory to be ready, and the host does not.
+        PyTorch's current stream waits for the memory to be ready, and the host does not. PyTorch has no
+        read-only tensors: do not write to that of a read-only array, of which PyTorch warns once.
 
     Raises:
         MissingDependencyError: torch is not installed.
-        TypeError: ``buffer`` is not a buffer.
-        ValueError: The buffer was released.
+        TypeError: ``buffer`` is neither a buffer nor an array, or PyTorch has no such type.
+        ValueError: The buffer was released, or the array has negative strides and must be copied.
 
     Thread safety: safe.
     """
     torch: Any = require("torch", "to_torch")
+    if isinstance(buffer, np.ndarray):
+        # Negative strides in DLPack end the process.
+        return torch.from_numpy(buffer)
     checked = _checked(buffer, "to_torch")
     if isinstance(checked, CUDABuffer) and isinstance(checked.array, torch.Tensor):
         # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
@@ -80,57 +87,63 @@ def to_cupy(buffer: CUDABuffer) -> Any:
         return cupy.from_dlpack(buffer)
 
 
-def to_jax(buffer: Buffer) -> Any:
-    """View a buffer as a JAX array.
+def to_jax(buffer: Buffer | Array) -> Any:
+    """View a buffer as a JAX array, or make one of a NumPy array.
 
     Returns:
         An array over the buffer's memory, which it keeps alive, on the CPU or on the buffer's device. JAX
-        takes it for constant: do not write to the buffer while it lives.
+        takes it for constant: do not write to the buffer while it lives. JAX copies a NumPy array that
+        does not begin on 64 bytes, as buffers do.
 
     Raises:
         MissingDependencyError: jax is not installed.
-        TypeError: ``buffer`` is not a buffer, or JAX, with 64-bit types switched off as they are at first,
-            would cut its values to 32 bits.
+        TypeError: ``buffer`` is neither a buffer nor an array, or JAX, with 64-bit types switched off as they
+            are at first, would cut its values to 32 bits.
         ValueError: The buffer was released.
 
     Thread safety: safe.
     """
     jax = require("jax", "to_jax")
-    dtype = _checked(buffer, "to_jax").dtype
+    dtype = buffer.dtype if isinstance(buffer, np.ndarray) else _checked(buffer, "to_jax").dtype
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise TypeError(
             f"JAX would cut {dtype} to {jax.dtypes.canonicalize_dtype(dtype)}, and copy. Allow 64 bits: "
             "jax.config.update('jax_enable_x64', True); or make the buffer of 32 bits: convert_array(dtype=)"
         )
+    if isinstance(buffer, np.ndarray):
+        return jax.numpy.asarray(buffer)
     return jax.dlpack.from_dlpack(buffer)
 
 
-def to_numba(buffer: Buffer) -> Any:
-    """View a buffer as what Numba compiles for: a NumPy array, or a device array of ``numba.cuda``.
+def to_numba(buffer: Buffer | Array) -> Any:
+    """View a buffer or an array as what Numba compiles for: an array of NumPy or of ``numba.cuda``.
 
     Returns:
-        A writable view of the buffer's memory, which it keeps alive. On a device Numba waits on the host
-        until it is ready.
+        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array. On a
+        device Numba waits on the host until it is ready.
 
     Raises:
         MissingDependencyError: The buffer lies on a device, and numba is not installed.
-        TypeError: ``buffer`` is not a buffer.
+        TypeError: ``buffer`` is neither a buffer nor an array.
         ValueError: The buffer was released.
 
     Thread safety: safe.
     """
-    checked = _checked(buffer, "to_numba")
-    if isinstance(checked, CUDABuffer):
+    if isinstance(buffer, CUDABuffer):
         cuda: Any = require("numba", "to_numba of a buffer on a device")
-        with cuda.gpus[checked.device_index]:
-            return cuda.as_cuda_array(checked)
-    return checked.array.view()
+        with cuda.gpus[buffer.device_index]:
+            return cuda.as_cuda_array(buffer)
+    return _array_of(buffer, "to_numba").view()
 
 
-def _checked(buffer: Buffer, function: str) -> Buffer:
+def _array_of(buffer: CPUBuffer | Array, function: str) -> Array:
+    return buffer if isinstance(buffer, np.ndarray) else _checked(buffer, function).array
+
+
+def _checked(buffer: Any, function: str) -> Buffer:
     if not isinstance(buffer, CPUBuffer | CUDABuffer):
         raise TypeError(
-            f"{function} takes a CPUBuffer or a CUDABuffer, not {type(buffer).__name__}. convert_frames and "
-            "convert_array make one"
+            f"{function} takes a CPUBuffer, a CUDABuffer or a NumPy array, not {type(buffer).__name__}. "
+            "convert_frames and convert_array make a buffer"
         )
     return buffer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import wave
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +81,30 @@ def test_arrays_are_writable(name: str) -> None:
     assert buffer.array[2, 3, 1] == 9
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
+@pytest.mark.parametrize("name", CONVERT)
+def test_plain_arrays_are_taken_too(name: str) -> None:
+    library(name)
+    values = np.arange(24, dtype=np.int16).reshape(12, 2)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((2, 2, 8000, 0, "NONE", ""))
+        writer.writeframes(values.tobytes())
+    for array in (values, sm.load_wav(file.getvalue()), values[:, 1], values[::3]):
+        found = CONVERT[name](array)
+        assert np.array_equal(np.asarray(found), array)
+        if name != "jax":
+            assert place(found) == place(array)
+
+
+def test_torch_names_the_arrays_that_it_cannot_share() -> None:
+    library("torch")
+    with pytest.raises(ValueError, match="negative"):
+        sm.to_torch(np.arange(4)[::-1])
+    with pytest.raises(TypeError, match="can't convert"):
+        sm.to_torch(np.array(["a"]))
+
+
 def test_torch_takes_labels_and_deep_pictures() -> None:
     torch = library("torch")
     assert sm.to_torch(sm.convert_array([3, 1])).dtype == torch.int64
@@ -131,10 +157,12 @@ def test_numba_compiles_for_it() -> None:
 
 
 @pytest.mark.parametrize("name", CONVERT)
-@pytest.mark.parametrize("wrong", [rgb(8, 6), np.zeros(3), None])
+@pytest.mark.parametrize("wrong", [rgb(8, 6), [1, 2], None])
 def test_what_is_no_buffer(name: str, wrong: Any) -> None:
     library(name)
-    message = f"to_{name} takes a CPUBuffer or a CUDABuffer, not {type(wrong).__name__}"
+    message = (
+        f"to_{name} takes a CPUBuffer, a CUDABuffer or a NumPy array, not {type(wrong).__name__}"
+    )
     with pytest.raises(TypeError, match=message):
         CONVERT[name](wrong)
 
