@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -281,6 +282,10 @@ class Container:
         # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
         if self.format == "avi" and any(_reorders(s.codec_context) for s in streams):
             return _without_pts(found)
+        if self.format.startswith("mov") and any(
+            _reorders(s.codec_context) and s.codec_context.has_b_frames for s in streams
+        ):
+            return _without_unset_pts(found)
         return found
 
     def _select(self, indices: Collection[int]) -> None:
@@ -442,7 +447,19 @@ def _reorders(codec: Any) -> bool:
     return codec.name in ("h264", "hevc")
 
 
+# A group of B-frames is shorter.
+_ENOUGH_TO_REORDER = 17
+
+
 def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
     for packet in packets:
         packet.pts = None
         yield packet
+
+
+def _without_unset_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Drop presentation times that are those of decoding, of a stream whose frames change their order."""
+    first = list(itertools.islice(packets, _ENOUGH_TO_REORDER))
+    found = itertools.chain(first, packets)
+    is_unset = all(packet.pts == packet.dts for packet in first)
+    return _without_pts(found) if is_unset else found

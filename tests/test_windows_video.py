@@ -380,6 +380,26 @@ def test_program_streams_state_few_times_and_are_exact_all_the_same(
     assert [frame_index(frame.planes[0]) for frame in got] == list(range(*window))
 
 
+def test_mp4_that_states_decoding_times_alone_stands_in_order() -> None:
+    coded = io.BytesIO(
+        make_video(planes(), codec="libx264", format="mp4", max_b_frames=2, gop_size=12)
+    )
+    file = io.BytesIO()
+    with av.open(coded) as source, av.open(file, "w", "mp4") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(p for p in source.demux(video=0) if p.size):
+            packet.stream, packet.time_base = stream, Fraction(1, 10)
+            packet.dts = packet.pts = number
+            packet.duration = 1
+            target.mux(packet)
+    data = file.getvalue()
+    whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    assert indices(whole) == list(range(NUM_FRAMES))
+    assert whole.timestamps == pytest.approx([number / 10 for number in range(NUM_FRAMES)])
+    window = sm.demux_video(data, timestamp=(1.49, 1.71))
+    assert indices(sm.decode_packets(window, filter_desc=None)) == [15, 16, 17]
+
+
 def packed_avi() -> bytes:
     """MPEG-4 as DivX and Xvid write it into AVI: a P and a B frame in one packet, an empty one behind it."""
     coded = io.BytesIO(
