@@ -280,11 +280,12 @@ class Container:
         found = self._read(streams, keep=keep)
         # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
         # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
-        if self.format == "avi" and any(_reorders(s.codec_context) for s in streams):
+        reordering: list[Any] = [
+            c for s in streams if (c := s.codec_context) is not None and _reorders(c)
+        ]
+        if reordering and self.format == "avi":
             return _without_pts(found)
-        if self.format.startswith("mov") and any(
-            _reorders(s.codec_context) and s.codec_context.has_b_frames for s in streams
-        ):
+        if self.format.startswith("mov") and any(c.has_b_frames for c in reordering):
             return _without_unset_pts(found)
         return found
 
@@ -440,8 +441,6 @@ _PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
 
 
 def _reorders(codec: Any) -> bool:
-    if codec is None:
-        return False
     if codec.name == "mpeg4":
         return _PACKED_B_FRAMES.search(codec.extradata or b"") is not None
     return codec.name in ("h264", "hevc")
