@@ -261,7 +261,7 @@ _CHAINS = (
 
 
 # The cache of blocks of fsspec leaves its file to the collector.
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_chained_urls_are_read_and_sought_in(small_clip: bytes, tmp_path: Path) -> None:
     (tmp_path / "clip.mkv").write_bytes(small_clip)
     with zipfile.ZipFile(tmp_path / "clips.zip", "w", zipfile.ZIP_DEFLATED) as archive:
