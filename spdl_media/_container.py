@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -22,6 +20,7 @@ from spdl_media._ffmpeg import (
     as_fraction,
     describe,
     ffmpeg_log,
+    mended,
     says_checksum_failed,
 )
 from spdl_media.codec import (
@@ -278,16 +277,8 @@ class Container:
         self.turn += 1
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
-        # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
-        # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
-        reordering: list[Any] = [
-            c for s in streams if (c := s.codec_context) is not None and _reorders(c)
-        ]
-        if reordering and self.format == "avi":
-            return _without_pts(found)
-        if self.format.startswith("mov") and any(c.has_b_frames for c in reordering):
-            return _without_unset_pts(found)
-        return found
+        codecs = [stream.codec_context for stream in streams if stream.codec_context is not None]
+        return mended(found, self.format, codecs)
 
     def _select(self, indices: Collection[int]) -> None:
         """Let FFmpeg skip the other streams; it finds no place in one that it skips."""
@@ -434,31 +425,3 @@ class Container:
     def content(self) -> bytes | memoryview:
         """The whole file of an image. That of a HEIF is read once."""
         return self._input.read_all() if self._content is None else self._content
-
-
-# What DivX and Xvid write into streams with a P and a B frame in one packet, and an empty packet behind it.
-_PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
-
-
-def _reorders(codec: Any) -> bool:
-    if codec.name == "mpeg4":
-        return _PACKED_B_FRAMES.search(codec.extradata or b"") is not None
-    return codec.name in ("h264", "hevc")
-
-
-# A group of B-frames is shorter.
-_ENOUGH_TO_REORDER = 17
-
-
-def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    for packet in packets:
-        packet.pts = None
-        yield packet
-
-
-def _without_unset_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Drop presentation times that are those of decoding, of a stream whose frames change their order."""
-    first = list(itertools.islice(packets, _ENOUGH_TO_REORDER))
-    found = itertools.chain(first, packets)
-    is_unset = all(packet.pts == packet.dts for packet in first)
-    return _without_pts(found) if is_unset else found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
+import re
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
@@ -310,3 +312,65 @@ def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
         if entry.type.name == "DISPLAYMATRIX":
             return struct.unpack("=9i", bytes(entry))
     return None
+
+
+def mended(packets: Iterator[AvPacket], format: str, codecs: Sequence[Any]) -> Iterator[AvPacket]:
+    """Put right what FFmpeg states wrongly of the packets of a container.
+
+    Args:
+        packets: As they are read, from a key frame on or from the start.
+        format: FFmpeg's names of the container's format.
+        codecs: Of the streams that are read.
+    """
+    # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
+    # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
+    if format == "avi" and any(_reorders(codec) for codec in codecs):
+        return _without_pts(packets)
+    if format.startswith("mov") and any(
+        _reorders(codec) and codec.has_b_frames for codec in codecs
+    ):
+        return _without_unset_pts(packets)
+    if format == "caf" and any(codec.name == "alac" for codec in codecs):
+        return _without_padding(packets)
+    return packets
+
+
+# What DivX and Xvid write into streams with a P and a B frame in one packet, and an empty packet behind it.
+_PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
+
+
+def _reorders(codec: Any) -> bool:
+    if codec.name == "mpeg4":
+        return _PACKED_B_FRAMES.search(codec.extradata or b"") is not None
+    return codec.name in ("h264", "hevc")
+
+
+# A group of B-frames is shorter.
+_ENOUGH_TO_REORDER = 17
+
+
+def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    for packet in packets:
+        packet.pts = None
+        yield packet
+
+
+def _without_unset_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Drop presentation times that are those of decoding, of a stream whose frames change their order."""
+    first = list(itertools.islice(packets, _ENOUGH_TO_REORDER))
+    found = itertools.chain(first, packets)
+    is_unset = all(packet.pts == packet.dts for packet in first)
+    return _without_pts(found) if is_unset else found
+
+
+_ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
+
+
+def _without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Let the last packet of ALAC be as long as it says: FFmpeg would cut its padding off it once more."""
+    for packet in packets:
+        if packet.has_sidedata("skip_samples") and bytes(packet)[2] & _ALAC_STATES_LENGTH:
+            entry = packet.get_sidedata("skip_samples")
+            entry.update(bytes(entry.buffer_size))
+            packet.set_sidedata(entry)
+        yield packet

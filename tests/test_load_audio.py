@@ -169,3 +169,11 @@ def test_what_stands_between_frames_of_an_mp3_is_damage() -> None:
         sm.load_audio(broken)
     config = sm.decode_config(on_corrupt="drop")
     assert sm.load_audio(broken, decode_config=config).shape[0] == 2
+
+
+def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
+    samples = index_samples(4096 + 2624)
+    data = make_audio(samples, 16000, codec="alac", format="caf")
+    np.testing.assert_array_equal(sm.load_audio(data, sample_fmt="s16").array, samples)
+    frames = sm.decode_packets(sm.demux_audio(data, timestamp=(0.25, None)), filter_desc=None)
+    assert sum(len(chunk) for chunk in frames.chunks) == 4096 + 2624 - 4000
