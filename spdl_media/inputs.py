@@ -22,7 +22,7 @@ from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.orientation import boxes
+from spdl_media.exif import boxes
 from spdl_media.readers import FileReader, Readable, ViewReader, local_path, name_of, path_error
 from spdl_media.truncation import missing_end
 

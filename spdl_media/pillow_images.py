@@ -18,7 +18,7 @@ import numpy as np
 
 from spdl_media._optional import require
 from spdl_media.errors import DecodeError, MediaError
-from spdl_media.orientation import PNG, Bytes, boxes, byte_view
+from spdl_media.exif import PNG, Bytes, boxes, byte_view
 
 __all__ = ("PillowFrame", "is_unsupported", "pillow_reason", "read_with_pillow")
 

@@ -13,14 +13,16 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from spdl_media.orientation import (
+from spdl_media.exif import (
     JPEG_APP1,
     JPEG_SCAN,
     PNG,
     Bytes,
     byte_view,
-    exif_block_orientation,
     exif_orientation,
+    exif_value,
+    is_xmp,
+    xmp_value,
 )
 
 __all__ = (
@@ -245,7 +247,7 @@ def read_jpeg_head(data: Bytes) -> JpegHead | None:
 def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
     if data[:2] != b"\xff\xd8":
         return None
-    position, tables, ordinary, orientation = 2, 0, True, 0
+    position, tables, ordinary, orientation, xmp = 2, 0, True, None, b""
     frame, frame_marker = b"", 0
     while True:
         marker, start = data[position + 1], position + 4
@@ -259,8 +261,15 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
             break
         elif marker in (_SOF0, _SOF1, _SOF2):
             frame, frame_marker = bytes(data[start:end]), marker
-        elif marker == JPEG_APP1 and not orientation and data[start : start + 6] == b"Exif\0\0":
-            orientation = exif_block_orientation(memoryview(data)[start:end])
+        elif (
+            marker == JPEG_APP1
+            and orientation is None
+            and (data[start : start + 6] == b"Exif\0\0" or is_xmp(data[start : start + 29]))
+        ):
+            if data[start] == ord("E"):
+                orientation = exif_value(memoryview(data)[start:end])
+            else:
+                xmp = bytes(data[start:end])
         elif marker >= _APP0:
             ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
         # Arithmetic coding, lossless frames and the like are left to FFmpeg.
@@ -276,7 +285,7 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
         and frame_marker == _SOF0
         and _brings(tables, depth_and_parts, bytes(data[start:end]))
     )
-    return JpegHead(orientation or 1, width, height, is_ycc, stands_alone)
+    return JpegHead(orientation or xmp_value(xmp), width, height, is_ycc, stands_alone)
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:

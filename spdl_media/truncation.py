@@ -14,7 +14,7 @@ from itertools import islice
 from operator import add
 from typing import TypeAlias
 
-from spdl_media.orientation import (
+from spdl_media.exif import (
     CAF,
     IFF,
     JPEG_END,

@@ -18,7 +18,8 @@ ORDER = [
     ["_checks", "errors", "config", "timing"],
     ["_optional"],
     ["_ffmpeg", "formats"],
-    ["orientation", "stills", "truncation", "pillow_images"],
+    ["orientation"],
+    ["exif", "stills", "truncation", "pillow_images"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats", "_wav"],
@@ -79,7 +80,8 @@ JOINS_PIPELINE = {
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "errors", "config", "timing", "_optional", "orientation", "stills", "truncation"),
+    *("_checks", "errors", "config", "timing", "_optional", "orientation", "exif", "stills"),
+    "truncation",
     *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

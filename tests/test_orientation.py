@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import av
 import numpy as np
 import pytest
 from av.codec.context import CodecContext
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import (
@@ -21,14 +24,17 @@ from still_metadata import (
     imir,
     irot,
     jpeg_with_exif,
+    png_chunk,
     png_with_exif,
+    riff_chunk,
     webp_form,
     webp_with_exif,
 )
 
+import spdl_media as sm
+from spdl_media.exif import exif_orientation
 from spdl_media.orientation import (
     UPRIGHT_FILTERS,
-    exif_orientation,
     is_mirrored,
     matrix_orientation,
     rotation,
@@ -239,7 +245,57 @@ def test_avif(properties: list[bytes], associated: list[int], orientation: int, 
     np.testing.assert_array_equal(picture, UPRIGHT[orientation](GRAY))
 
 
-def test_first_exif_segment_counts_and_xmp_is_passed_over() -> None:
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description %s</x:xmpmeta>'
+
+
+def _with_xmp(suffix: str, xmp: bytes, exif: bytes | None = None) -> bytes:
+    """A file with XMP, and with Exif behind it if it is given."""
+    if suffix == "jpg":
+        data = image("mjpeg") if exif is None else jpeg_with_exif(image("mjpeg"), exif)
+        segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
+        return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
+    if suffix.startswith("png"):
+        data = image("png") if exif is None else png_with_exif(image("png"), exif)
+        text = b"\1\0en\0\0" + zlib.compress(xmp) if suffix == "pngz" else b"\0\0\0\0" + xmp
+        return data[:33] + png_chunk(b"iTXt", b"XML:com.adobe.xmp\0" + text) + data[33:]
+    if suffix == "webp":
+        data = webp_with_exif(image("libwebp"), exif or exif_block(1), *GRAY.shape[::-1])
+        chunks = data[12:] if exif else data[12 : data.index(b"EXIF")]
+        # Flags say that there are both.
+        return webp_form(chunks[:8] + b"\x0c" + chunks[9:], riff_chunk(b"XMP ", xmp))
+    order = "<"
+    tags = [(274, 3, 1, exif[18])] if exif else []
+    tags.append((700, 1, len(xmp), 8 + 2 + 12 * (len(tags) + 1) + 4))
+    directory = b"".join(struct.pack(f"{order}HHII", *tag) for tag in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + directory + bytes(4) + xmp
+
+
+@each("suffix", ["jpg", "png", "pngz", "webp", "tif"])
+def test_xmp_counts_where_exif_does_not_speak_of_it(suffix: str) -> None:
+    for text in (b'tiff:Orientation="6"/>', b"><tiff:Orientation>6</tiff:Orientation>"):
+        assert exif_orientation(_with_xmp(suffix, XMP % text)) == 6
+        assert exif_orientation(_with_xmp(suffix, XMP % text, exif_block(3))) == 3
+        # Exif of another tag alone.
+        other = exif_block(3).replace(struct.pack("<H", 274), struct.pack("<H", 305), 1)
+        if suffix != "tif":
+            assert exif_orientation(_with_xmp(suffix, XMP % text, other)) == 6
+    for text in (b'tiff:Orientation="9"/>', b"/>"):
+        assert exif_orientation(_with_xmp(suffix, XMP % text)) == 1
+
+
+@each("suffix", ["jpg", "png", "pngz", "webp"])
+def test_images_stand_as_their_xmp_says(suffix: str) -> None:
+    data = _with_xmp(suffix, XMP % b'tiff:Orientation="6"/>')
+    frames = sm.decode_packets(sm.demux_image(data))
+    codec = {"jpg": "mjpeg", "webp": "libwebp"}.get(suffix, "png")
+    plain = sm.decode_packets(sm.demux_image(image(codec)))
+    np.testing.assert_array_equal(frames.planes[0], np.rot90(plain.planes[0], 3))
+    pillow = pytest.importorskip("PIL.ImageOps")
+    with pillow.Image.open(io.BytesIO(data)) as reference:
+        assert pillow.exif_transpose(reference).size == (frames.width, frames.height)
+
+
+def test_first_exif_segment_counts_and_empty_xmp_is_passed_over() -> None:
     jpeg = jpeg_with_exif(jpeg_with_exif(image("mjpeg"), exif_block(3)), exif_block(6))
     assert exif_orientation(jpeg) == 6
     xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"

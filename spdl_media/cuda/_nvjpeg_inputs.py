@@ -102,17 +102,15 @@ class Reader:
     def _for_dali(self, packets: ImagePackets) -> Encoded | None:
         """The file as it is, if DALI decodes it to the same image."""
         facts, config = metadata_of(packets), self._decode_config
-        is_jpeg = packets.codec.decoder == "mjpeg"
+        content = memoryview(av_packets(packets)[0])
         if (
             packets.codec.decoder not in _DALI_DECODERS
             or config.decoder is not None
             or config.decoder_options
             or facts.incomplete is not None
-            # How an image stands is certain to be read alike for JPEG alone.
-            or (facts.orientation != 1 and not is_jpeg)
+            or (facts.orientation != 1 and not _turned_by_dali(packets.codec.decoder, content))
         ):
             return None
-        content = memoryview(av_packets(packets)[0])
         if still_codec(content[:HEAD_SIZE]) != packets.codec.decoder:
             return None  # a frame of a film or an animation
         data = np.frombuffer(content, np.uint8)
@@ -162,3 +160,8 @@ def pixels(array: npt.NDArray[np.uint8], source: str) -> Encoded:
 def black(channels: int) -> Encoded:
     """One black pixel, which fills any row that it is scaled to."""
     return pixels(np.zeros((1, 1, channels), np.uint8), "fill")
+
+
+def _turned_by_dali(decoder: str, content: memoryview) -> bool:
+    """Whether DALI reads as we do how an image stands: from the Exif of a JPEG alone, and not from XMP."""
+    return decoder == "mjpeg" and b"tiff:Orientation" not in bytes(content[:HEAD_SIZE])

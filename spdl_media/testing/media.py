@@ -19,7 +19,7 @@ from av.codec.context import CodecContext
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
-from spdl_media.orientation import boxes
+from spdl_media.exif import boxes
 from spdl_media.testing.images import Image, best_pix_fmt, find_encoder, video_frame
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")

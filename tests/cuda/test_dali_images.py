@@ -128,6 +128,15 @@ def test_pictures_stand_upright(orientation: int) -> None:
     assert differences(as_stored, cpu([data], decode_config=config)).max() <= 1
 
 
+def test_jpegs_whose_orientation_stands_in_xmp_are_left_to_ffmpeg() -> None:
+    data = jpeg(96, 64)
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<rdf:Description tiff:Orientation="6"/>'
+    data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
+    rows = decode_image_batch([data], cuda="cpu").array
+    assert host(rows).shape[1:3] == (96, 64)
+    np.testing.assert_array_equal(host(rows), cpu([data]))
+
+
 def test_other_formats_that_are_turned_are_left_to_ffmpeg() -> None:
     data = png_with_orientation(photo(50, 40), 6)
     options: dict[str, Any] = {"width": 24, "height": 32}

@@ -1,0 +1,379 @@
+"""The parts of image files (segments, chunks, boxes, directories), and the orientation that stands there.
+
+Readers of parts yield where the payload of a part starts and ends, as the file declares it; an end may lie
+past the data. A header that is itself cut off raises ``struct.error``. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from spdl_media.orientation import combined
+
+__all__ = ("exif_orientation",)
+
+# What the functions for stills read: anything one byte wide and contiguous is accepted.
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+# Kind, first byte of the payload, first byte after it.
+Part: TypeAlias = tuple[bytes, int, int]
+
+# Gives up to so many bytes from a position of the file: ``read(position, size)``.
+Read: TypeAlias = Callable[[int, int], Bytes]
+
+
+def exif_orientation(data: Bytes) -> int:
+    """Read the orientation from the metadata in an image file.
+
+    JPEG (Exif in APP1), PNG (eXIf, also behind the pixels), WebP (EXIF chunk), TIFF (tag 274), or the XMP
+    of these where Exif has none, and AVIF/HEIF (irot and imir of the primary item, in the order of their
+    association).
+
+    Args:
+        data: The file, or as much of its start as holds the metadata. Not copied.
+
+    Returns:
+        1 to 8; 1 for other formats, and where metadata are absent or broken.
+
+    See:
+        Exif 2.32 (CIPA DC-008), section 4.6.4; ISO/IEC 23008-12, 6.5.10 and 6.5.12.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
+    """
+    view = byte_view(data)
+    for position, signature, read in _READERS:
+        if view[position : position + len(signature)] == signature:
+            try:
+                return read(view)
+            except struct.error:
+                return 1  # The metadata end before they should: not worth the image.
+    return 1
+
+
+_ORIENTATION_TAG, _XMP_TAG = 274, 700
+_XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([1-8])""")
+# XMP that is compressed ends here; packets are some kilobytes.
+_MAX_XMP = 1 << 20
+
+
+def exif_value(block: Bytes) -> int | None:
+    """The orientation that a block of Exif states, which is a TIFF file; ``None`` if it does not speak of it.
+
+    Returns:
+        1 to 8; 1 where the block is broken.
+
+    Raises:
+        TypeError: ``block`` is no contiguous buffer.
+    """
+    view = byte_view(block)
+    # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
+    view = view[6:] if bytes(view[:6]) == b"Exif\0\0" else view
+    try:
+        found = _tiff_value(view, _ORIENTATION_TAG)
+    except struct.error:
+        return 1
+    # Some writers put 0 for an unknown orientation.
+    return found if found is None or 1 <= found <= 8 else 1
+
+
+def xmp_value(xmp: Bytes) -> int:
+    """The orientation that XMP states, whatever stands before the XML; 1 if it does not speak of it.
+
+    It counts where Exif does not speak of it.
+    """
+    match = _XMP_ORIENTATION.search(xmp)
+    return 1 if match is None else int(match[1])
+
+
+def _tiff(view: memoryview) -> int:
+    if (found := exif_value(view)) is not None:
+        return found
+    entry = _tiff_entry(view, _XMP_TAG)
+    return 1 if entry is None else xmp_value(entry[2])
+
+
+def _jpeg(view: memoryview) -> int:
+    xmp: Bytes = b""
+    for marker, start, end in jpeg_segments(view):
+        if marker in (JPEG_SCAN, JPEG_END):
+            break
+        if marker != JPEG_APP1:
+            continue
+        segment = view[start:end]
+        if bytes(segment[:6]) == b"Exif\0\0" and (found := exif_value(segment)) is not None:
+            return found
+        if is_xmp(segment):
+            xmp = segment
+    return xmp_value(xmp)
+
+
+def is_xmp(segment: Bytes) -> bool:
+    """Whether an APP1 segment of a JPEG holds XMP."""
+    return bytes(segment[: len(_XMP_SIGNATURE)]) == _XMP_SIGNATURE
+
+
+def _png(view: memoryview) -> int:
+    xmp: Bytes = b""
+    for kind, start, end in PNG.of(view):
+        if kind == b"eXIf" and (found := exif_value(view[start:end])) is not None:
+            return found
+        if kind == b"iTXt" and bytes(view[start : start + len(_PNG_XMP)]) == _PNG_XMP:
+            xmp = _png_text(view[start + len(_PNG_XMP) : end])
+    return xmp_value(xmp)
+
+
+_PNG_XMP = b"XML:com.adobe.xmp\0"
+
+
+def _png_text(text: memoryview) -> Bytes:
+    """The text of a chunk, which may be compressed, behind two flags, the language and the translated key."""
+    if not text or not text[0]:
+        return text
+    try:
+        return zlib.decompressobj().decompress(bytes(text).split(b"\0", 3)[-1], _MAX_XMP)
+    except zlib.error:
+        return b""
+
+
+def _webp(view: memoryview) -> int:
+    xmp: Bytes = b""
+    for kind, start, end in RIFF.of(view):
+        if kind == b"EXIF" and (found := exif_value(view[start:end])) is not None:
+            return found
+        if kind == b"XMP ":
+            xmp = view[start:end]
+    return xmp_value(xmp)
+
+
+def _heif(view: memoryview) -> int:
+    start, end = _find(view, b"meta", 0, len(view))
+    start += 4  # Version and flags come first.
+    item, properties = _find(view, b"pitm", start, end), _find(view, b"iprp", start, end)
+    (version,) = struct.unpack_from("B", view, item[0])
+    (primary,) = struct.unpack_from(">I" if version else ">H", view, item[0] + 4)
+    known = list(boxes(view, *_find(view, b"ipco", *properties)))
+    parts = [
+        known[index - 1]
+        for index in _associated(view, primary, *properties)
+        if 0 < index <= len(known)
+    ]
+    return combined(
+        _turned(kind, view[first : min(last, first + 1)]) for kind, first, last in parts
+    )
+
+
+def _find(view: memoryview, kind: bytes, start: int, stop: int) -> tuple[int, int]:
+    for found, first, end in boxes(view, start, stop):
+        if found == kind:
+            return first, end
+    raise struct.error(f"no box {kind!r}")
+
+
+def _associated(view: memoryview, item: int, start: int, stop: int) -> list[int]:
+    """Positions, from 1, of the properties of an item, in the order in which they apply."""
+    for kind, position, _ in boxes(view, start, stop):
+        if kind == b"ipma" and (indices := _read_ipma(view, item, position)):
+            return indices
+    return []
+
+
+def _read_ipma(view: memoryview, item: int, position: int) -> list[int]:
+    version_flags, count = struct.unpack_from(">II", view, position)
+    layout, size = (">IB", 5) if version_flags >> 24 else (">HB", 3)
+    # The highest bit of an association says that a reader must understand the property.
+    unit, mask = ("H", 0x7FFF) if version_flags & 1 else ("B", 0x7F)
+    position += 8
+    for _ in range(min(count, MAX_PARTS)):
+        found, length = struct.unpack_from(layout, view, position)
+        indices = struct.unpack_from(f">{length}{unit}", view, position + size)
+        if found == item:
+            return [index & mask for index in indices]
+        position += size + length * struct.calcsize(unit)
+    return []
+
+
+def _turned(kind: bytes, payload: memoryview) -> int:
+    if kind == b"irot" and payload:
+        return (1, 8, 3, 6)[payload[0] & 3]  # Quarter turns anticlockwise.
+    if kind == b"imir" and payload:
+        return 2 if payload[0] & 1 else 4
+    return 1
+
+
+# A file made of empty parts must cost milliseconds, not minutes.
+MAX_PARTS = 1 << 16
+
+JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+
+# Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
+# below 0x80. What is left are the markers that begin a segment or end the image.
+_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+
+
+def byte_view(data: Bytes) -> memoryview:
+    """See any contiguous buffer as bytes, without a copy.
+
+    Raises:
+        TypeError: It is no buffer, or not contiguous.
+    """
+    return memoryview(data).cast("B")
+
+
+def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Markers of a JPEG with their payloads, past coded data and stray bytes between them.
+
+    Raises:
+        struct.error: The data ends inside the length of a segment.
+    """
+    position = 0
+    for _ in range(MAX_PARTS):
+        match = _JPEG_MARKER.search(view, position)
+        if match is None:
+            return
+        marker, position = view[match.end() - 1], match.end()
+        if marker in (JPEG_START, JPEG_END):
+            yield marker, position, position
+            continue
+        (length,) = struct.unpack_from(">H", view, position)
+        # The length counts its own two bytes. A smaller one is broken, but the walk must advance.
+        yield marker, position + 2, position + max(2, length)
+        position += max(2, length)
+
+
+class _Chunks(NamedTuple):
+    """How the chunks of a family of formats follow each other.
+
+    Attributes:
+        start: Where the first one begins.
+        header: Layout of its kind and the length of its payload, in the order of the file.
+        padding: Payloads fill a multiple of so many bytes.
+        trailer: Bytes behind each payload.
+    """
+
+    start: int
+    header: struct.Struct
+    padding: int = 1
+    trailer: int = 0
+
+    def of(self, view: memoryview) -> Iterator[Part]:
+        """The chunks of a whole file.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
+        return self.read(lambda start, size: view[start : start + size], len(view))
+
+    def read(self, read: Read, size: int) -> Iterator[Part]:
+        """The chunks of a file of this size, of which nothing but their headers is read.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
+        position = self.start
+        for _ in range(MAX_PARTS):
+            if position >= size:
+                return
+            first, second = self.header.unpack(read(position, self.header.size))
+            kind, length = (first, second) if isinstance(first, bytes) else (second, first)
+            # A negative length means an unknown one in CAF; the walk must still advance.
+            position += self.header.size
+            end = position + max(0, length)
+            yield kind, position, position + length
+            position = end + -end % self.padding + self.trailer
+
+
+PNG = _Chunks(8, struct.Struct(">I4s"), trailer=4)
+RIFF = _Chunks(12, struct.Struct("<4sI"), padding=2)
+IFF = _Chunks(12, struct.Struct(">4sI"), padding=2)
+CAF = _Chunks(8, struct.Struct(">4sq"))
+
+
+def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
+    stop = len(view) if stop is None else min(stop, len(view))
+    return read_boxes(lambda position, size: view[position : position + size], start, stop)
+
+
+def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
+    """The same of a file of which nothing but the headers of the boxes is read.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
+    for _ in range(MAX_PARTS):
+        if position + 8 > stop:
+            return
+        header = read(position, 16)
+        length, kind = struct.unpack_from(">I4s", header)
+        start = position + 8
+        # The length does not fit into 32 bits and follows the kind.
+        if length == 1:
+            (length,), start = struct.unpack_from(">Q", header, 8), position + 16
+        end = stop if length == 0 else position + length  # 0: up to the end
+        if end < start:
+            return
+        yield kind, start, end
+        position = end
+
+
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+# The letter of a value by its type: bytes, shorts, longs, and bytes of any meaning.
+_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 7: "B"}
+
+
+def _tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:
+    """Order of bytes, type and values of a tag in a TIFF file or a block of Exif, if it is there.
+
+    Raises:
+        struct.error: The data ends before the directory does.
+    """
+    # Only the first directory counts: others describe thumbnails and further pages.
+    order = _TIFF_ORDERS.get(bytes(view[:4]))
+    if order is None:
+        return None
+    (position,) = struct.unpack_from(f"{order}I", view, 4)
+    (count,) = struct.unpack_from(f"{order}H", view, position)
+    entries = view[position + 2 : position + 2 + 12 * count]
+    if len(entries) < 12 * count:
+        raise struct.error("the directory is cut short")
+    for number, (tag, kind, length) in enumerate(struct.iter_unpack(f"{order}HHI4x", entries)):
+        if tag == wanted and kind in _TIFF_TYPES and length:
+            size = struct.calcsize(_TIFF_TYPES[kind]) * length
+            # Values of more than four bytes are elsewhere in the file.
+            place = position + 2 + 12 * number + 8
+            if size > 4:
+                (place,) = struct.unpack_from(f"{order}I", view, place)
+            return order, kind, view[place : place + size]
+    return None
+
+
+def _tiff_value(view: memoryview, wanted: int) -> int | None:
+    """The first number of such a tag.
+
+    Raises:
+        struct.error: The data ends before the directory or the value does.
+    """
+    if (entry := _tiff_entry(view, wanted)) is None:
+        return None
+    order, kind, values = entry
+    return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
+
+
+_READERS: tuple[tuple[int, bytes, Callable[[memoryview], int]], ...] = (
+    (0, b"\xff\xd8\xff", _jpeg),
+    (0, b"\x89PNG\r\n\x1a\n", _png),
+    (8, b"WEBP", _webp),
+    (0, b"II*\0", _tiff),
+    (0, b"MM\0*", _tiff),
+    (4, b"ftyp", _heif),
+)
