@@ -50,6 +50,7 @@ NOT_REEXPORTED = {
     "inputs.open_input",
     "operations",
     "orientation",
+    "exif",
     "pillow_images",
     "readers",
     "samplers",
