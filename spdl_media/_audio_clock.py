@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
@@ -18,6 +20,10 @@ _ZERO = Fraction(0)
 
 # The usual steps. Packets of others, such as Opus of 10 ms, do not stand where these do.
 _PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
+
+# Codecs whose packets hold one number of samples. Phones and encoders of live streams write them with
+# timestamps of a clock of their own, which waver around the samples.
+_EVEN_CODECS = frozenset({"aac", "ac3", "eac3", "mp1", "mp2", "mp3"})
 
 _SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
 
@@ -33,11 +39,11 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
     """
     start, base, rate = codec.start_pts or 0, codec.time_base, codec.sample_rate
     first = nearest_sample(start, base, zero, rate)
-    if not _ticks_are_fine(codec):
+    if codec.name in _EVEN_CODECS or not _ticks_are_fine(codec):
         # The Opus decoder cuts its own delay off the first frame also after a seek. The end of that
         # frame is still where a packet ends.
         for samples in (0, num_samples):
-            place = _on_grid(codec, pts + samples / (base * rate))
+            place = _on_grid(codec, pts + samples / (base * rate), _packet_samples(codec))
             if place is not None:
                 return first + place - samples
     return first + nearest_sample(pts - start, base, _ZERO, rate)
@@ -60,19 +66,94 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
         return True
     tick = _samples_per_tick(codec)
     fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
-    # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz): fine ticks, and yet they
-    # drift from the samples, which shows on the grid.
-    if fine and (not step or (step / tick).denominator == 1):
+    # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz), and writers take times from a
+    # clock: fine ticks, and yet they drift from the samples or waver, which shows on the grid.
+    if fine and codec.name not in _EVEN_CODECS and (not step or (step / tick).denominator == 1):
         return True
+    if codec.name == "eac3" and duration and step % (duration * tick) == 0:
+        step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
     # Opus has shorter packets too, of which every other may stand on the grid by chance.
     short = 0 < duration < step / tick - 1
-    return not short and _on_grid(codec, Fraction(pts)) is not None
+    return not short and _on_grid(codec, Fraction(pts), step) is not None
 
 
-def _on_grid(codec: AudioCodec, pts: Fraction) -> int | None:
+def even_samples(codec: AudioCodec) -> int:
+    """Samples of each packet, where timestamps may waver around them; else 0."""
+    return _packet_samples(codec) if codec.name in _EVEN_CODECS else 0
+
+
+def counted_starts(codec: AudioCodec, stated: Sequence[int]) -> dict[int, int] | None:
+    """Where packets begin whose stated times waver: where the one before ends.
+
+    Args:
+        codec: Of the stream.
+        stated: Timestamps of all of its packets.
+
+    Returns:
+        By the stated timestamp, that of the sample with which the packet begins; empty where they are the
+        same. ``None``: the samples of the packets are not known.
+    """
+    step = even_samples(codec) / _samples_per_tick(codec)
+    if not stated or step < 1 or step.denominator != 1:
+        return None
+    size, first, last = int(step), stated[0], len(stated) - 1
+    # A stream that wavers anywhere does so nearly everywhere.
+    some = {last * number // _PROBES for number in range(_PROBES + 1)}
+    if all(stated[number] == first + number * size for number in some):
+        return {}
+    if abs(stated[-1] - first - last * size) > last * size / 8:
+        return None  # packets of another number of samples
+    starts: dict[int, int] = {}
+    position, lead = first, Lead(size)
+    for pts in stated:
+        if lead.is_gap(pts - position):
+            position = pts
+        starts[pts] = position
+        position += size
+    return starts
+
+
+def straightened(
+    packets: Iterator[AvPacket], starts: Mapping[int, Mapping[int, int]]
+) -> Iterator[AvPacket]:
+    """Give packets the timestamps of :func:`counted_starts`, which are listed by the index of their stream."""
+    for packet in packets:
+        if packet.stream_index in starts and packet.pts is not None:
+            packet.pts = starts[packet.stream_index].get(packet.pts, packet.pts)
+        yield packet
+
+
+class Lead:
+    """Tells gaps between packets of one size from timestamps that waver.
+
+    Behind a gap all timestamps are ahead of the count of samples, by a packet or more. Those that waver come
+    back, and a clock that runs fast gets ahead slowly.
+
+    Args:
+        size: Of a packet, less what timestamps may be off by rounding.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._usual = 0
+
+    def is_gap(self, lead: int) -> bool:
+        """Whether a timestamp so far ahead of the count shows a gap, behind which the count starts anew."""
+        usual = self._usual
+        self._usual = min(lead, usual + (lead - usual) // 64)
+        if lead - usual < self._size:
+            return False
+        self._usual = 0
+        return True
+
+
+_PROBES = 16
+
+
+def _on_grid(codec: AudioCodec, pts: Fraction, step: int) -> int | None:
     """Samples from the start of the stream to this packet, if it stands where packets stand."""
     after = pts - (codec.start_pts or 0)
-    tick, step = _samples_per_tick(codec), _packet_samples(codec)
+    tick = _samples_per_tick(codec)
     if after == 0 or not step or step < 4 * tick:
         return None if after else 0
     # The first packet begins so many samples before the first one that is heard.

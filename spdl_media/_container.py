@@ -13,6 +13,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
+from spdl_media._audio_clock import counted_starts, straightened
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import (
     AvPacket,
@@ -109,6 +110,7 @@ class Container:
         self._input = input
         self._config = config
         self._orientations: dict[int, int] = {}
+        self._starts: dict[int, dict[int, int] | None] = {}
         self._content: bytes | memoryview | None = None
         self._ended = self._checksum_failed = self._empty = False
         self._log: list[LogLine] = []
@@ -279,7 +281,26 @@ class Container:
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
         codecs = [stream.codec_context for stream in streams if stream.codec_context is not None]
-        return mended(found, self.format, codecs)
+        found = mended(found, self.format, codecs)
+        wavering = {index: starts for index in indices if (starts := self._counted_starts(index))}
+        return straightened(found, wavering) if wavering else found
+
+    def counts_samples(self, index: int) -> bool:
+        """Whether each packet of an audio stream states the sample with which it begins."""
+        # FFmpeg counts the frames of MP3 files itself.
+        return self.format == "mp3" or self._counted_starts(index) is not None
+
+    def _counted_starts(self, index: int) -> dict[int, int] | None:
+        """Timestamps of an audio stream's packets by those that an MP4 states; ``None``: it has no index."""
+        if index not in self._starts:
+            self._starts[index] = None
+            stream = self.av.streams[index]
+            has_decoder = isinstance(stream, av.AudioStream) and stream.codec_context is not None
+            # The index of an MP4 of fragments grows while it is read, and its header states no packets.
+            if has_decoder and self.format.startswith("mov") and stream.frames > 0:
+                stated = [entry.timestamp for entry in stream.index_entries]
+                self._starts[index] = counted_starts(self.audio(index)[1], stated)
+        return self._starts[index]
 
     def _select(self, indices: Collection[int]) -> None:
         """Let FFmpeg skip the other streams; it finds no place in one that it skips."""

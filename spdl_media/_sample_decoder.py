@@ -17,7 +17,7 @@ from spdl_media._audio_chunks import (
     placed_chunk,
     sample_time_base,
 )
-from spdl_media._audio_clock import frame_position, vorbis_lateness
+from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media._ffmpeg import AvPacket, current_log, describe
 from spdl_media._graph import FrameFilter
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
@@ -52,7 +52,7 @@ class SampleDecoder:
     Sample ``k`` of the stream stands at ``k / sample_rate`` on the container's clock. The first frame's
     timestamp tells which sample it begins with; from there on samples are counted, so that timestamps
     that are rounded or jitter do not open gaps. A timestamp that jumps ahead of the one before by half
-    a frame or more is a real gap: packets are missing.
+    a frame or more (a whole one, where all are of one size) is a real gap: packets are missing.
     """
 
     def __init__(
@@ -72,6 +72,8 @@ class SampleDecoder:
         self._is_second = False
         self._tail: DecodeError | None = None
         self._late = 2 * vorbis_lateness(codec)
+        self._even = even_samples(codec)
+        self._lead, self._origin = Lead(0), 0
         self._expected = 0
         self.follow(metadata, discarded)
         self._context = make_decoder(codec, config, metadata.source)
@@ -206,12 +208,19 @@ class SampleDecoder:
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
         # Rounded timestamps jitter by a tick or two; half a frame and more is a gap.
-        if position is not None and ahead <= max(jitter + self._late * unit, frame.samples * unit):
+        if position is not None and self._even:
+            if not self._lead.is_gap(ticks - position * unit - self._origin):
+                return position
+        elif position is not None and ahead <= max(
+            jitter + self._late * unit, frame.samples * unit
+        ):
             if not (is_second and self._late and ahead < -jitter):
                 return position
             position = None  # the first frame was the late one: it lies before the window
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self._metadata.zero)
         if position is None:
+            size = max(jitter, self._even * unit - jitter // 2)
+            self._lead, self._origin = Lead(size), ticks - stated * unit
             return stated
         if stated > position:
             self._check_gap(position, stated, frame)

@@ -99,9 +99,16 @@ class _VideoRun(_Run):
 class _AudioRun(_Run):
     """Packets of an audio stream, where decoding can begin at each packet that tells its sample."""
 
-    def __init__(self, codec: AudioCodec, stop: int | None, restart: int | None = None) -> None:
+    def __init__(
+        self,
+        codec: AudioCodec,
+        stop: int | None,
+        restart: int | None,
+        tells: Callable[[AvPacket], bool],
+    ) -> None:
         super().__init__(stop, restart)
         self._codec = codec
+        self._tells = tells
 
     def add(self, packet: AvPacket) -> None:
         pts = packet.pts
@@ -110,7 +117,7 @@ class _AudioRun(_Run):
             and pts <= self._restart
             # At the stream's stated start, packets before it may still be needed to decode it.
             and pts != self._codec.start_pts
-            and tells_sample(self._codec, pts, packet.duration or 0)
+            and self._tells(packet)
         ):
             self._kept.clear()
         # One past the end too: it shows whether something before it is missing.
@@ -168,16 +175,24 @@ def audio_packets(
     """
     index, codec = container.audio(stream_index)
     start = _audio_start(container, codec, window)
+    tells = _teller(container, index, codec)
 
     def from_preroll(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
         first = next(packets, None)
         if first is None or not _at_or_before(first, start):
             return None
-        return [first] if tells_sample(codec, first.pts or 0, first.duration or 0) else []
+        return [first] if tells(first) else []
 
     packets, exact = _from_place(container, [index], codec, start, window, from_preroll, keep=keep)
     stop = _audio_stop(container, codec, window, exact=exact)
     return index, codec, packets if stop is None else _up_to(packets, stop)
+
+
+def _teller(container: Container, index: int, codec: AudioCodec) -> Callable[[AvPacket], bool]:
+    """Says whether the timestamp of a packet tells with which sample it begins."""
+    if container.counts_samples(index):
+        return lambda _: True
+    return lambda packet: tells_sample(codec, packet.pts or 0, packet.duration or 0)
 
 
 def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
@@ -198,20 +213,21 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
     (index, codec), (audio_index, audio_codec) = container.video(), container.audio()
     video_start = _video_start(container, codec, window)
     audio_start = _audio_start(container, audio_codec, window)
+    tells = _teller(container, audio_index, audio_codec)
     # The file is sought in the video stream, at the time where the audio begins.
     place = None
     if video_start is not None and audio_start is not None:
         place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
 
     def from_both(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
-        return _head_of_both(packets, index, audio_codec, video_start, audio_start)
+        return _head_of_both(packets, index, tells, video_start, audio_start)
 
     with container.reading():
         indices = (index, audio_index)
         packets, exact = _from_place(container, indices, codec, place, window, from_both)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
         stop = _audio_stop(container, audio_codec, window, exact=exact)
-        samples = _AudioRun(audio_codec, stop, audio_start if exact else None)
+        samples = _AudioRun(audio_codec, stop, audio_start if exact else None, tells)
         for packet in packets:
             run = frames if packet.stream_index == index else samples
             if not run.complete:
@@ -227,7 +243,7 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
 def _head_of_both(
     packets: Iterator[AvPacket],
     video_index: int,
-    audio_codec: AudioCodec,
+    tells: Callable[[AvPacket], bool],
     video_start: int | None,
     audio_start: int | None,
 ) -> list[AvPacket] | None:
@@ -242,8 +258,7 @@ def _head_of_both(
                 return None
             has_key = True
         elif not has_audio:
-            tells = tells_sample(audio_codec, packet.pts or 0, packet.duration or 0)
-            if not tells or not _at_or_before(packet, audio_start):
+            if not tells(packet) or not _at_or_before(packet, audio_start):
                 return None
             has_audio = True
         head.append(packet)

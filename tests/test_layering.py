@@ -24,7 +24,7 @@ ORDER = [
     ["inputs"],
     ["array_formats", "_wav"],
     ["codec", "packets"],
-    ["_container", "_audio_clock", "_window", "_streaming", "_image_packets", "demux", "_probe"],
+    ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux", "_probe"],
     ["bitstream"],
     ["_graph_syntax", "operations", "filter_desc", "geometry"],
     ["_audio_chunks", "image_frames", "frames"],

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from audio_oracle import clip, expected, linear, samples_of, sound
@@ -122,6 +123,61 @@ def test_counts_are_exact_where_decoders_add_dither(codec: str, format: str, rat
         assert difference < 0.04
         if codec == "mp2":  # the dither of its last bit
             assert np.abs(samples_of(frames).astype(int) - wanted.astype(int)).max() <= 1
+
+
+def _wavering(codec: str, format: str, missing: int | None = None) -> bytes:
+    """Each packet but the first up to 9 ms beside its place, as phones write them; one may be left out."""
+    chance, written = np.random.default_rng(1), io.BytesIO()
+    options = QUIET_AAC if codec == "aac" else ()
+    made = io.BytesIO(clip(codec, format, 48000, 4, options))
+    with av.open(made) as source, av.open(written, "w", format=format) as target:
+        copy = target.add_stream_from_template(source.streams.audio[0])
+        for number, packet in enumerate(source.demux(source.streams.audio[0])):
+            packet.stream = copy
+            if number and packet.size:
+                packet.pts += round(int(chance.integers(-9, 10)) / 1000 / packet.time_base)
+                packet.dts = packet.pts
+            if packet.size and number != missing:
+                target.mux(packet)
+    return written.getvalue()
+
+
+WAVERING = [
+    (codec, format)
+    for codec in ("aac", "libmp3lame", "mp2", "ac3")
+    for format in ("mp4", "matroska", "mpegts", "nut")
+]
+
+
+@pytest.mark.parametrize(("codec", "format"), WAVERING)
+def test_wavering_timestamps_move_no_sample(codec: str, format: str) -> None:
+    data = _wavering(codec, format)
+    whole = _decode(data, None)
+    assert np.array_equal(samples_of(whole), linear(data))
+    ends = [chunk.position + len(chunk) for chunk in whole.chunks]
+    assert [chunk.position for chunk in whole.chunks[1:]] == ends[:-1]
+    for start in (0.2, 0.7, 1.234, 2.1, 3.9):
+        frames = _decode(data, (start, start + 0.25))
+        first, stop = sm.timing.parse_window((start, start + 0.25)).samples(48000)
+        at = first - whole.first_sample
+        wanted = samples_of(whole)[:, at : at + (stop or 0) - first]
+        assert frames.first_sample == first
+        assert samples_of(frames).shape == wanted.shape
+        if codec in ("aac", "libmp3lame"):  # the others add dither
+            np.testing.assert_array_equal(samples_of(frames), wanted)
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska"])
+def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
+    whole = _decode(_wavering("aac", format), None)
+    gap = _decode(_wavering("aac", format, missing=100), None)
+    assert len(whole) - len(gap) == 1024
+    # What follows stays in its place, give or take by how much the timestamps waver.
+    assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
+
+
+def _last(frames: sm.AudioFrames) -> int:
+    return frames.chunks[-1].position or 0
 
 
 @pytest.mark.parametrize("case", [("libopus", "ogg", 48000), ("aac", "mp4", 44100, QUIET_AAC)])
