@@ -116,7 +116,7 @@ def counted_starts(codec: AudioCodec, stated: Sequence[int]) -> dict[int, int] |
 def straightened(
     packets: Iterator[AvPacket], starts: Mapping[int, Mapping[int, int]]
 ) -> Iterator[AvPacket]:
-    """Give packets the timestamps of :func:`counted_starts`, which are listed by the index of their stream."""
+    """Give packets the timestamps of :func:`counted_starts`, listed by the index of their stream."""
     for packet in packets:
         if packet.stream_index in starts and packet.pts is not None:
             packet.pts = starts[packet.stream_index].get(packet.pts, packet.pts)
