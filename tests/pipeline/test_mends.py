@@ -16,9 +16,9 @@ import re
 import sys
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +34,14 @@ from spdl_media.pipeline import (
 from spdl_media.pipeline.processes import _Worker
 
 WAIT = 20
+
+
+def resident_size() -> int:
+    """Bytes of memory of this process; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 0
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def die_if_negative(number: int) -> int:
@@ -95,44 +103,69 @@ def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.M
     assert list(pipeline) == [0, 1, 2]
 
 
-def test_c4_a_callers_executor_keeps_no_item() -> None:
+@pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.long)])
+def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
     """Without the help of the garbage collector."""
-    references = []
+    alive = most = 0
 
     class Big:
-        pass
+        def __init__(self, _: object) -> None:
+            nonlocal alive
+            alive += 1
 
-    def make(_: int) -> Big:
-        references.append(weakref.ref(big := Big()))
-        return big
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
 
     with ThreadPoolExecutor(1) as executor:
-        pipeline = PipelineBuilder().add_source(range(100)).pipe(make, executor=executor).build()
+        builder = PipelineBuilder().add_source(range(number)).pipe(Big, executor=executor)
         gc.disable()
         try:
-            with pipeline.auto_stop():
+            with builder.add_sink(1).build().auto_stop() as pipeline:
+                before = len(gc.get_objects())
                 for big in pipeline:
+                    most = max(most, alive)
                     del big
-                deadline = time.monotonic() + WAIT
-                while sum(one() is not None for one in references) > 2:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                assert len(gc.get_objects()) - before < 500
         finally:
             gc.enable()
+    assert alive == 0
+    # One that is made, and what may be on its way while items pass quickly.
+    assert most <= 70
 
 
-def test_c5_threads_of_calls_that_took_too_long_are_not_kept() -> None:
-    builder = PipelineBuilder().add_source(range(10))
-    pipeline = builder.pipe(lambda _: time.sleep(0.05), timeout=0.01).build(max_failures=99)
-    with pipeline.auto_stop():
-        assert list(pipeline) == []
+@pytest.mark.parametrize(
+    ("number", "num_threads"),
+    [
+        (10, 1),
+        # 100,000 time out, in some two minutes.
+        pytest.param(112_000, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+    ],
+)
+def test_c5_threads_of_calls_that_took_too_long_are_not_kept(
+    number: int, num_threads: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, logger="spdl_media.pipeline")
+    builder = PipelineBuilder().add_source(range(number))
+    builder.pipe(lambda _: time.sleep(0.01), timeout=0.002, concurrency=num_threads)
+    sizes = []
+    with builder.build(num_threads=num_threads, max_failures=math.inf).auto_stop() as pipeline:
+        reader = threading.Thread(target=list, args=(pipeline,))
+        reader.start()
         run: Any = pipeline._run
+        while reader.is_alive():
+            reader.join(number / 1000)
+            sizes.append((len(run.graph.all_threads()), resident_size()))
+        # On a busy machine some calls come back before anybody looks.
+        assert sum(pipeline.failure_counts.values()) >= 0.9 * number
         deadline = time.monotonic() + WAIT
-        while (
-            len(run.graph.all_threads()) > 3
-        ):  # one of the stage, of the source, and one in a call
+        # Those of the stage, of the source, and none in a call.
+        while len(run.graph.all_threads()) > num_threads + 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+    assert max(threads for threads, _ in sizes) < 10 * num_threads + 10
+    # The first thousand failures are kept, in some MB.
+    assert sizes[-1][1] - sizes[0][1] < 20e6
 
 
 @pytest.mark.parametrize("kind", ["function", "async", "generator"])
@@ -160,6 +193,40 @@ def test_c6_no_more_waits_than_the_buffer_and_the_calls_hold(kind: str) -> None:
             time.sleep(0.01)
             # The buffer, the calls, and one item that waits for a thread.
             assert made - number <= 1 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "number"), [(1, 30), pytest.param(100_000_000, 30, marks=pytest.mark.long)]
+)
+def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> None:
+    """However quick items were before: two stages, their sink, and the consumer's own."""
+    alive = most = 0
+
+    class Big:
+        def __init__(self, item: int) -> None:
+            nonlocal alive
+            alive += 1
+            if item < 0:
+                time.sleep(0.01)
+                self.data = b"1" * size
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    items = [*range(1000), *[-1] * number]
+    builder = PipelineBuilder().add_source(items).pipe(Big).pipe(lambda big: big).add_sink(2)
+    before = resident_size()
+    with builder.build().auto_stop() as pipeline:
+        for position, big in enumerate(pipeline.get_iterator(timeout=WAIT)):
+            if position >= 1000:
+                time.sleep(0.02)
+            # Those before may have been made while the quick ones passed.
+            if position >= 1000 + number // 2:
+                most = max(most, alive)
+                assert resident_size() - before < (1 + 2 + 4) * size + 50e6
+            del big
+    assert most <= 1 + 2 + 2 * 2
 
 
 @pytest.mark.parametrize("repetition", range(3))

@@ -87,7 +87,7 @@ class Source(FanOut):
     def hand_on(self) -> None:
         """Give items to the next node, and see how quickly they pass, which is as they are consumed."""
         super().hand_on()
-        self._pace.look(self.counters.outputs)
+        self._pace.look(self.counters.outputs, perf_counter())
 
     def report(self, slot: FanOutSlot) -> None:
         """End the run with the epoch if it failed."""
@@ -153,6 +153,7 @@ class Sink:
             return sys.maxsize
         if self._ends_waiting > 1:
             return 0
+        self._pace.look(self._delivered, perf_counter())
         capacity = self._buffer_size + (self.slack if self.hub.is_quick else 0)
         room = capacity - len(self._ready)
         if room <= 0:
@@ -168,7 +169,6 @@ class Sink:
         self._ready.append(item)
         self._delivered += 1
         self.delivered_at = perf_counter()
-        self._pace.look(self._delivered)
         if self._waiters:
             self._wake_one()
 

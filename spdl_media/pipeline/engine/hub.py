@@ -23,8 +23,9 @@ __all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "wake")
 QUICK_SECONDS = 500e-6
 # How many in a row are looked at: as many as may be on their way because of it.
 QUICK_ITEMS = 64
-# After so many times that they were slow they are: once may be a machine that is busy with others.
-MOST_SLOW = 3
+# For how long they count as quick afterwards: the machine may be busy with others for a moment, but big
+# items must not pass for quick ones until so many of them have been made.
+QUICK_FOR_SECONDS = 0.05
 
 
 class Pace:
@@ -37,22 +38,20 @@ class Pace:
         self.is_quick = False
         self._hub = hub
         self._seen = 0
-        self._looked_at = perf_counter()
-        self._slow_in_a_row = MOST_SLOW
+        self._looked_at = self._quick_until = perf_counter()
         hub.paces.append(self)
 
-    def look(self, total: int) -> None:
-        """Hear how many items have passed in all."""
+    def look(self, total: int, now: float) -> None:
+        """Hear how many items have passed in all by ``now``."""
         number = total - self._seen
-        if number < QUICK_ITEMS:
-            return
-        now = perf_counter()
-        is_slow = now - self._looked_at > number * QUICK_SECONDS
-        self._slow_in_a_row = self._slow_in_a_row + 1 if is_slow else 0
-        self.is_quick = self._slow_in_a_row < MOST_SLOW
-        self._hub.is_quick = any(pace.is_quick for pace in self._hub.paces)
-        self._looked_at = now
-        self._seen = total
+        if number >= QUICK_ITEMS:
+            if now - self._looked_at <= number * QUICK_SECONDS:
+                self._quick_until = now + QUICK_FOR_SECONDS
+            self._looked_at = now
+            self._seen = total
+        if self.is_quick is not (now < self._quick_until):
+            self.is_quick = not self.is_quick
+            self._hub.is_quick = any(pace.is_quick for pace in self._hub.paces)
 
 
 class Hub:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from time import perf_counter
 from types import CoroutineType
 from typing import Any
@@ -107,15 +107,15 @@ class Stage(Node):
             refuse_coroutine(result, self.name)
         return self.settle
 
-    async def call_async(self, slot: Any) -> None:
-        """Make the call, in a task.
+    def call_async(self, slot: Any) -> Awaitable[Any]:
+        """Make the call, in a task that awaits its result.
 
         Raises:
-            TimeoutError: The call took longer than the stage's timeout.
-            BaseException: What the function raised.
+            TimeoutError: While it is awaited: the call took longer than the stage's timeout.
+            BaseException: What the function raised, here or while it is awaited.
         """
-        call = self.fn(slot.item)
-        slot.result = await (limited(call, self.timeout, "the call") if self.timeout else call)
+        call: Awaitable[Any] = self.fn(slot.item)
+        return limited(call, self.timeout, "the call") if self.timeout else call
 
     def running_seconds(self, now: float) -> float:
         """For how long the calls have run, all together, that have not ended. From any thread."""
@@ -124,7 +124,10 @@ class Stage(Node):
     def settle(self, slot: Any) -> None:
         """Hear that a call has ended, or has been given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
-        self.report(slot)
+        if slot.error is None:
+            self.release(slot)
+        else:
+            self.report(slot)
 
     def report(self, slot: Any) -> None:
         """Release a slot once its failure, if any, has been reported."""
@@ -213,8 +216,8 @@ class FanOut(Stage):
         #: An iterator of the user's that may be wanted further, and is not to be closed.
         self.borrowed: Any = None
         self._open: dict[FanOutSlot, None] = {}
-        # For each value in "out" the slot that it is of.
-        self._owners: deque[FanOutSlot] = deque()
+        # The slots that the values in "out" are of, with the number of each.
+        self._owners: deque[tuple[FanOutSlot, int]] = deque()
 
     def dispatch(self) -> None:
         """Open generators, and have those stepped that can go on."""
@@ -292,7 +295,8 @@ class FanOut(Stage):
     async def _next(self, slot: FanOutSlot, iterator: Any) -> Any:
         slot.started_at = slot.stepped_since = perf_counter()
         try:
-            return await limited(anext(iterator, END), self.timeout, "the next value")
+            value = anext(iterator, END)
+            return await (limited(value, self.timeout, "the next value") if self.timeout else value)
         finally:
             slot.stepped_since = 0.0
             slot.spent += perf_counter() - slot.started_at
@@ -313,16 +317,19 @@ class FanOut(Stage):
         self._let_out(slot)
 
     def _let_out(self, slot: FanOutSlot) -> None:
-        values = slot.values
-        while values:
-            value = values.popleft()
-            if value is None and self.drops_none:
-                slot.taken += 1
-                self.counters.dropped += 1
+        number, num_dropped = len(slot.values), 0
+        take, append, drops_none = slot.values.popleft, self.out.append, self.drops_none
+        for _ in range(number):
+            value = take()
+            if value is None and drops_none:
+                num_dropped += 1
             else:
-                slot.waiting += 1
-                self.out.append(value)
-                self._owners.append(slot)
+                append(value)
+        slot.taken += num_dropped
+        slot.waiting += number - num_dropped
+        self.counters.dropped += num_dropped
+        if number > num_dropped:
+            self._owners.append((slot, number - num_dropped))
         # Those that were dropped are no reason to wait.
         if slot.paused:
             self._resume_if_behind(slot)
@@ -338,10 +345,14 @@ class FanOut(Stage):
         number = self.counters.outputs - before
         # What is held are items, not values.
         self.held += number
-        for _ in range(number):
-            slot = self._owners.popleft()
-            slot.taken += 1
-            slot.waiting -= 1
+        while number:
+            slot, waiting = self._owners.popleft()
+            if waiting > number:
+                self._owners.appendleft((slot, waiting - number))
+                waiting = number
+            number -= waiting
+            slot.taken += waiting
+            slot.waiting -= waiting
             if slot.passed:
                 self.leave(slot)
             elif slot.paused:

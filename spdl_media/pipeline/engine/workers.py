@@ -314,7 +314,7 @@ class TaskRunner:
             self._running[task] = slot
             slot.started_at = perf_counter()
             try:
-                await stage.call_async(slot)
+                slot.result = await stage.call_async(slot)
                 if task.cancelling():
                     # It has cancelled itself and returned, which must not hit the next item.
                     with contextlib.suppress(asyncio.CancelledError):
@@ -346,14 +346,12 @@ class TaskRunner:
             task.uncancel()
 
 
-async def limited(awaitable: Awaitable[Any], seconds: float | None, what: str) -> Any:
+async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
     """Await something for a time at most.
 
     Raises:
         TimeoutError: It took longer.
     """
-    if seconds is None:
-        return await awaitable
     try:
         async with asyncio.timeout(seconds) as limit:
             return await awaitable
