@@ -76,7 +76,7 @@ def make_loader(folder: Path, failed: set[str]) -> sm.DataLoader:
         MapIterator(files, DistributedRandomSampler(len(files), seed=1)),
         preprocessor=load,
         batch_size=BATCH_SIZE,
-        aggregator=sm.collate,
+        to="numpy",
         output_order="input",
         num_threads=4,
         on_failure=lambda _, path: failed.add(path.name),
@@ -95,7 +95,7 @@ class Classifier:
         """Take a step for each batch; gives their number."""
         count = 0
         for images, labels in batches:
-            self._step(np.asarray(images), np.asarray(labels))
+            self._step(images, labels)
             count += 1
         return count
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -42,7 +44,9 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         The structure of an item (a dataclass without running its ``__init__``), with a
         :class:`~spdl_media.CPUBuffer` in place of each field: frames as
         :func:`~spdl_media.convert_frames` makes them, numbers ``(B,)`` with the type that
-        :func:`~spdl_media.convert_array` gives them, arrays with B in front and their own type. Strings,
+        :func:`~spdl_media.convert_array` gives them, arrays with B in front and their own type. What a
+        dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` is an array, such as the times of a
+        :class:`~spdl_media.Clip`, so that clips become a clip of batches. Strings,
         NumPy's too, dates, ``None`` and all others become lists of the values as they are.
 
     Raises:
@@ -74,13 +78,14 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
     fields = fields_of(values[0])
     if fields is None:
         return _collate_values(values, storage, where)
+    dtypes = _rows_of_numbers(values[0].__class__)
     rows = []
     for position, value in enumerate(values):
         # Of one class exactly: the result is made like the first item.
         row = fields_of(value) if type(value) is type(values[0]) else None
         if row is None or row.keys() != fields.keys():
             raise _structures_differ(values[0], value, position, where)
-        rows.append(row)
+        rows.append(row | {key: np.asarray(row[key], dtype) for key, dtype in dtypes.items()})
     storages = _by_field(storage, fields, where)
     collated = {
         # A field that has no storage gets fresh memory.
@@ -88,6 +93,23 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
         for key in fields
     }
     return _rebuild(values[0], collated)
+
+
+@cache
+def _rows_of_numbers(cls: type) -> dict[Key, type]:
+    """The fields that a dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, with the type."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    try:
+        hints = get_type_hints(cls)
+    except (NameError, TypeError):  # names that are there for type checkers alone
+        return {}
+    parts = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is tuple}
+    return {
+        name: args[0]
+        for name, args in parts.items()
+        if args[1:] == (...,) and args[0] in (int, float)
+    }
 
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:

@@ -12,6 +12,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Self, TypeAlias
 
+from spdl_media._checks import check_callable
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
@@ -28,6 +29,50 @@ _SNAPSHOT_INTERVAL = 16
 _FORMER_READ_SECONDS = 30.0
 
 _END: Any = object()
+
+
+def checked_source(source: Any) -> AnySource:
+    """Return what is iterated: the source, or a map-style dataset's :class:`MapIterator`.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(source, str | bytes | bytearray):
+        raise TypeError(
+            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
+            "taken apart into characters; pass a list of one"
+        )
+    if isinstance(source, Iterable | AsyncIterable):
+        return source
+    # A map-style dataset of PyTorch has no __iter__.
+    if not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
+        )
+    return MapIterator(source)
+
+
+def check_functions(**functions: Callable[..., Any] | None) -> None:
+    """Check the functions of a loader by the names of their arguments.
+
+    Raises:
+        TypeError: One is no function, or of a kind that its stage cannot run.
+    """
+    for name, fn in functions.items():
+        if fn is None:
+            continue
+        check_callable(name, fn)
+        kind = kind_of(fn)
+        if name != "preprocessor" and "generator" in kind:
+            raise TypeError(
+                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
+                "samples in the preprocessor"
+            )
+        if name == "transfer_fn" and kind == "async":
+            raise TypeError(
+                "transfer_fn must be a plain function, which runs in a thread of its own, and "
+                f"{name_of(fn)} is a coroutine function; await in the aggregator"
+            )
 
 
 class Tagged:

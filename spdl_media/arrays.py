@@ -1,7 +1,8 @@
-"""Buffers as arrays of other libraries, without a copy."""
+"""Buffers as arrays of other libraries, without a copy, one by one or all of a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,57 +10,76 @@ import numpy.typing as npt
 
 from spdl_media._optional import require
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
+from spdl_media.convert import NUMBER_KINDS
+from spdl_media.transfer import fields_of, map_nested
 
 __all__ = ("to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch")
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def to_numpy(buffer: CPUBuffer | Array) -> Array:
-    """View a buffer or an array as a NumPy array.
+def to_numpy(batch: Any) -> Any:
+    """View a buffer or an array as a NumPy array, or all of them in a batch.
+
+    Args:
+        batch: A buffer, an array, or a tuple, named tuple, list, mapping or dataclass (such as a
+            :class:`~spdl_media.Clip`) of such, nested in any way. All else in it is passed on.
 
     Returns:
-        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array.
+        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array. Of a
+        batch the same containers with such views; a dataclass is made without running its ``__init__``.
 
     Raises:
-        TypeError: ``buffer`` is neither a buffer nor an array, or lies on a device.
-        ValueError: The buffer was released.
+        TypeError: ``batch`` is none of these, or a buffer lies on a device.
+        ValueError: A buffer was released.
 
     Thread safety: safe.
     """
+    return _mapped(batch, _to_numpy, "to_numpy")
+
+
+def _to_numpy(buffer: Buffer | Array) -> Array:
     if isinstance(buffer, CUDABuffer):
         raise TypeError(
             f"to_numpy takes a CPUBuffer, and this one lies on {buffer.device}. transfer_buffer_cpu copies it"
         )
     # A view of its own: its shape may be set in place without a change of the buffer's.
-    return _array_of(buffer, "to_numpy").view()
+    return _array_of(buffer).view()
 
 
-def to_torch(buffer: Buffer | Array) -> Any:
-    """View a buffer or a NumPy array as a PyTorch tensor.
+def to_torch(batch: Any) -> Any:
+    """View a buffer or a NumPy array as a PyTorch tensor, or all of them in a batch.
+
+    Args:
+        batch: A buffer, an array, or containers of such, as for :func:`to_numpy`. All else in it, tensors
+            and arrays of text included, is passed on.
 
     Returns:
         A tensor over the buffer's memory, which it keeps alive: on the CPU, or on the buffer's device. There
         PyTorch's current stream waits for the memory to be ready, and the host does not. PyTorch has no
-        read-only tensors: do not write to that of a read-only array, of which PyTorch warns once.
+        read-only tensors: do not write to that of a read-only array, of which PyTorch warns once. Of a batch
+        the same containers, which ``torch.utils.data.default_collate`` takes (but no dataclasses).
 
     Raises:
         MissingDependencyError: torch is not installed.
-        TypeError: ``buffer`` is neither a buffer nor an array, or PyTorch has no such type.
-        ValueError: The buffer was released, or the array has negative strides and must be copied.
+        TypeError: ``batch`` is none of these, or PyTorch has no such type.
+        ValueError: A buffer was released, or an array has negative strides and must be copied.
 
     Thread safety: safe.
     """
     torch: Any = require("torch", "to_torch")
-    if isinstance(buffer, np.ndarray):
-        # Negative strides in DLPack end the process.
-        return torch.from_numpy(buffer)
-    checked = _checked(buffer, "to_torch")
-    if isinstance(checked, CUDABuffer) and isinstance(checked.array, torch.Tensor):
-        # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
-        checked.wait_on(torch.cuda.current_stream(checked.device_index).cuda_stream)
-        return checked.array.detach()
-    return torch.from_dlpack(checked)
+
+    def convert(buffer: Buffer | Array) -> Any:
+        if isinstance(buffer, np.ndarray):
+            # Negative strides in DLPack end the process.
+            return torch.from_numpy(buffer)
+        if isinstance(buffer, CUDABuffer) and isinstance(buffer.array, torch.Tensor):
+            # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
+            buffer.wait_on(torch.cuda.current_stream(buffer.device_index).cuda_stream)
+            return buffer.array.detach()
+        return torch.from_dlpack(buffer)
+
+    return _mapped(batch, convert, "to_torch")
 
 
 def to_cupy(buffer: CUDABuffer) -> Any:
@@ -87,32 +107,55 @@ def to_cupy(buffer: CUDABuffer) -> Any:
         return cupy.from_dlpack(buffer)
 
 
-def to_jax(buffer: Buffer | Array) -> Any:
-    """View a buffer as a JAX array, or make one of a NumPy array.
+def to_jax(batch: Any) -> Any:
+    """View a buffer as a JAX array, or make one of a NumPy array, or of all of them in a batch.
+
+    Args:
+        batch: A buffer, an array, or containers of such, as for :func:`to_numpy`. All else in it, arrays of
+            text included, is passed on.
 
     Returns:
         An array over the buffer's memory, which it keeps alive, on the CPU or on the buffer's device. JAX
         takes it for constant: do not write to the buffer while it lives. JAX copies a NumPy array that
-        does not begin on 64 bytes, as buffers do.
+        does not begin on 64 bytes, as buffers do. Of a batch the same containers, in which labels and other
+        64-bit numbers in host memory are copied to 32 bits, JAX's own, unless it allows 64.
 
     Raises:
         MissingDependencyError: jax is not installed.
-        TypeError: ``buffer`` is neither a buffer nor an array, or JAX, with 64-bit types switched off as they
-            are at first, would cut its values to 32 bits.
-        ValueError: The buffer was released.
+        TypeError: ``batch`` is none of these, or JAX, with 64-bit types switched off as they are at first,
+            would cut it to 32 bits: a single buffer, or integers in a batch that 32 bits do not hold.
+        ValueError: A buffer was released.
 
     Thread safety: safe.
     """
     jax = require("jax", "to_jax")
-    dtype = buffer.dtype if isinstance(buffer, np.ndarray) else _checked(buffer, "to_jax").dtype
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise TypeError(
-            f"JAX would cut {dtype} to {jax.dtypes.canonicalize_dtype(dtype)}, and copy. Allow 64 bits: "
-            "jax.config.update('jax_enable_x64', True); or make the buffer of 32 bits: convert_array(dtype=)"
-        )
-    if isinstance(buffer, np.ndarray):
-        return jax.numpy.asarray(buffer)
-    return jax.dlpack.from_dlpack(buffer)
+    is_batch = fields_of(batch) is not None
+
+    def convert(buffer: Buffer | Array) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(buffer.dtype)
+        if dtype != buffer.dtype:
+            cut = _cut_to(dtype, buffer) if is_batch else None
+            if cut is None:
+                raise TypeError(
+                    f"JAX would cut {buffer.dtype} to {dtype}, and copy. Allow 64 bits: "
+                    "jax.config.update('jax_enable_x64', True); or make the buffer of 32 bits: "
+                    "convert_array(dtype=)"
+                )
+            buffer = cut
+        if isinstance(buffer, np.ndarray):
+            return jax.numpy.asarray(buffer)
+        return jax.dlpack.from_dlpack(buffer)
+
+    return _mapped(batch, convert, "to_jax")
+
+
+def _cut_to(dtype: Any, buffer: Buffer | Array) -> Array | None:
+    """A copy of half the bits; ``None`` where that changes integers, or lies on a device."""
+    if isinstance(buffer, CUDABuffer):
+        return None
+    array = _array_of(buffer)
+    cut = array.astype(dtype)
+    return cut if array.dtype.kind in "fc" or np.array_equal(cut, array) else None
 
 
 def to_numba(buffer: Buffer | Array) -> Any:
@@ -133,15 +176,28 @@ def to_numba(buffer: Buffer | Array) -> Any:
         cuda: Any = require("numba", "to_numba of a buffer on a device")
         with cuda.gpus[buffer.device_index]:
             return cuda.as_cuda_array(buffer)
-    return _array_of(buffer, "to_numba").view()
+    return _array_of(_checked(buffer, "to_numba")).view()
 
 
-def _array_of(buffer: CPUBuffer | Array, function: str) -> Array:
-    return buffer if isinstance(buffer, np.ndarray) else _checked(buffer, function).array
+def _mapped(batch: Any, convert: Callable[[Any], Any], function: str) -> Any:
+    """Convert a buffer or array, or those in a batch."""
+    if fields_of(batch) is None:
+        return convert(_checked(batch, function))
+    return map_nested(batch, lambda value: convert(value) if _is_numeric(value) else value)
 
 
-def _checked(buffer: Any, function: str) -> Buffer:
-    if not isinstance(buffer, CPUBuffer | CUDABuffer):
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in NUMBER_KINDS
+    return isinstance(value, CPUBuffer | CUDABuffer)
+
+
+def _array_of(buffer: CPUBuffer | Array) -> Array:
+    return buffer if isinstance(buffer, np.ndarray) else buffer.array
+
+
+def _checked(buffer: Any, function: str) -> Any:
+    if not isinstance(buffer, CPUBuffer | CUDABuffer | np.ndarray):
         raise TypeError(
             f"{function} takes a CPUBuffer, a CUDABuffer or a NumPy array, not {type(buffer).__name__}. "
             "convert_frames and convert_array make a buffer"

@@ -125,20 +125,12 @@ class _Buffer:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions.
-
-        Raises:
-            ValueError: The buffer lay in host memory and was released.
-        """
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes.
-
-        Raises:
-            ValueError: The buffer lay in host memory and was released.
-        """
+        """Size in bytes."""
         # Named, because NumPy 1 computes with 32 bits on Windows.
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
@@ -190,7 +182,8 @@ class CPUBuffer(_Buffer):
     """A C-contiguous array in host memory, with what is known of how it was made.
 
     It speaks NumPy's array interface and DLPack, so ``np.asarray(buffer)``, ``torch.from_dlpack(buffer)``
-    and ``jax.dlpack.from_dlpack(buffer)`` share its memory. The memory lives as long as any of them.
+    and ``jax.dlpack.from_dlpack(buffer)`` share its memory, and so does a row, ``buffer[i]``. The memory
+    lives as long as any of them.
 
     Its memory goes back to its storage when the buffer and all arrays over it are gone, or earlier with
     :meth:`release`, which ``with buffer:`` calls at its end.
@@ -241,6 +234,20 @@ class CPUBuffer(_Buffer):
             # The taker holds this object alone, which must hold the memory even when it is released.
             self._kept = array = self.array
         return array.__array_interface__
+
+    # The signature is NumPy's.
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001
+        # NumPy asks for the interface above first; pandas, matplotlib and others look for this.
+        array = self.array.view()
+        if dtype is None or np.dtype(dtype) == array.dtype:
+            return array.copy() if copy else array
+        if copy is False:
+            raise ValueError(f"a buffer of {array.dtype} becomes {np.dtype(dtype)} by a copy alone")
+        return array.astype(dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index the array as NumPy does: a view, except by lists, masks, or to one element."""
+        return self.array[index]
 
     def __dlpack__(self, **options: Any) -> Any:
         # Of DLPack's arguments, NumPy before 2.1 knows stream alone.

@@ -5,20 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._collate import collate
 from spdl_media._epochs import Stateful, iterator_in, order_of, place_of
 from spdl_media._loader_stages import (
     SharedSource,
+    check_functions,
+    checked_source,
     stage_of,
     tags_of,
     takes_rng,
     value_of,
 )
 from spdl_media._resume import Ledger, State
+from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -41,6 +45,8 @@ __all__ = (
     "PipelineBuilder",
     "sample_rng",
 )
+
+_CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 
 
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
@@ -98,9 +104,12 @@ class DataLoader:
         drop_last: Drop a last batch that is smaller.
         aggregator: A function or coroutine function from the list of samples of a batch to what the
             loader gives; without ``batch_size``, from each sample. Several calls run at a time.
-            Without one, batches are lists.
+            Without one, batches are lists, or with ``to=`` what :func:`~spdl_media.collate` makes.
         transfer_fn: Applied last, such as a copy to a GPU: in a thread of its own, one batch after
             the other.
+        to: ``"torch"``, ``"numpy"`` or ``"jax"``: buffers and arrays in what iteration gives become arrays of
+            that library, as by :func:`~spdl_media.to_torch`, :func:`~spdl_media.to_numpy` or
+            :func:`~spdl_media.to_jax`. On a device it is the consumer's stream that waits for them.
         buffer_size: Finished batches that may wait.
         num_threads: Threads, and the calls of the preprocessor and of the aggregator that may run
             at a time.
@@ -121,6 +130,7 @@ class DataLoader:
             function.
         ValueError: A number that is too small, an unknown order, or ``drop_last`` without
             ``batch_size``.
+        MissingDependencyError: The library that ``to`` names is not installed.
 
     Thread safety: an iterator serves one thread at a time; the loader itself is used by one thread.
 
@@ -137,6 +147,7 @@ class DataLoader:
     drop_last: bool = False
     aggregator: Callable[[Any], Any] | None = None
     transfer_fn: Callable[[Any], Any] | None = None
+    to: Literal["torch", "numpy", "jax"] | None = None
     buffer_size: int = 3
     num_threads: int = 8
     timeout: float | None = None
@@ -146,7 +157,7 @@ class DataLoader:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_functions(
+        check_functions(
             preprocessor=self.preprocessor,
             aggregator=self.aggregator,
             transfer_fn=self.transfer_fn,
@@ -158,12 +169,16 @@ class DataLoader:
         check_int("buffer_size", self.buffer_size)
         check_int("num_threads", self.num_threads)
         check_seconds("timeout", self.timeout)
+        if self.to is not None:
+            check_choice("to", self.to, tuple(_CONVERTERS))
+            # A missing package is told of here, before anything is loaded.
+            _CONVERTERS[self.to](())
         check_choice("output_order", self.output_order, ("completion", "input"))
         failure_limit("max_failures", self.max_failures)
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
         self.seed = check_int("seed", self.seed, at_least=0)
-        self._source = SharedSource(_checked_source(self.src))
+        self._source = SharedSource(checked_source(self.src))
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
         self._is_pinned = False
@@ -354,9 +369,12 @@ class DataLoader:
             builder.pipe(stage, name=name_of(self.preprocessor), **parallel)
         if self.batch_size is not None:
             builder.aggregate(self.batch_size, drop_last=self.drop_last)
-        if self.aggregator is not None:
-            stage = stage_of(self.aggregator, ledger)
-            builder.pipe(stage, name=name_of(self.aggregator), **parallel)
+        aggregator = self.aggregator
+        if aggregator is None and self.batch_size is not None and self.to is not None:
+            aggregator = collate
+        if aggregator is not None:
+            stage = stage_of(aggregator, ledger)
+            builder.pipe(stage, name=name_of(aggregator), **parallel)
         if self.transfer_fn is not None:
             stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
@@ -397,6 +415,10 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         try:
             tagged = self._pipeline.get_item(timeout=self._loader.timeout)
+            value = value_of(tagged)
+            if (to := self._loader.to) is not None:
+                # In this thread, whose stream is to wait for arrays on a device.
+                (value,) = _CONVERTERS[to]((value,))
         except TimeoutError:
             # The batch is still being made, and another call may get it.
             raise
@@ -410,7 +432,7 @@ class _Epoch(Iterator[Any]):
             self.close()
             raise
         self._ledger.settle(tags_of(tagged))
-        return value_of(tagged)
+        return value
 
     def close(self) -> None:
         """Stop loading. Batches that were not handed out are not done."""
@@ -422,37 +444,3 @@ class _Epoch(Iterator[Any]):
         # A loop that is left by "break" drops its iterator without closing it.
         if not self._is_over:
             self.close()
-
-
-def _checked_source(source: Any) -> Iterable[Any] | AsyncIterable[Any]:
-    if isinstance(source, str | bytes | bytearray):
-        raise TypeError(
-            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
-            "taken apart into characters; pass a list of one"
-        )
-    if isinstance(source, Iterable | AsyncIterable):
-        return source
-    # A map-style dataset of PyTorch has no __iter__.
-    if not hasattr(source, "__getitem__"):
-        raise TypeError(
-            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
-        )
-    return MapIterator(source)
-
-
-def _check_functions(**functions: Callable[..., Any] | None) -> None:
-    for name, fn in functions.items():
-        if fn is None:
-            continue
-        check_callable(name, fn)
-        kind = kind_of(fn)
-        if name != "preprocessor" and "generator" in kind:
-            raise TypeError(
-                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
-                "samples in the preprocessor"
-            )
-        if name == "transfer_fn" and kind == "async":
-            raise TypeError(
-                "transfer_fn must be a plain function, which runs in a thread of its own, and "
-                f"{name_of(fn)} is a coroutine function; await in the aggregator"
-            )

@@ -259,7 +259,7 @@ def _moved(
         return batch
     device = open_device(config, function)
     with _said(f"a batch {way} CUDA device {device.index}"):
-        result: T = _map_nested(batch, lambda value: move(value, device, config))
+        result: T = map_nested(batch, lambda value: move(value, device, config))
         device.wait(device.record())
     return result
 
@@ -307,7 +307,7 @@ def _local_rank() -> int:
         ) from None
 
 
-def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
+def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
 
     Returns:
@@ -316,7 +316,7 @@ def _map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     fields = fields_of(value)
     if fields is None:
         return move(value)
-    moved = {key: _map_nested(one, move) for key, one in fields.items()}
+    moved = {key: map_nested(one, move) for key, one in fields.items()}
     if is_sequence(value):
         return type(value)(list(moved.values()))
     if isinstance(value, MutableMapping):

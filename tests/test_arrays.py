@@ -6,7 +6,7 @@ import gc
 import io
 import wave
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -157,7 +157,7 @@ def test_numba_compiles_for_it() -> None:
 
 
 @pytest.mark.parametrize("name", CONVERT)
-@pytest.mark.parametrize("wrong", [rgb(8, 6), [1, 2], None])
+@pytest.mark.parametrize("wrong", [rgb(8, 6), "ab", None])
 def test_what_is_no_buffer(name: str, wrong: Any) -> None:
     library(name)
     message = (
@@ -165,6 +165,42 @@ def test_what_is_no_buffer(name: str, wrong: Any) -> None:
     )
     with pytest.raises(TypeError, match=message):
         CONVERT[name](wrong)
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "numpy"])
+def test_all_of_a_batch_is_converted(name: str) -> None:
+    """The containers stay, and so does what is no buffer; JAX gets labels of its own 32 bits."""
+    library(name)
+    image, labels = sm.convert_frames([rgb(8, 6, 7)] * 2), sm.convert_array([3, 5])
+    clip = sm.Clip(image, image, (0.0, 0.5), 0.25, 8000)
+    words = np.array(["a", "b"])
+    batch = {
+        "pair": Pair(image, labels),
+        "rest": [words, (labels.array, "cat", None)],
+        "clip": clip,
+    }
+    found = CONVERT[name](batch)
+    assert place(found["pair"].image) == place(found["clip"].video) == place(image.array)
+    assert isinstance(found["clip"], sm.Clip)
+    assert found["clip"].timestamps == (0.0, 0.5)
+    assert found["rest"][0] is words
+    assert found["rest"][1][1:] == ("cat", None)
+    kind = type(CONVERT[name](image))
+    for numbers in (found["pair"].label, found["rest"][1][0]):
+        assert isinstance(numbers, kind)
+        assert numbers.tolist() == [3, 5]
+    assert str(found["pair"].label.dtype)[-2:] == ("32" if name == "jax" else "64")
+
+
+def test_jax_keeps_the_integers_of_a_batch_that_32_bits_do_not_hold() -> None:
+    library("jax")
+    with pytest.raises(TypeError, match=r"JAX would cut int64 to int32.*jax_enable_x64"):
+        sm.to_jax((sm.convert_array([2**40]),))
 
 
 @pytest.mark.parametrize("name", CONVERT)

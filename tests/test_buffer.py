@@ -47,6 +47,37 @@ def test_the_array_interface_shares_writable_memory() -> None:
     assert interface["data"] == (first.ctypes.data, False)
 
 
+def test_rows_are_views() -> None:
+    buffer = sm.convert_frames([rgb(8, 6, 1), rgb(8, 6, 2)])
+    buffer[1][2, 3] = 9
+    assert buffer.array[1, 2, 3].tolist() == [9, 9, 9]
+    assert [np.shares_memory(row, buffer.array) for row in buffer] == [True, True]
+    assert buffer[-1, ..., 0].shape == (6, 8)
+    with pytest.raises(IndexError):
+        buffer[2]
+    row = buffer[0]
+    buffer.release()
+    assert (row == 1).all()
+    with pytest.raises(ValueError, match="this buffer was released"):
+        buffer[0]
+
+
+def test_the_array_protocol_of_numpy_1_and_2() -> None:
+    buffer = sm.convert_array(np.arange(6, dtype=np.int16))
+    for same in (
+        buffer.__array__(),
+        buffer.__array__(np.dtype("int16")),
+        buffer.__array__(copy=False),
+    ):
+        assert same.ctypes.data == buffer.array.ctypes.data
+    assert not np.shares_memory(buffer.__array__(copy=True), buffer.array)
+    floats = buffer.__array__(np.float32)
+    assert (floats.dtype, floats.tolist()) == (np.float32, [0, 1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="a buffer of int16 becomes float32 by a copy alone"):
+        buffer.__array__(np.float32, copy=False)
+    assert np.array(buffer, np.float64).dtype == np.float64
+
+
 def test_dlpack_shares_writable_memory() -> None:
     buffer = sm.convert_frames(rgb(8, 6))
     assert buffer.__dlpack_device__() == (1, 0)

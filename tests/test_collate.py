@@ -72,6 +72,17 @@ def test_dataclasses_frozen_ones_too() -> None:
     assert items[0].label == 0
 
 
+def test_clips_become_a_clip_of_batches() -> None:
+    pictures, audio = sm.convert_frames(FRAMES), sm.convert_array(np.zeros((2, 5), np.float32))
+    batch = sm.collate([sm.Clip(pictures, audio, (0.0, 0.5, i), i / 4, 8000) for i in range(2)])
+    assert isinstance(batch, sm.Clip)
+    assert (batch.video.shape, batch.audio.shape) == ((2, *pictures.shape), (2, 2, 5))
+    assert np.asarray(batch.timestamps).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.5, 1.0]]
+    assert values(batch.audio_timestamp).tolist() == [0.0, 0.25]
+    with pytest.raises(sm.ConvertError, match=r"item\['timestamps'\] of item 0 has shape \(1,\)"):
+        sm.collate([sm.Clip(audio, audio, (0.0,) * n, 0.0, 8000) for n in (1, 2)])
+
+
 def test_arrays_keep_their_type() -> None:
     arrays = [np.full((2, 3), i, np.int16) for i in range(3)]
     batch = sm.collate(arrays)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import itertools
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -78,13 +79,14 @@ def test_it_is_where_users_look_for_it() -> None:
 def test_parameters_of_the_documentation() -> None:
     parameters = inspect.signature(DataLoader).parameters
     assert next(iter(parameters)) == "src"
-    defaults = {name: parameters[name].default for name in list(parameters)[1:10]}
+    defaults = {name: parameters[name].default for name in list(parameters)[1:11]}
     assert defaults == {
         "preprocessor": None,
         "batch_size": None,
         "drop_last": False,
         "aggregator": None,
         "transfer_fn": None,
+        "to": None,
         "buffer_size": 3,
         "num_threads": 8,
         "timeout": None,
@@ -588,6 +590,49 @@ RAW = [
 ]
 
 
+def labelled(index: int) -> tuple[sm.CPUBuffer, int, str]:
+    return sm.convert_array(np.full((2, 3), index, np.float32)), index, "cat"
+
+
+class TestArrays:
+    @pytest.mark.parametrize("to", ["torch", "jax", "numpy"])
+    def test_batches_are_of_the_library_that_was_asked_for(self, to: Any) -> None:
+        library = pytest.importorskip(to)
+        loader = DataLoader(
+            range(5), preprocessor=labelled, batch_size=3, to=to, output_order="input"
+        )
+        array = {"torch": "Tensor", "jax": "Array", "numpy": "ndarray"}[to]
+        for (images, labels, names), expected in zip(loader, ([0, 1, 2], [3, 4]), strict=True):
+            assert isinstance(images, getattr(library, array))
+            assert tuple(images.shape) == (len(expected), 2, 3)
+            assert labels.tolist() == images[:, 0, 0].tolist() == expected
+            assert names == ["cat"] * len(expected)
+
+    def test_the_default_collate_of_torch_takes_the_samples(self) -> None:
+        torch = pytest.importorskip("torch")
+        samples = list(DataLoader(range(3), preprocessor=labelled, to="torch"))
+        images, labels, _ = torch.utils.data.default_collate(samples)
+        assert images[:, 1, 2].tolist() == labels.tolist()
+        assert sorted(labels.tolist()) == [0, 1, 2]
+
+    def test_an_aggregator_of_the_users_own_and_plain_values(self) -> None:
+        assert list(DataLoader([3], to="numpy")) == [3]
+        loader = DataLoader([3, 4], batch_size=2, aggregator=np.array, to="numpy")
+        assert [batch.tolist() for batch in loader] == [[3, 4]]
+
+    def test_what_the_library_refuses_ends_the_iteration(self) -> None:
+        pytest.importorskip("jax")
+        iterator = iter(DataLoader([2**40], batch_size=1, to="jax"))
+        with pytest.raises(TypeError, match="JAX would cut int64"):
+            next(iterator)
+        assert list(iterator) == []
+
+    def test_a_missing_library_is_told_of_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(sm.MissingDependencyError, match="pip install"):
+            DataLoader([1], to="torch")
+
+
 class TestLength:
     def test_is_that_of_the_epoch(self) -> None:
         assert len(DataLoader(range(10))) == 10
@@ -674,6 +719,7 @@ async def transfer_async(batch: Any) -> Any:
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1"),
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds"),
+        ({"to": "tensor"}, ValueError, "to must be 'torch', 'numpy' or 'jax', not 'tensor'"),
         ({"output_order": "random"}, ValueError, "output_order must be .*not 'random'"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"max_failures": -2}, ValueError, "max_failures"),
