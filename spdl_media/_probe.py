@@ -27,8 +27,9 @@ from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
-from spdl_media.packets import ImagePackets, av_packets, metadata_of
+from spdl_media.packets import ImagePackets, av_packets, known_damage, metadata_of
 from spdl_media.pillow_images import read_with_pillow
+from spdl_media.still_headers import read_still
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
@@ -43,7 +44,8 @@ class VideoStreamInfo:
         codec: FFmpeg's name of the codec, such as ``"h264"``.
         width: Width of an upright frame, in pixels.
         height: Height of an upright frame, in pixels.
-        pix_fmt: FFmpeg's name of the pixel format as coded; ``None``: it has no decoder.
+        pix_fmt: FFmpeg's name of the pixel format as coded; ``None``: it has no decoder, or the header of a
+            still does not state it.
         frame_rate: Average frames in a second; ``None`` for a still.
         num_frames: Number of frames by the container's header; ``None``: it does not say.
         duration: Seconds by the container's header; ``None``: it does not say.
@@ -157,7 +159,9 @@ def probe(
 ) -> MediaInfo:
     """Tell what a source holds.
 
-    One frame of a still is decoded, because its size is in the data. Nothing of other media is decoded.
+    Of a JPEG, PNG, WebP, BMP or GIF of one image the header is read, and its end looked for; what the header
+    does not state, such as the pixel format of a JPEG of CMYK, is ``None``. Of other stills, and of those
+    without an end, one frame is decoded. Nothing of other media is decoded.
 
     Args:
         src: As for :func:`~spdl_media.demux_image`.
@@ -177,6 +181,8 @@ def probe(
     """
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
+        if config.format is None and input.has_size and (info := _still_info(input)):
+            return info
         if _is_still(input, config):
             return _probe_still(read_image(input, config))
         # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
@@ -184,6 +190,16 @@ def probe(
             return _wav_info(wav)
         with closing(Container(input, config)) as container:
             return _probe_container(container)
+
+
+def _still_info(input: Input) -> MediaInfo | None:
+    """What the header of a still says, if it says enough."""
+    found = read_still(input.read_at, input.size())
+    if found is None:
+        return None
+    name, header, orientation = found
+    codec = VideoCodec(name, name, header.width, header.height, header.pix_fmt, color=header.color)
+    return _still_media(codec, orientation)
 
 
 def _is_still(input: Input, config: DemuxConfig) -> bool:
@@ -315,10 +331,9 @@ def _first_packet(
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:
     # Many decoders make an image of half a file without a word.
-    if missing := metadata_of(packets).incomplete:
-        raise DecodeError(
-            f"the {packets.codec.name} data is cut short: {missing}", source=packets.source
-        )
+    metadata = metadata_of(packets)
+    if metadata.incomplete:
+        raise DecodeError(known_damage(metadata, packets.codec), source=packets.source)
     frame = _first_frame(packets)
     # A still's own codec knows neither size nor colour before a frame is decoded.
     codec = replace(
@@ -328,11 +343,15 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
         pix_fmt=frame.format.name,
         color=color_numbers(frame),
     )
+    return _still_media(codec, packets.orientation)
+
+
+def _still_media(codec: VideoCodec, orientation: int) -> MediaInfo:
     stream = _video_stream(
-        codec, packets.orientation, index=0, frame_rate=None, num_frames=1, duration=None
+        codec, orientation, index=0, frame_rate=None, num_frames=1, duration=None
     )
     return MediaInfo(
-        format=packets.codec.name,
+        format=codec.name,
         duration=None,
         streams=(stream,),
         best_video=0,

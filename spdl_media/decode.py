@@ -31,6 +31,7 @@ from spdl_media.packets import (
     VideoPackets,
     av_packets,
     discarded_pts,
+    known_damage,
     metadata_of,
 )
 from spdl_media.pillow_images import is_unsupported, read_with_pillow
@@ -80,7 +81,7 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
 def _cut_short(metadata: PacketMetadata, codec: Codec) -> DecodeError:
     """The error for packets whose file is known to be cut short."""
     return DecodeError(
-        f"the {codec.name} data is cut short: {metadata.incomplete}. decode_config(on_corrupt='keep') "
+        f"{known_damage(metadata, codec)}. decode_config(on_corrupt='keep') "
         "decodes what is there, as far as the decoder can",
         source=metadata.source,
     )

@@ -294,6 +294,40 @@ IFF = _Chunks(12, struct.Struct(">4sI"), padding=2)
 CAF = _Chunks(8, struct.Struct(">4sq"))
 
 
+GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
+
+
+def gif_blocks(view: memoryview) -> Iterator[int]:
+    """Kinds of the blocks of a GIF that end within the data, past stray bytes, as FFmpeg reads them.
+
+    Raises:
+        struct.error: The data ends inside the header of the file or of an image.
+    """
+    position, size = 13 + _gif_colors(view, 10), len(view)
+    for _ in range(MAX_PARTS):
+        if position >= size:
+            return
+        kind = view[position]
+        position += 1
+        if kind in (GIF_EXTENSION, GIF_IMAGE):
+            # An image has nine bytes of place and size, its colours, and the size of its codes.
+            position += 1 if kind == GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
+            while position < size and view[position]:  # blocks of data, the last one empty
+                position += view[position] + 1
+            position += 1
+            if position > size:
+                return
+        yield kind
+        if kind == GIF_TRAILER:
+            return
+
+
+def _gif_colors(view: memoryview, flags: int) -> int:
+    """Bytes of the colour table that a flag byte announces."""
+    (bits,) = struct.unpack_from("B", view, flags)
+    return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
+
+
 def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
     """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
 

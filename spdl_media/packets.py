@@ -17,6 +17,7 @@ from av.packet import PacketSideData, PktSideDataT
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.orientation import rotation, swaps_sides
+from spdl_media.still_headers import StillHeader, still_header
 from spdl_media.stills import JpegHead
 from spdl_media.timing import Window, ticks_to_seconds
 
@@ -36,7 +37,8 @@ class PacketMetadata:
         orientation: EXIF number of the coded frames' orientation.
         continues: The packets follow others, so the first need not be a key frame.
         goes_on: The stream has packets behind the end of the window.
-        incomplete: What is missing from a file that is cut short, where its decoder would not notice.
+        incomplete: What is missing from a file that is cut short, or wrong in it, where its decoder would
+            not notice.
         jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
         pillow: Why Pillow decodes it and FFmpeg does not; ``None``: FFmpeg does.
     """
@@ -194,17 +196,22 @@ class VideoPackets(_Packets[VideoCodec]):
     @property
     def pix_fmt(self) -> str | None:
         """FFmpeg's name of the pixel format as coded; ``None``: known once a frame is decoded."""
-        return self._codec.pix_fmt
+        return self._stated.pix_fmt
 
     @property
     def width(self) -> int:
         """Width of an upright frame, in pixels."""
-        return self._codec.height if swaps_sides(self.orientation) else self._codec.width
+        return self._stated.height if swaps_sides(self.orientation) else self._stated.width
 
     @property
     def height(self) -> int:
         """Height of an upright frame, in pixels."""
-        return self._codec.width if swaps_sides(self.orientation) else self._codec.height
+        return self._stated.width if swaps_sides(self.orientation) else self._stated.height
+
+    @property
+    def _stated(self) -> VideoCodec | StillHeader:
+        """What states size and pixel format."""
+        return self._codec
 
     @property
     def frame_rate(self) -> Fraction | None:
@@ -225,12 +232,20 @@ class VideoPackets(_Packets[VideoCodec]):
 class ImagePackets(VideoPackets):
     """The packet of one image. Made by :func:`~spdl_media.demux_image`.
 
-    Size and pixel format are 0 and ``None`` for formats that are decoded without opening a container.
+    Size and pixel format are those of the container, or of the header of a JPEG, PNG, WebP or BMP, which is
+    read when they are asked for. Of other formats that open no container they are 0 and ``None``.
 
     Thread safety: immutable, free to share.
     """
 
     __slots__ = ()
+
+    @property
+    def _stated(self) -> VideoCodec | StillHeader:
+        codec = self._codec
+        if codec.width or not self._packets:
+            return codec
+        return still_header(coded_image(self), codec.decoder) or codec
 
 
 class AudioPackets(_Packets[AudioCodec]):
@@ -278,6 +293,13 @@ def padded_image(packets: ImagePackets) -> AvPacket:
 
 def metadata_of(packets: Packets) -> PacketMetadata:
     return packets._metadata
+
+
+def known_damage(metadata: PacketMetadata, codec: Codec) -> str:
+    """The words of an error for data of which something is known to be missing or wrong."""
+    clause = metadata.incomplete or ""
+    how = "cut short" if clause.startswith("the data ends") else "damaged"
+    return f"the {codec.name} data is {how}: {clause}"
 
 
 def discarded_pts(packets: Packets) -> frozenset[int]:

@@ -201,11 +201,14 @@ _TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
 
 _YCC = 1  # Adobe's number for YCbCr
 _YCC_IDS = (b"\1\2\3", b"\0\1\2")
-# Samples across and down of luma and of both chroma: 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1, and as FFmpeg's
-# encoder writes the first two.
-_SAMPLINGS = frozenset(
-    map(bytes.fromhex, ("111111", "211111", "121111", "221111", "411111", "121212", "221212"))
-)
+# By samples across and down of luma and of both chroma; the last two are as FFmpeg's encoder writes them.
+_SAMPLINGS = {
+    bytes.fromhex(numbers): f"yuvj{name}p"
+    for numbers, name in (
+        *(("111111", 444), ("211111", 422), ("121111", 440), ("221111", 420), ("411111", 411)),
+        *(("121212", 444), ("221212", 422)),
+    )
+}
 
 
 class JpegHead(NamedTuple):
@@ -215,6 +218,7 @@ class JpegHead(NamedTuple):
         orientation: The number of Exif, 1 to 8.
         width: Of the coded image.
         height: Of the coded image.
+        pix_fmt: What FFmpeg's decoder gives; ``None``: it is neither gray nor as ``is_ycc`` says.
         is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
             heeds and another does not: all give the same image.
         stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
@@ -224,6 +228,7 @@ class JpegHead(NamedTuple):
     orientation: int
     width: int
     height: int
+    pix_fmt: str | None
     is_ycc: bool
     stands_alone: bool
 
@@ -279,13 +284,14 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
         return None
     height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
     depth_and_parts = frame[:1] + frame[5:]
-    is_ycc = ordinary and width > 0 and height > 0 and _is_ycc(depth_and_parts)
+    pix_fmt = _format_of(depth_and_parts) if ordinary and width > 0 and height > 0 else None
+    is_ycc = pix_fmt not in (None, "gray")
     stands_alone = (
         is_ycc
         and frame_marker == _SOF0
         and _brings(tables, depth_and_parts, bytes(data[start:end]))
     )
-    return JpegHead(orientation or xmp_value(xmp), width, height, is_ycc, stands_alone)
+    return JpegHead(orientation or xmp_value(xmp), width, height, pix_fmt, is_ycc, stands_alone)
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:
@@ -302,14 +308,12 @@ _remembered = lru_cache(maxsize=256)
 
 
 @_remembered
-def _is_ycc(frame: bytes) -> bool:
-    """Whether a frame header without its size is that of an 8-bit YCbCr image in a usual sampling."""
-    return (
-        len(frame) == 11
-        and frame[:2] == b"\x08\x03"
-        and frame[2::3] in _YCC_IDS
-        and frame[3::3] in _SAMPLINGS
-    )
+def _format_of(frame: bytes) -> str | None:
+    """Pixel format by a frame header without its size, of 8-bit gray, or of YCbCr in a usual sampling."""
+    if frame[:2] == b"\x08\x01":
+        return "gray"
+    is_ycc = len(frame) == 11 and frame[:2] == b"\x08\x03" and frame[2::3] in _YCC_IDS
+    return _SAMPLINGS.get(frame[3::3]) if is_ycc else None
 
 
 # Tables as bits of a number: those of Huffman codes by their class and number, 0x00 to 0x1F, and above them

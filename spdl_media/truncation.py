@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import add
@@ -16,6 +17,7 @@ from typing import TypeAlias
 
 from spdl_media.exif import (
     CAF,
+    GIF_TRAILER,
     IFF,
     JPEG_END,
     MAX_PARTS,
@@ -26,11 +28,12 @@ from spdl_media.exif import (
     Read,
     boxes,
     byte_view,
+    gif_blocks,
     jpeg_segments,
     read_boxes,
 )
 
-__all__ = ("check_complete", "missing_end")
+__all__ = ("check_complete", "missing_end", "wrong_checksum")
 
 _Check: TypeAlias = Callable[[Read, int], str | None]
 
@@ -198,7 +201,8 @@ def check_complete(codec: str, data: Bytes) -> str | None:
         data: The whole file. Not copied.
 
     Returns:
-        A clause as of :func:`missing_end`, or ``None`` for a file that is whole or needs no check.
+        A clause as of :func:`missing_end`, or one that says which part of a header is wrong, or ``None`` for
+        a file that is whole or needs no check.
 
     Raises:
         TypeError: ``data`` is no contiguous buffer.
@@ -223,6 +227,8 @@ def _jpeg(view: memoryview, size: int) -> str | None:
 
 
 def _png(view: memoryview, size: int) -> str | None:
+    if wrong := wrong_checksum(view):
+        return wrong
     if bytes(view[-12:-4]) == b"\0\0\0\0IEND":
         return None
     for kind, _, end in PNG.of(view):
@@ -231,6 +237,21 @@ def _png(view: memoryview, size: int) -> str | None:
         if kind == b"IEND":
             return None
     return _missing(size, "before the chunk IEND")
+
+
+def wrong_checksum(png: memoryview) -> str | None:
+    """Say which part of a PNG before its pixels, of those that they depend on, fails its checksum.
+
+    FFmpeg compares that of the inflated pixels alone, or refuses files for the checksum of a text, too.
+    """
+    for kind, start, end in PNG.of(png):
+        if kind in (b"IHDR", b"PLTE", b"tRNS") and end + PNG.trailer <= len(png):
+            (checksum,) = struct.unpack_from(">I", png, end)
+            if zlib.crc32(png[start - 4 : end]) != checksum:
+                return f"the checksum of the chunk {kind.decode()} is wrong"
+        elif kind == b"IDAT":
+            break
+    return None
 
 
 def _webp(view: memoryview, size: int) -> str | None:
@@ -288,28 +309,9 @@ def _targa(view: memoryview, size: int) -> str | None:
 
 
 def _gif(view: memoryview, size: int) -> str | None:
-    position = 13 + _gif_colors(view, 10)
-    # FFmpeg, as browsers do, skips stray bytes between blocks; hence no error for other kinds.
-    for _ in range(MAX_PARTS):
-        if position >= size:
-            return _missing(size, "before the trailer of a GIF")
-        kind = view[position]
-        position += 1
-        if kind == 0x3B:  # the trailer
-            return None
-        if kind in (0x21, 0x2C):  # an extension or an image
-            # An image has nine bytes of place and size, its colours, and the size of its codes.
-            position += 1 if kind == 0x21 else 10 + _gif_colors(view, position + 8)
-            while position < size and view[position]:  # blocks of data, the last one empty
-                position += view[position] + 1
-            position = min(position + 1, size)
-    return None
-
-
-def _gif_colors(view: memoryview, flags: int) -> int:
-    """Bytes of the colour table that a flag byte announces."""
-    (bits,) = struct.unpack_from("B", view, flags)
-    return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
+    if GIF_TRAILER in gif_blocks(view):
+        return None
+    return _missing(size, "before the trailer of a GIF")
 
 
 def _heif(view: memoryview, size: int) -> str | None:

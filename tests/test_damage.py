@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from damage import (
     packet_spans,
     sound,
 )
+from still_metadata import png_chunk
 
 import spdl_media as sm
 from spdl_media.testing import make_audio
@@ -112,6 +115,34 @@ def test_damaged_page_of_an_ogg_is_no_gap_in_silence(codec: str) -> None:
         with pytest.raises(sm.DecodeError, match=r"a page fails its checksum.*on_corrupt='keep'"):
             decode_audio(bytes(data))
         assert 0 < len(decode_audio(bytes(data), on_corrupt="keep")) < total
+
+
+def test_a_png_whose_header_or_colours_fail_their_checksum_is_damaged() -> None:
+    header = struct.pack(">II5B", 4, 1, 8, 3, 0, 0, 0)
+    parts = {
+        b"IHDR": header,
+        b"tEXt": b"Comment\0none",
+        b"PLTE": bytes(range(12)),
+        b"tRNS": b"\x80",
+        b"IDAT": zlib.compress(b"\0\0\1\2\3"),
+        b"IEND": b"",
+    }
+
+    def png(wrong: bytes) -> bytes:
+        chunks = [png_chunk(*part) for part in parts.items()]
+        chunks = [one[:-1] + bytes([one[-1] ^ (one[4:8] == wrong)]) for one in chunks]
+        return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+    for wrong in (b"", b"tEXt", b"IEND"):
+        image = decode_still(png(wrong))
+        assert (image.width, image.height) == (4, 1)
+    for wrong in (b"IHDR", b"PLTE", b"tRNS"):
+        message = f"png data is damaged: the checksum of the chunk {wrong.decode()} is wrong"
+        with pytest.raises(sm.DecodeError, match=message):
+            decode_still(png(wrong))
+        with pytest.raises(sm.DecodeError, match=message):
+            sm.probe(png(wrong))
+        assert decode_still(png(wrong), on_corrupt="keep").is_corrupt
 
 
 @pytest.mark.parametrize("name", ["flac", "ac3"])

@@ -187,7 +187,7 @@ def test_each_thread_has_its_own() -> None:
 
 def test_the_walk_reads_what_is_there() -> None:
     assert read_jpeg_head(PICTURES[2]) == JpegHead(
-        orientation=1, width=30, height=34, is_ycc=True, stands_alone=True
+        orientation=1, width=30, height=34, pix_fmt="yuvj444p", is_ycc=True, stands_alone=True
     )
 
 

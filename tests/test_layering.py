@@ -19,7 +19,7 @@ ORDER = [
     ["_optional"],
     ["_ffmpeg", "formats"],
     ["orientation"],
-    ["exif", "stills", "truncation", "pillow_images"],
+    ["exif", "stills", "truncation", "pillow_images", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats", "_wav"],

@@ -55,6 +55,7 @@ NOT_REEXPORTED = {
     "readers",
     "samplers",
     "source",
+    "still_headers",
     "stills",
     "testing",
     "timing.Seconds",

@@ -1,0 +1,262 @@
+"""What the header of a still image states: its size, and often its pixel format and colour.
+
+A header is read in microseconds, where decoding takes milliseconds. Colours are FFmpeg's numbers of range,
+matrix, primaries and transfer, as its decoders give them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from typing import NamedTuple, TypeAlias
+
+from spdl_media.exif import (
+    GIF_IMAGE,
+    GIF_TRAILER,
+    PNG,
+    RIFF,
+    Bytes,
+    Read,
+    byte_view,
+    exif_orientation,
+    gif_blocks,
+)
+from spdl_media.pillow_images import pillow_reason
+from spdl_media.stills import HEAD_SIZE, container_still, read_jpeg_head, still_codec
+from spdl_media.truncation import wrong_checksum
+
+__all__ = ("StillHeader", "read_still", "still_header")
+
+_Color: TypeAlias = tuple[int, int, int, int]
+
+# Range, matrix, primaries and transfer; FFmpeg's "unspecified" is 0 for the range and 2 for the others.
+_UNKNOWN: _Color = (0, 2, 2, 2)
+_FULL, _LIMITED, _BT470BG, _RGB, _BT709, _SRGB = 2, 1, 5, 0, 1, 13
+
+
+class StillHeader(NamedTuple):
+    """What a header states.
+
+    Attributes:
+        width: Of the stored image.
+        height: Of the stored image.
+        pix_fmt: What FFmpeg's decoder gives; ``None``: the header does not tell.
+        color: FFmpeg's numbers of range, matrix, primaries and transfer.
+    """
+
+    width: int
+    height: int
+    pix_fmt: str | None = None
+    color: _Color = _UNKNOWN
+
+
+def still_header(data: Bytes, codec: str) -> StillHeader | None:
+    """Read the header of a still.
+
+    Args:
+        data: The file, or its first 64 KiB; of a JPEG what stands before its coded data. Not copied.
+        codec: FFmpeg's name: ``"mjpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``.
+
+    Returns:
+        ``None`` for other codecs, and where the header is not whole or says what cannot be.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
+    """
+    view = byte_view(data)
+    try:
+        header = _HEADERS[codec](view) if codec in _HEADERS else None
+    except (struct.error, IndexError):
+        return None
+    return header if header and header.width > 0 and header.height > 0 else None
+
+
+def read_still(read: Read, size: int) -> tuple[str, StillHeader, int] | None:
+    """Read the header and the orientation of a still that has its end.
+
+    Args:
+        read: Gives bytes of the file.
+        size: Bytes of the file.
+
+    Returns:
+        FFmpeg's name of the codec, the header, and the orientation; ``None`` for other formats, animations,
+        and what only decoding can tell: files cut short, and those that FFmpeg does not read well.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
+    """
+    head = read(0, HEAD_SIZE)
+    codec = still_codec(head) or container_still(head)
+    # Profiles and thumbnails may stand before the size of a JPEG.
+    if codec == "mjpeg" and len(head) < size and read_jpeg_head(head) is None:
+        head = read(0, 16 * HEAD_SIZE)
+    header = still_header(head, codec or "")
+    if codec is None or header is None or pillow_reason(head) is not None:
+        return None
+    try:
+        orientation = _ENDS[codec](head, read, size)
+    except struct.error:
+        return None
+    return None if orientation is None else (codec, header, orientation)
+
+
+def _jpeg(view: memoryview) -> StillHeader | None:
+    head = read_jpeg_head(view)
+    if head is None:
+        return None
+    # FFmpeg states no range of gray and of CMYK.
+    color = (_FULL if head.is_ycc else 0, _BT470BG, 2, 2)
+    return StillHeader(head.width, head.height, head.pix_fmt, color)
+
+
+_PNG_FORMATS: Mapping[tuple[int, int], str] = {
+    (0, 1): "monob",
+    **dict.fromkeys(((0, 2), (0, 4), (0, 8)), "gray"),
+    (0, 16): "gray16be",
+    (2, 8): "rgb24",
+    (2, 16): "rgb48be",
+    **dict.fromkeys(((3, 1), (3, 2), (3, 4), (3, 8)), "pal8"),
+    (4, 8): "ya8",
+    (4, 16): "ya16be",
+    (6, 8): "rgba",
+    (6, 16): "rgba64be",
+}
+_WITH_ALPHA = {"gray": "ya8", "gray16be": "ya16be", "rgb24": "rgba", "rgb48be": "rgba64be"}
+
+
+def _png(view: memoryview) -> StillHeader | None:
+    width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
+    pix_fmt = _PNG_FORMATS.get((color, depth))
+    primaries, transfer = 2, 2
+    for kind, _, _ in PNG.of(view):
+        if kind == b"tRNS":
+            pix_fmt = _WITH_ALPHA.get(pix_fmt or "", pix_fmt)
+        elif kind == b"cICP":
+            return None  # It overrules all others, and is rare.
+        elif kind == b"sRGB":
+            primaries, transfer = _BT709, _SRGB
+        elif kind == b"IDAT":
+            return StillHeader(width, height, pix_fmt, (_FULL, _RGB, primaries, transfer))
+    return None
+
+
+def _webp(view: memoryview) -> StillHeader | None:
+    pix_fmt = "yuv420p"
+    for kind, start, _ in RIFF.of(view):
+        if kind == b"ALPH":
+            pix_fmt = "yuva420p"
+        elif kind == b"VP8 ":
+            code, width, height = struct.unpack_from("<3x3sHH", view, start)
+            color = (_LIMITED, _BT470BG, 2, 2)
+            size = width & 0x3FFF, height & 0x3FFF
+            return StillHeader(*size, pix_fmt, color) if code == b"\x9d\x01\x2a" else None
+        elif kind == b"VP8L":
+            code, bits = struct.unpack_from("<BI", view, start)
+            size = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+            return StillHeader(*size, "argb") if code == 0x2F else None
+    return None
+
+
+_BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
+
+
+def _bmp(view: memoryview) -> StillHeader | None:
+    width, height, depth, compression = _bmp_fields(view)
+    # Masks may say anything.
+    pix_fmt = _BMP_FORMATS.get(depth) if compression in (0, 1, 2) else None
+    return StillHeader(width, abs(height), pix_fmt)
+
+
+def _bmp_fields(view: memoryview) -> tuple[int, int, int, int]:
+    """Width, height, bits of a pixel, and compression."""
+    (header,) = struct.unpack_from("<I", view, 14)
+    # The header of OS/2 has sizes of 16 bits, and no compression.
+    if header == 12:
+        width, height, depth = struct.unpack_from("<HH2xH", view, 18)
+        return width, height, depth, 0
+    width, height, depth, compression = struct.unpack_from("<ii2xHI", view, 18)
+    return width, height, depth, compression
+
+
+def _gif(view: memoryview) -> StillHeader:
+    width, height = struct.unpack_from("<HH", view, 6)
+    return StillHeader(width, height, "bgra")
+
+
+_HEADERS: Mapping[str, Callable[[memoryview], StillHeader | None]] = {
+    "mjpeg": _jpeg,
+    "png": _png,
+    "webp": _webp,
+    "bmp": _bmp,
+    "gif": _gif,
+}
+
+
+# The orientation of a file that has its end; None: it may be cut short, or more than one image.
+
+
+def _jpeg_end(head: Bytes, read: Read, size: int) -> int | None:
+    found = read_jpeg_head(head)
+    whole = bytes(read(size - 2, 2)) == b"\xff\xd9"
+    return found.orientation if found and whole else None
+
+
+def _png_end(head: Bytes, read: Read, size: int) -> int | None:
+    start = max(0, size - HEAD_SIZE)
+    tail = bytes(read(start, HEAD_SIZE))
+    if tail[-12:-4] != b"\0\0\0\0IEND" or wrong_checksum(byte_view(head)):
+        return None
+    # Metadata may also follow the pixels, whose chunks stand together. The last of them is most often in the
+    # tail; else there are few, and the walk over all is short.
+    before = list(takewhile(lambda part: part[0] != b"IDAT", PNG.of(byte_view(head))))
+    last = tail.rfind(b"IDAT") - 4
+    behind = list(PNG._replace(start=start + last).read(read, size)) if last >= 0 else []
+    if not behind or behind[-1][0] != b"IEND":  # or the letters were among the pixels
+        before, behind = [], list(PNG.read(read, size))
+    found = [
+        bytes(read(start - 8, end - start + 12))
+        for kind, start, end in before + behind
+        if kind in (b"eXIf", b"iTXt")
+    ]
+    return exif_orientation(b"\x89PNG\r\n\x1a\n" + b"".join(found))
+
+
+def _webp_end(head: Bytes, read: Read, size: int) -> int | None:
+    (length,) = struct.unpack_from("<I", head, 4)
+    if size < length + 8:
+        return None
+    found = [
+        bytes(read(start - 8, end - start + end % 2 + 8))
+        for kind, start, end in RIFF.read(read, length + 8)
+        if kind in (b"EXIF", b"XMP ")
+    ]
+    return exif_orientation(bytes(head[:12]) + b"".join(found))
+
+
+def _bmp_end(head: Bytes, _: Read, size: int) -> int | None:
+    (pixels,) = struct.unpack_from("<I", head, 10)
+    width, height, depth, compression = _bmp_fields(byte_view(head))
+    whole = size >= pixels + (width * depth + 31) // 32 * 4 * abs(height)
+    return 1 if whole and compression not in (1, 2) else None
+
+
+def _gif_end(head: Bytes, read: Read, size: int) -> int | None:
+    view = byte_view(head if size <= len(head) else read(0, 4 * HEAD_SIZE))
+    images = 0
+    for kind in gif_blocks(view):
+        images += kind == GIF_IMAGE
+        if kind == GIF_TRAILER:
+            return 1 if images == 1 else None
+        if images > 1:
+            return None
+    return None
+
+
+_ENDS: Mapping[str, Callable[[Bytes, Read, int], int | None]] = {
+    "mjpeg": _jpeg_end,
+    "png": _png_end,
+    "webp": _webp_end,
+    "bmp": _bmp_end,
+    "gif": _gif_end,
+}
