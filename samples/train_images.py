@@ -59,14 +59,13 @@ def make_pictures(folder: Path) -> None:
         path.write_bytes(data[: len(data) // 2] if index == 20 else data)
 
 
-def load(path: Path, rng: np.random.Generator) -> tuple[sm.ImageFrames, int]:
+def load(path: Path, rng: np.random.Generator) -> tuple[sm.CPUBuffer, int]:
     """Decode a part of a picture that is chosen by chance, mirrored by chance; and its label."""
-    x, y, width, height = sm.random_resized_crop((WIDTH, HEIGHT), rng, scale=(0.3, 1.0))
-    flip = "hflip," if rng.random() < 0.5 else ""
-    filters = f"crop={width}:{height}:{x}:{y}:exact=1,{flip}scale={SIDE}:{SIDE},format=rgb24"
-    frames = sm.decode_packets(sm.demux_image(path), filters)
-    assert isinstance(frames, sm.ImageFrames)
-    return frames, COLORS.index(path.parent.name)
+    crop = sm.RandomResizedCrop(scale=(0.3, 1.0))
+    image = sm.load_image(
+        path, width=SIDE, height=SIDE, scale_mode=None, crops=crop, flips=0.5, rng=rng
+    )
+    return image, COLORS.index(path.parent.name)
 
 
 def make_loader(folder: Path, failed: set[str]) -> sm.DataLoader:

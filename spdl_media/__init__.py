@@ -16,7 +16,7 @@ The modules with public names, of which each imports only those above it:
 ``_probe``        :func:`probe`: what is in a source
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
-``geometry``      :func:`random_resized_crop`: sizes and boxes as numbers
+``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: what is cut out
 ``frames``        decoded planes with their metadata
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
@@ -68,6 +68,7 @@ from spdl_media.config import (
     demux_config,
 )
 from spdl_media.convert import convert_array, convert_frames
+from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
@@ -91,7 +92,6 @@ from spdl_media.filter_desc import (
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames
-from spdl_media.geometry import random_resized_crop
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import (
@@ -141,7 +141,7 @@ __all__ += ["to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch"]
 __all__ += ["transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h"]
 __all__ += ["Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video"]
 __all__ += ["async_load_audio", "async_load_clip", "async_load_image", "async_load_image_batch"]
-__all__ += ["async_load_video", "random_resized_crop"]
+__all__ += ["RandomResizedCrop", "ResizeCenterCrop", "apply_crop", "async_load_video"]
 __all__ += ["ArrayFormatError", "NpzFile", "WAVHeader", "iter_samples", "iter_tarfile"]
 __all__ += ["load_npy", "load_npz", "load_wav", "parse_wav"]
 __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabilities"]

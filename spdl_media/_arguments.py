@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import fields
 from typing import (
@@ -22,11 +22,10 @@ from typing import (
 
 from spdl_media._checks import check_choice, did_you_mean
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
+from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.filter_desc import FilterDesc
-from spdl_media.geometry import Flips
 from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
-from spdl_media.orientation import Box
 from spdl_media.storage import Storage
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
@@ -185,18 +184,36 @@ class _Stream(_Result, total=False):
     name: str | None
 
 
-class ImageArguments(ImageOptions, _Result, _Arguments[Device], total=False):
+class _Cuts(TypedDict, total=False):
+    """What is cut out of images and mirrored.
+
+    Attributes:
+        crops: What to cut out before anything else: a box ``(x, y, width, height)`` in pixels of the upright
+            image, or a function that chooses one, ``f((width, height), rng)``, such as
+            :class:`~spdl_media.RandomResizedCrop`; its ``None`` means all of the image. Or a sequence of
+            boxes, functions and ``None``, one an image. ``buffer.boxes`` says what was cut out.
+        flips: Whether to exchange left and right of what was cut out: a bool, the probability of it, or bools
+            as a sequence or a 1-D array or tensor, one an image. ``buffer.flips`` says which were. With
+            crops or flips, images are turned upright, whatever ``filter_desc``.
+        rng: What functions and probabilities draw from: a generator of NumPy's, or a seed. Each image of a
+            batch has numbers of its own. ``None``: others each time.
+    """
+
+    crops: Crops | None
+    flips: Flips | None
+    rng: Rng | None
+
+
+class ImageArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_image`."""
 
     name: str | None
     decoder: ImageDecoder
 
 
-class BatchArguments(ImageOptions, _Result, _Arguments[Device], total=False):
+class BatchArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_image_batch`, which explains those of its own."""
 
-    crops: Sequence[Box | None] | None
-    flips: Flips | None
     on_error: OnError
     num_threads: int
     decoder: ImageDecoder
@@ -245,7 +262,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 # Their sections "Attributes:" explain the arguments to the users of all functions.
-_DECLARATIONS = (_Arguments, ImageOptions, AudioOptions, _Result, _Stream, VideoArguments)
+_DECLARATIONS = (_Arguments, ImageOptions, _Cuts, AudioOptions, _Result, _Stream, VideoArguments)
 
 
 def _texts() -> dict[str, str]:

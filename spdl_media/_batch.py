@@ -13,27 +13,27 @@ import numpy as np
 from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media._rows import PictureRows, colors_differ, colors_of, decode_rows, why_no_array
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
-from spdl_media.decode import Default, decode_packets
+from spdl_media.crops import CropPlan, with_cut
+from spdl_media.decode import Default, decode_packets, filtered, naming
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
     ConvertError,
     DecodeError,
     DemuxError,
-    FilterError,
     MediaError,
     PictureSizeError,
     SourceError,
     with_message,
 )
 from spdl_media.formats import is_yuv, pixel_layout
-from spdl_media.geometry import CropPlan, fits
+from spdl_media.geometry import fits
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.orientation import Box
-from spdl_media.packets import ImagePackets, VideoPackets
+from spdl_media.orientation import swaps_sides
+from spdl_media.packets import VideoPackets, metadata_of
 from spdl_media.storage import Storage
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
@@ -142,7 +142,7 @@ def load_rows(
     batch = _Batch(len(inputs), request)
 
     def decode(src: Source, position: int) -> ImageFrames:
-        return _decode_cut(src, position, request)
+        return decode_cut(src, position, request)
 
     try:
         decode_each(
@@ -160,35 +160,39 @@ def load_rows(
         raise
 
 
-def _decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames:
-    """Demux and decode one input of a batch.
+def decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames:
+    """Demux and decode an image, and cut out of it what is asked for at this position.
 
     Raises:
         ConvertError: Its crop does not lie inside it.
     """
-    packets = demux_image(src, demux_config=request.demux_config)
-    desc = request.cuts.filter(position, request.desc)
-    try:
-        return decode_packets(packets, desc, request.decode_config)
-    except FilterError as error:
-        # FFmpeg's error does not tell whether the crop or the image is to blame.
-        if box := request.cuts.box(position):
-            _check_inside(box, packets, request.decode_config, error)
-        raise
+    packets = demux_image(src, demux_config=request.demux_config, name=request.name)
+    if request.cuts.is_empty:
+        return decode_packets(packets, request.desc, request.decode_config)
+    config, head = as_decode_config(request.decode_config), metadata_of(packets).jpeg
 
+    def cut(width: int, height: int, orientation: int) -> PictureOps:
+        swaps = config.orient and swaps_sides(orientation)
+        size = (height, width) if swaps else (width, height)
+        drawn = request.cuts.draw(position, size)
+        if drawn.box is not None and not fits(drawn.box, *size):
+            raise ConvertError(
+                f"the crop {drawn.box} (x, y, width, height) does not lie inside the image, which is "
+                f"{size[0]}x{size[1]}",
+                source=packets.source,
+            )
+        return with_cut(drawn, size, request.desc)
 
-def _check_inside(
-    box: Box, packets: ImagePackets, decode_config: DecodeConfig | None, cause: FilterError
-) -> None:
-    """Say so if it is the crop that the filters failed for."""
-    # "null" turns upright and does nothing else: boxes are those of upright images.
-    upright = decode_packets(packets, "null", decode_config)
-    if not fits(box, upright.width, upright.height):
-        raise ConvertError(
-            f"the crop {box} (x, y, width, height) does not lie inside the image, which is "
-            f"{upright.width}x{upright.height}",
-            source=packets.source,
-        ) from cause
+    if config.downscale is not None and head is not None and head.is_ycc:
+        # How far it is shrunk while it is decoded depends on the crop.
+        ops = cut(head.width, head.height, head.orientation)
+        return decode_packets(packets, ops, config)
+    whole = decode_packets(packets, None, config)
+    stored = packets.with_metadata(orientation=whole.orientation)
+    ops = cut(whole.width, whole.height, whole.orientation)
+    with naming(packets.source):
+        image = filtered(av_frames(whole)[0], stored, ops, config)
+    return image.marked_corrupt() if whole.is_corrupt else image
 
 
 class _Batch:
@@ -240,6 +244,8 @@ class _Batch:
             buffer = self._zeros()
         buffer.failures = tuple(self.failures)
         buffer.indices = tuple(indices)
+        cuts = self._request.cuts
+        buffer.boxes, buffer.flips = cuts.drawn(indices, set(self._positions))
         return buffer
 
     def release(self) -> None:

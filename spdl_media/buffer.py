@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._devices.forks import HISTORY
+from spdl_media.orientation import Box
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 
@@ -44,6 +45,8 @@ class BufferMetadata(TypedDict, total=False):
 
     failures: tuple[Failure, ...]
     indices: tuple[int, ...] | None
+    boxes: tuple[Box | None, ...] | None
+    flips: tuple[bool, ...] | None
     colorspace: str | None
     color_range: str | None
 
@@ -55,28 +58,24 @@ class _Buffer:
         "__weakref__",
         "_array",
         "_kept",
+        "boxes",
         "color_range",
         "colorspace",
         "failures",
+        "flips",
         "indices",
     )
 
-    def __init__(
-        self,
-        array: Any,
-        *,
-        failures: tuple[Failure, ...] = (),
-        indices: tuple[int, ...] | None = None,
-        colorspace: str | None = None,
-        color_range: str | None = None,
-    ) -> None:
+    def __init__(self, array: Any, **metadata: Unpack[BufferMetadata]) -> None:
         self._array = array
         # Memory that outlives release(): arrays made through the array interface hold this object alone.
         self._kept: Any = None
-        self.failures = failures
-        self.indices = indices
-        self.colorspace = colorspace
-        self.color_range = color_range
+        self.failures = metadata.get("failures", ())
+        self.indices = metadata.get("indices")
+        self.boxes = metadata.get("boxes")
+        self.flips = metadata.get("flips")
+        self.colorspace = metadata.get("colorspace")
+        self.color_range = metadata.get("color_range")
 
     @property
     def metadata(self) -> BufferMetadata:
@@ -84,6 +83,8 @@ class _Buffer:
         return {
             "failures": self.failures,
             "indices": self.indices,
+            "boxes": self.boxes,
+            "flips": self.flips,
             "colorspace": self.colorspace,
             "color_range": self.color_range,
         }
@@ -191,6 +192,9 @@ class CPUBuffer(_Buffer):
     Attributes:
         failures: Inputs that could not be loaded, in their order.
         indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        boxes: What was cut out of each image, ``(x, y, width, height)`` of the upright one, in the order of
+            the rows; ``None`` where it could not be loaded. ``None``: no crops and flips were asked for.
+        flips: Whether each image was mirrored, likewise.
         colorspace: Of YUV images, the matrix between RGB and YUV: ``"bt601"`` (for both of FFmpeg's names,
             and where the file says nothing), ``"bt709"``, ``"bt2020nc"``, ... ``None``: no YUV.
         color_range: Of YUV images, ``"pc"`` (full) or ``"tv"`` (limited). ``None``: no YUV.
@@ -286,11 +290,13 @@ class CUDABuffer(_Buffer):
         dtype: Type of an element.
         device_index: Number of the device.
         ready: When it is ready; ``None``: now.
-        metadata: ``failures``, ``indices``, ``colorspace`` and ``color_range``, as of :class:`CPUBuffer`.
+        metadata: As of :class:`CPUBuffer`.
 
     Attributes:
         failures: Inputs that could not be loaded, in their order.
         indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
+        boxes: What was cut out of each image, as :class:`CPUBuffer` has it.
+        flips: Whether each was mirrored, likewise.
         colorspace: Matrix of YUV images, as :class:`CPUBuffer` has it; ``None``: no YUV.
         color_range: Range of YUV images, likewise.
         device_index: Number of the device.

@@ -209,7 +209,7 @@ def _decode_by_ffmpeg(
             return _image(small, packets, turned=config.orient)
     # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
     if (frame := decode_plain_jpeg(packets, config)) is not None:
-        return _filtered(frame, packets, filter_desc, config)
+        return filtered(frame, packets, filter_desc, config)
     metadata = metadata_of(packets)
     # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
@@ -234,7 +234,7 @@ def _decode_by_pillow(
     data, purpose = av_packets(packets)[0], _pillow_purpose(packets)
     image = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
     upright = packets.with_metadata(orientation=image.orientation)
-    return _filtered(image.frame, upright, filter_desc, config)
+    return filtered(image.frame, upright, filter_desc, config)
 
 
 def _pillow_purpose(packets: VideoPackets) -> str:
@@ -243,12 +243,18 @@ def _pillow_purpose(packets: VideoPackets) -> str:
     return f"{packets.source}: {reason}"
 
 
-def _filtered(
+def filtered(
     frame: av.VideoFrame,
     packets: ImagePackets,
     filter_desc: str | PictureOps | None,
     config: DecodeConfig,
 ) -> ImageFrames:
+    """Turn the decoded frame of an image upright, and filter it.
+
+    Raises:
+        FilterError: The filters do not take it.
+        DecodeError: They give nothing.
+    """
     filter = PictureFilter(packets.codec, filter_desc, config)
     # Some filters hold a lone frame back until the end.
     orientation = metadata_of(packets).orientation

@@ -30,6 +30,7 @@ from spdl_media._batch import (
     TimedFrames,
     VideoRequest,
     as_list,
+    decode_cut,
     load_rows,
 )
 from spdl_media._checks import check_int
@@ -37,12 +38,12 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.convert import convert_frames
-from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets
-from spdl_media.demux import Demuxer, demux_image, demux_video
+from spdl_media.crops import CropPlan
+from spdl_media.decode import DEFAULT_FILTER, Default
+from spdl_media.demux import Demuxer, demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
-from spdl_media.geometry import CropPlan
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
@@ -65,7 +66,6 @@ When: TypeAlias = "Timestamp | Window | None"
 
 # The defaults, made once: a call takes as long for each as for all of its own arguments.
 _IMAGE_OPS, _VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
-_WHOLE = CropPlan()
 
 # Arguments that become operations, and those that go into requests as they are.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
@@ -91,18 +91,19 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
         DemuxError: It is no image.
         DecodeError: It is damaged.
         FilterError: The image cannot be scaled to such a size, or ``filter_desc`` cannot be used.
-        ConvertError: Its format makes no array, or the storage is too small.
+        ConvertError: Its format makes no array, its crop lies outside, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option is invalid, or stands beside a ``filter_desc`` that replaces it.
 
-    Thread safety: safe, if no other thread uses a file-like ``src``.
+    Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    request = _image_request(arguments, _WHOLE, purpose="load_image(cuda=)", is_single=True)
+    request = _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
 
     def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
-        packets = demux_image(src, demux_config=request.demux_config, name=request.name)
-        frames = decode_packets(packets, request.desc, request.decode_config)
-        return convert_frames(frames, request.storage, layout=request.layout)
+        frames = decode_cut(src, 0, request)
+        buffer = convert_frames(frames, request.storage, layout=request.layout)
+        buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
+        return buffer
 
     return _steps([src], request, on_cpu)(lambda: False)
 
@@ -129,11 +130,6 @@ def load_image_batch(
             must have one size: the first that differs ends the batch, whatever ``on_error`` says.
         pix_fmt: FFmpeg's name of the pixel format. With ``None``, all images must come in one format and,
             if that is YUV, with one matrix and range; the same holds for what a ``filter_desc`` gives.
-        crops: For each image a box ``(x, y, width, height)`` in pixels of the upright image, or
-            ``None`` for all of it, to cut out before anything else. :func:`~spdl_media.random_resized_crop`
-            makes such boxes.
-        flips: For each image whether to exchange left and right, after it is cut: bools, or a 1-D array or
-            tensor of them. With crops or flips, all images are turned upright, whatever ``filter_desc``.
         storage: Memory to fill; fresh memory without one. It is taken with the first decoded image.
         on_error: What becomes of an image that cannot be opened, read or decoded, or whose crop does not lie
             inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
@@ -158,7 +154,7 @@ def load_image_batch(
         ValueError: An option is invalid, or there is not one crop or flip for each input.
         TypeError: ``srcs`` is no sequence, or an input is no source.
 
-    Thread safety: safe.
+    Thread safety: safe, if no other thread uses the ``rng``.
     """
     return prepare_image_batch(srcs, **arguments)(lambda: False)
 
@@ -352,11 +348,10 @@ def prepare_image_batch(
     """
     check_on_error(arguments["on_error"])
     check_int("num_threads", arguments["num_threads"])
-    request = _image_request(arguments, CropPlan(arguments["crops"], arguments["flips"]))
     inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
-    request.cuts.check(len(inputs))
+    request = _image_request(arguments, len(inputs))
     return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
 
 
@@ -381,9 +376,10 @@ def _frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]
     return device_frame_steps(request, request.config)
 
 
-def _image_request(arguments: Any, cuts: CropPlan, **others: Any) -> ImageRequest:
+def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
     ops, config = _picture_ops(arguments), chosen_device(arguments, ImageDecoder)
+    cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
     colored = ops
     if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import math
+import pickle
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ from oriented import upright
 from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
+from spdl_media.dataloader import sample_rng
 from spdl_media.testing import index_frames, make_image
 
 WIDTH, HEIGHT = 37, 29
@@ -141,11 +147,23 @@ def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> 
         ({"flips": [True, False]}, ValueError, "flips must have one entry .* 1 inputs, not 2"),
         ({"flips": [1]}, TypeError, r"flips\[0\] must be True or False, not 1"),
         ({"flips": [None]}, TypeError, r"flips\[0\] must be True or False, not None"),
+        ({"flips": 1.5}, ValueError, "flips must be a probability from 0 to 1, not 1.5"),
+        ({"flips": math.nan}, ValueError, "flips must be a probability from 0 to 1, not nan"),
+        ({"flips": print}, TypeError, "one True or False for each image, not .*not iterable"),
+        ({"crops": 5}, TypeError, r"crops must be a box \(x, y, width, height\), a function, or"),
+        ({"crops": (0, 0, 4)}, TypeError, r"crops must be \(x, y, width, height\)"),
         (
-            {"flips": True},
+            {"crops": lambda *_: (0, 0, 4)},
             TypeError,
-            "one True or False for each image, not True: .*not iterable",
+            r"input 0 .*: what crops\[0\] gives must be \(x, y, .* or None, not \(0, 0, 4\)",
         ),
+        (
+            {"crops": lambda *_: (0, 0, 0, 4)},
+            ValueError,
+            r"what crops\[0\] gives is \(0, 0, 0, 4\)",
+        ),
+        ({"rng": np.random}, TypeError, "rng must be a generator, .*, or a seed, not <module"),
+        ({"rng": -1}, ValueError, "rng must be at least 0, not -1"),
         ({"flips": np.ones(1)}, TypeError, r"one True or False .*, not float64 of shape \(1,\)"),
         ({"flips": np.ones((1, 1), bool)}, TypeError, r"not bool of shape \(1, 1\)"),
         ({"flips": [[True], [True, False]]}, TypeError, "flips must be one True or False"),
@@ -164,8 +182,8 @@ def test_a_bad_filter_is_not_blamed_on_the_crop() -> None:
 
 def test_one_seed_gives_the_same_boxes() -> None:
     one, two = np.random.default_rng(5), np.random.default_rng(5)
-    boxes = [sm.random_resized_crop((500, 375), one) for _ in range(20)]
-    assert boxes == [sm.random_resized_crop((500, 375), two) for _ in range(20)]
+    boxes = [sm.RandomResizedCrop()((500, 375), one) for _ in range(20)]
+    assert boxes == [sm.RandomResizedCrop()((500, 375), two) for _ in range(20)]
     assert len(set(boxes)) > 15
     assert all(type(value) is int for box in boxes for value in box)
 
@@ -190,7 +208,7 @@ def reference_boxes(size: tuple[int, int], count: int, rng: np.random.Generator)
 @pytest.mark.parametrize("size", [(500, 375), (333, 500), (224, 224)])
 def test_boxes_have_the_usual_distribution(size: tuple[int, int], rng: np.random.Generator) -> None:
     count = 20_000
-    boxes = np.array([sm.random_resized_crop(size, rng) for _ in range(count)])
+    boxes = np.array([sm.RandomResizedCrop()(size, rng) for _ in range(count)])
     expected = reference_boxes(size, count, rng)
     # Largest distance of the empirical distributions (Kolmogorov and Smirnov); chance exceeds 0.02 once
     # in ten thousand runs, and the seed is fixed.
@@ -213,7 +231,7 @@ def test_boxes_have_the_usual_distribution(size: tuple[int, int], rng: np.random
 def test_thin_pictures_give_their_middle(
     size: tuple[int, int], expected: tuple[int, int, int, int], rng: np.random.Generator
 ) -> None:
-    assert sm.random_resized_crop(size, rng, scale=(1, 1)) == expected
+    assert sm.RandomResizedCrop(scale=(1, 1))(size, rng) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,12 +252,12 @@ def test_thin_pictures_give_their_middle(
 )
 def test_boxes_of_nothing(size: Any, options: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        sm.random_resized_crop(size, np.random.default_rng(0), **options)
+        sm.RandomResizedCrop(**options)(size, np.random.default_rng(0))
 
 
 def test_random_boxes_load() -> None:
     rng = np.random.default_rng(0)
-    boxes = [sm.random_resized_crop((WIDTH, HEIGHT), rng) for _ in range(16)]
+    boxes = [sm.RandomResizedCrop()((WIDTH, HEIGHT), rng) for _ in range(16)]
     batch = sm.load_image_batch([PNG] * 16, crops=boxes, width=24, height=24, scale_mode=None)
     assert batch.shape == (16, 24, 24, 3)
 
@@ -276,4 +294,206 @@ def test_what_is_no_generator(rng: Any) -> None:
     with pytest.raises(
         TypeError, match=r"rng must be a generator, such as np.random.default_rng\(\)"
     ):
-        sm.random_resized_crop((5, 5), rng)
+        sm.RandomResizedCrop()((5, 5), rng)
+
+
+RANDOM = sm.RandomResizedCrop(scale=(0.2, 0.8))
+SMALL: dict[str, Any] = {"width": 12, "height": 12, "scale_mode": None}
+
+
+class Stream(io.RawIOBase):
+    """What cannot seek cannot be read twice."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        return self._data.read(size)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_functions_get_the_upright_size_of_a_source_that_is_read_once(orientation: int) -> None:
+    sizes = []
+
+    def crop(size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int]:
+        sizes.append(size)
+        assert isinstance(rng, np.random.Generator)
+        return (3, 5, 17, 11)
+
+    image = sm.load_image(Stream(png_with_exif(PNG, exif_block(orientation))), crops=crop)
+    turned = upright(PICTURE, orientation)
+    np.testing.assert_array_equal(np.asarray(image), turned[5:16, 3:20])
+    assert sizes == [turned.shape[1::-1]]
+    assert (image.boxes, image.flips) == (((3, 5, 17, 11),), (False,))
+
+
+def test_what_was_drawn_comes_back_and_cuts_a_mask_alike() -> None:
+    batch = sm.load_image_batch([PNG] * 8, crops=RANDOM, flips=0.5, rng=0, **SMALL)
+    assert batch.boxes is not None
+    assert batch.flips is not None
+    assert len(set(batch.boxes)) == 8
+    assert set(batch.flips) == {True, False}
+    again = sm.load_image_batch([PNG] * 8, crops=batch.boxes, flips=batch.flips, **SMALL)
+    np.testing.assert_array_equal(np.asarray(again), np.asarray(batch))
+    for box, flip in zip(batch.boxes, batch.flips, strict=True):
+        assert box is not None
+        x, y, w, h = box
+        part = PICTURE[y : y + h, x : x + w]
+        mask = sm.load_image(PNG, crops=box, flips=flip, scale_algo="neighbor")
+        np.testing.assert_array_equal(np.asarray(mask), part[:, ::-1] if flip else part)
+    assert sm.load_image_batch([PNG]).boxes is None
+
+
+def test_one_box_or_flip_is_for_all() -> None:
+    for box in ((2, 7, 10, 11), np.array((2, 7, 10, 11))):
+        batch = sm.load_image_batch([PNG] * 2, crops=box, flips=True)
+        np.testing.assert_array_equal(np.asarray(batch), [PICTURE[7:18, 2:12][:, ::-1]] * 2)
+    several = sm.load_image_batch([PNG] * 3, crops=[None, (0, 0, 37, 29), lambda *_: None])
+    np.testing.assert_array_equal(np.asarray(several), [PICTURE] * 3)
+    assert several.boxes == ((0, 0, 37, 29),) * 3
+
+
+def test_draws_depend_on_the_seed_and_the_position_alone() -> None:
+    options: dict[str, Any] = {"crops": RANDOM, "flips": 0.5, **SMALL}
+    batch = sm.load_image_batch([PNG] * 6, rng=np.random.default_rng(3), **options)
+    boxes, flips = batch.boxes or (), batch.flips or ()
+    damaged = [PNG, b"no image", *[PNG] * 4]
+    filled = sm.load_image_batch(damaged, rng=3, num_threads=3, on_error="fill", **options)
+    assert filled.boxes == (boxes[0], None, *boxes[2:])
+    assert filled.flips == (flips[0], False, *flips[2:])
+    skipped = sm.load_image_batch(damaged, rng=3, on_error="skip", **options)
+    assert skipped.boxes == (boxes[0], *boxes[2:])
+    assert sm.load_image_batch([PNG] * 6, rng=4, **options).boxes != boxes
+    # Without a seed, other boxes each time.
+    one, two = (sm.load_image_batch([PNG] * 6, **options).boxes for _ in range(2))
+    assert one != two
+
+
+def test_flips_have_their_probability() -> None:
+    count = 400
+    flips = sm.load_image_batch([PNG] * count, crops=(0, 0, 1, 1), flips=0.25, rng=0).flips
+    # Four standard deviations.
+    assert abs(sum(flips or ()) / count - 0.25) < 4 * math.sqrt(0.25 * 0.75 / count)
+    for chance in (0, 1.0):
+        assert sm.load_image(PNG, flips=chance).flips == (bool(chance),)
+
+
+def test_functions_cut_in_asyncio_too() -> None:
+    load: Callable[..., Any] = sm.async_load_image_batch
+    batch = asyncio.run(load([PNG] * 2, crops=RANDOM, rng=1, **SMALL))
+    assert batch.boxes == sm.load_image_batch([PNG] * 2, crops=RANDOM, rng=1, **SMALL).boxes
+
+
+def test_a_function_that_chooses_a_box_outside_fails_for_its_image_alone() -> None:
+    crops = [None, lambda size, _rng: (1, 0, *size)]
+    batch = sm.load_image_batch([PNG] * 2, crops=crops, on_error="skip")
+    assert batch.boxes == ((0, 0, 37, 29),)
+    error = str(batch.failures[0].error)
+    assert "the crop (1, 0, 37, 29) (x, y, width, height) does not lie inside" in error
+
+
+def test_functions_cut_images_that_are_shrunk_while_they_are_decoded() -> None:
+    pytest.importorskip("simplejpeg")
+    jpeg = make_image(np.tile(PICTURE, (20, 20, 1)), codec="mjpeg")
+    size = {"width": 32, "height": 32}
+    config, box = sm.decode_config(downscale="dct"), (64, 64, 512, 256)
+
+    def crop(size: tuple[int, int], _rng: object) -> Any:
+        assert size == (740, 580)
+        return box
+
+    drawn = np.asarray(sm.load_image(jpeg, crops=crop, decode_config=config, **size))
+    given = np.asarray(sm.load_image(jpeg, crops=box, decode_config=config, **size))
+    np.testing.assert_array_equal(drawn, given)
+    assert (drawn != np.asarray(sm.load_image(jpeg, crops=box, **size))).any()
+
+
+def test_the_loader_hands_its_generator_to_a_partial_load() -> None:
+    load = partial(sm.load_image, crops=RANDOM, flips=0.5, **SMALL)
+    items = list(sm.DataLoader([PNG] * 3, preprocessor=load, output_order="input", seed=7))
+    for position, image in enumerate(items):
+        alone = load(PNG, rng=sample_rng(7, 0, position))
+        assert (image.boxes, image.flips) == (alone.boxes, alone.flips)
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        # Resized to 341x256, from 58 to 282 across: 85.04 to 413.49, and from 16 to 240 down.
+        ((500, 375), (85, 23, 328, 329)),
+        ((375, 500), (23, 85, 329, 328)),
+        ((256, 256), (16, 16, 224, 224)),
+        ((1, 1), (0, 0, 1, 1)),
+        ((3, 1), (1, 0, 1, 1)),
+    ],
+)
+def test_the_middle_as_in_evaluation(size: Any, box: Any) -> None:
+    assert sm.ResizeCenterCrop(256, 224)(size, np.random.default_rng(0)) == box
+
+
+def test_the_middle_is_that_of_pillow() -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    y, x = np.mgrid[:375, :500]
+    picture = np.stack([x / 2, y / 2, (x + y) / 4], -1).astype(np.uint8)
+    resized = image_module.fromarray(picture).resize((341, 256), image_module.Resampling.BICUBIC)
+    expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224))).astype(int)
+    crop = sm.ResizeCenterCrop(256, 224)
+    got = sm.load_image(make_image(picture), crops=crop, width=224, height=224, scale_mode=None)
+    # Half a pixel of the image is a quarter of a level here.
+    assert np.abs(np.asarray(got) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "match"),
+    [
+        ((224, 256), ValueError, "crop_size must be at most resize_size, 224, not 256"),
+        ((256, 0), ValueError, "crop_size must be at least 1"),
+        ((256.0, 224), TypeError, "resize_size must be an int, not 256.0"),
+    ],
+)
+def test_no_middle(sizes: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        sm.ResizeCenterCrop(*sizes)
+
+
+def test_crops_are_values() -> None:
+    for crop in (RANDOM, sm.ResizeCenterCrop(256, 224)):
+        copy = pickle.loads(pickle.dumps(crop))
+        assert copy == crop
+        assert hash(copy) == hash(crop)
+    assert sm.RandomResizedCrop() != RANDOM
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@pytest.mark.parametrize("flip", [False, True])
+def test_points_and_boxes_follow_the_picture(mode: Any, flip: bool) -> None:
+    picture = np.zeros((60, 90, 3), np.uint8)
+    left, top, right, bottom = 34, 18, 40, 22
+    picture[top:bottom, left:right] = 255
+    box, size = (20, 10, 30, 20), (60, 80)
+    loaded = sm.load_image(
+        make_image(picture),
+        crops=box,
+        flips=flip,
+        width=size[0],
+        height=size[1],
+        scale_mode=mode,
+        scale_algo="neighbor",
+    )
+    rows, columns = np.nonzero(np.asarray(loaded)[..., 0])
+    expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    got = sm.apply_crop([(left, top, right, bottom)], box, size, flip=flip, scale_mode=mode)
+    np.testing.assert_array_equal(got, [expected])
+    middle = sm.apply_crop(((left + right) / 2, 20), box, size, flip=flip, scale_mode=mode)
+    np.testing.assert_array_equal(middle, np.reshape(expected, (2, 2)).mean(axis=0))
+
+
+def test_what_cannot_follow() -> None:
+    assert sm.apply_crop(np.empty((0, 4)), (0, 0, 1, 1)).shape == (0, 4)
+    with pytest.raises(ValueError, match=r"points \(..., 2\) or boxes .* not of shape \(3,\)"):
+        sm.apply_crop([1, 2, 3], (0, 0, 1, 1))
+    with pytest.raises(TypeError, match=r"box must be \(x, y, width, height\) .*, not None"):
+        sm.apply_crop([1, 2], None)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_media import random_resized_crop
+from spdl_media import RandomResizedCrop
 from spdl_media.dataloader import DataLoader
 
 N = 30
@@ -173,5 +173,5 @@ def test_which_functions_take_a_generator() -> None:
     for fn in (first, swallowing, positional, str):
         (other,) = DataLoader([(4, 4)], preprocessor=fn)
         assert not isinstance(other, np.random.Generator)
-    (box,) = DataLoader([(40, 30)], preprocessor=random_resized_crop)
+    (box,) = DataLoader([(40, 30)], preprocessor=RandomResizedCrop())
     assert len(box) == 4

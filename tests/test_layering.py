@@ -26,7 +26,7 @@ ORDER = [
     ["codec", "packets"],
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux", "_probe"],
     ["bitstream"],
-    ["_graph_syntax", "operations", "filter_desc", "geometry"],
+    ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
     ["_audio_chunks", "image_frames", "frames"],
     [
         "_graph",
@@ -82,7 +82,7 @@ JOINS_PIPELINE = {
 PURE = {
     *("_checks", "errors", "config", "timing", "_optional", "orientation", "exif", "stills"),
     "truncation",
-    *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc"),
+    *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
