@@ -208,7 +208,7 @@ class SampleDecoder:
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
         # Rounded timestamps jitter by a tick or two; half a frame and more is a gap.
-        if position is not None and self._even:
+        if position is not None and 0 < self._even <= frame.samples:
             if not self._lead.is_gap(ticks - position * unit - self._origin):
                 return position
         elif position is not None and ahead <= max(
