@@ -39,7 +39,7 @@ from spdl_media.exif import exif_orientation
 from spdl_media.inputs import Input
 from spdl_media.orientation import matrix_orientation
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
-from spdl_media.truncation import check_complete
+from spdl_media.truncation import check_complete, missing_packets
 
 Kind: TypeAlias = Literal["video", "audio"]
 
@@ -293,14 +293,12 @@ class Container:
     def _counted_starts(self, index: int) -> dict[int, int] | None:
         """Timestamps of an audio stream's packets by those that an MP4 states; ``None``: it has no index."""
         if index not in self._starts:
-            self._starts[index] = None
             stream = self.av.streams[index]
-            has_decoder = isinstance(stream, av.AudioStream) and stream.codec_context is not None
-            # The index of an MP4 of fragments grows while it is read, and its header states no packets.
-            if has_decoder and self.format.startswith("mov") and stream.frames > 0:
+            # In fragments the index grows while it is read, and the header states no packets.
+            if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
                 stated = [entry.timestamp for entry in stream.index_entries]
                 self._starts[index] = counted_starts(self.audio(index)[1], stated)
-        return self._starts[index]
+        return self._starts.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:
         """Let FFmpeg skip the other streams; it finds no place in one that it skips."""
@@ -342,7 +340,10 @@ class Container:
             if self._empty:  # a parser of FFmpeg's that finds the header implausible
                 raise self.error(f"FFmpeg finds no image in this {kind} data")
             return check_complete(kind, self.content())
-        return self._input.missing_end() or self._short_packet(packets)
+        missing = self._input.missing_end()
+        if missing is None and self.format.startswith("mov") and self._input.seekable:
+            missing = missing_packets(self.av.streams, self._input.size())
+        return missing or self._short_packet(packets)
 
     def _short_packet(self, packets: Sequence[AvPacket]) -> str | None:
         if not packets:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import add
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from spdl_media.exif import (
     CAF,
@@ -33,7 +33,7 @@ from spdl_media.exif import (
     read_boxes,
 )
 
-__all__ = ("check_complete", "missing_end", "wrong_checksum")
+__all__ = ("check_complete", "missing_end", "missing_packets", "wrong_checksum")
 
 _Check: TypeAlias = Callable[[Read, int], str | None]
 
@@ -85,6 +85,13 @@ def missing_end(read: Read, size: int) -> str | None:
     return None
 
 
+def missing_packets(streams: Iterable[Any], size: int) -> str | None:
+    """Say the same of an MP4 whose boxes are whole, by the packets that it lists."""
+    last = [stream.index_entries[-1] for stream in streams if stream.index_entries]
+    end = max((entry.pos + entry.size for entry in last), default=0)
+    return _short(size, end, "the last packet")
+
+
 def _chunk(
     form: Callable[[Read, int], Iterable[Part]], wanted: bytes, unknown: int = _UNKNOWN_SIZE
 ) -> _Check:
@@ -104,7 +111,9 @@ def _chunk(
 def _avi(read: Read, size: int) -> str | None:
     """Long files are several RIFF forms, each with one list ``movi``; an index may follow it."""
     steps = iter(range(_MAX_STEPS))  # one budget for all forms together
-    for _, position, end in RIFF._replace(start=0).read(read, size - 11):
+    for form, position, end in RIFF._replace(start=0).read(read, size - 11):
+        if form != b"RIFF":
+            return None  # padding, an index, or whatever a writer put behind the last form
         if not 0 < end - position < _UNKNOWN_SIZE:
             return None
         start = position + 4
@@ -126,7 +135,9 @@ def _mp4(read: Read, size: int) -> str | None:
         if not kind.isascii():
             return None  # What follows is no box.
         found |= kind == b"mdat"
-        if kind in (b"moov", b"mdat", b"moof") and end > size:
+        # Some writers count the header of this box twice. Whether packets are missing, their list says.
+        slack = 8 if kind == b"mdat" else 0
+        if kind in (b"moov", b"mdat", b"moof") and end > size + slack:
             return _short(size, end, f"the box {kind.decode()}")
     is_cut = end + 8 > size  # else no box follows
     return _missing(size, "before the box mdat") if is_cut and not found else None
@@ -316,14 +327,16 @@ def _gif(view: memoryview, size: int) -> str | None:
 
 def _heif(view: memoryview, size: int) -> str | None:
     described = found = False
-    for kind, _, end in boxes(view):
+    for kind, start, end in boxes(view):
         # Behind the last box that pixels depend on, some cameras append data that are no boxes.
         if kind not in (b"ftyp", b"meta", b"moov", b"mdat"):
             continue
         if end > size:
             return _short(size, end, f"the box {kind.decode()}")
         described |= kind in (b"meta", b"moov")
-        found |= kind == b"mdat"
+        # Small images may stand among the metadata, which are behind a version of four bytes.
+        inside = boxes(view, start + 4, end) if kind == b"meta" else ()
+        found |= kind == b"mdat" or any(part == b"idat" for part, _, _ in inside)
     return None if described and found else _missing(size, "before the boxes that hold the image")
 
 

@@ -43,6 +43,22 @@ def make_grid(picture: np.ndarray, columns: int, *, brand: bytes = b"avif") -> b
     return ftyp + meta(start) + _box(b"mdat", b"".join(data))
 
 
+def make_in_idat(picture: np.ndarray) -> bytes:
+    """An AVIF whose coded data stand among its metadata."""
+    config, coded = _tile(picture)
+    height, width = picture.shape[:2]
+    ipco = _box(b"ipco", _ispe(width, height) + _box(b"av1C", config))
+    iprp = _box(b"iprp", ipco + _full(b"ipma", struct.pack(">IHBBB", 1, 1, 2, 1, 0x82)))
+    # Construction method 1: offsets count in the box idat.
+    entry = struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(coded))
+    iloc = _box(b"iloc", b"\1\0\0\0" + struct.pack(">BBH", 0x44, 0, 1) + entry)
+    hdlr = _full(b"hdlr", b"\0" * 4 + b"pict" + b"\0" * 13)
+    pitm = _full(b"pitm", struct.pack(">H", 1))
+    iinf = _full(b"iinf", struct.pack(">H", 1) + _infe(1, b"av01"))
+    meta = _full(b"meta", hdlr + pitm + iloc + iinf + iprp + _box(b"idat", coded))
+    return _box(b"ftyp", b"avif\0\0\0\0avifmif1miaf") + meta
+
+
 def _tile(picture: np.ndarray) -> tuple[bytes, bytes]:
     """The decoder configuration and the coded data of one tile."""
     with av.open(io.BytesIO(make_image(np.ascontiguousarray(picture), codec="libsvtav1"))) as file:

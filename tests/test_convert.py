@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import threading
 import time
@@ -41,6 +42,30 @@ def test_frames_of_files_are_what_the_files_hold(clip: bytes) -> None:
     pictures = index_frames(3, 32, 24)
     images = [sm.decode_packets(sm.demux_image(make_image(one))) for one in pictures]
     assert np.array_equal(sm.convert_frames(images).array, pictures)
+
+
+@pytest.mark.parametrize("empty", ["video", "audio"])
+def test_a_stream_without_a_frame_is_told(empty: str) -> None:
+    """A fragmented MP4 of two tracks, one of which has no packets."""
+    file = io.BytesIO()
+    options = {"movflags": "empty_moov+default_base_moof"}
+    with av.open(file, "w", format="mp4", options=options) as muxer:
+        video, audio = muxer.add_stream("mpeg4", rate=10), muxer.add_stream("aac", rate=8000)
+        video.width, video.height, video.pix_fmt = 32, 32, "yuv420p"
+        muxer.start_encoding()
+        if empty == "audio":
+            muxer.mux(video.encode(av.VideoFrame(32, 32, "yuv420p")) + video.encode(None))
+        else:
+            samples = np.zeros((audio.layout.nb_channels, 4096), np.float32)
+            frame = av.AudioFrame.from_ndarray(samples, "fltp", audio.layout)
+            frame.sample_rate = 8000
+            muxer.mux(audio.encode(frame) + audio.encode(None))
+    demux = sm.demux_video if empty == "video" else sm.demux_audio
+    frames = sm.decode_packets(demux(file.getvalue()))
+    assert len(frames) == 0
+    for item in (frames, [frames]):
+        with pytest.raises(sm.ConvertError, match=r"there is no (frame|sample) in the window"):
+            sm.convert_frames(item)
 
 
 def test_frames_are_not_consumed(clip: bytes) -> None:

@@ -24,11 +24,12 @@ from damage import (
     pictures,
     sound,
 )
+from heif_grid import make_in_idat
 
 import spdl_media as sm
 from spdl_media.codec import mp3_frame_size
 from spdl_media.packets import av_packets
-from spdl_media.testing import make_audio, make_video
+from spdl_media.testing import index_frames, make_audio, make_image, make_video
 from spdl_media.truncation import missing_end
 
 # What each container of the table in docs/damage.md notices.
@@ -313,6 +314,36 @@ def test_avi_of_many_tiny_forms_is_walked_once() -> None:
 
     assert missing_end(read, len(data)) is None
     assert reads < 100_000
+
+
+@pytest.mark.parametrize(
+    "rest", [bytes(16), b"JUNK\x08\0\0\0" + bytes(8), b"idx1\0\0\0\0" + bytes(8)], ids=repr
+)
+def test_what_follows_the_last_form_of_an_avi_is_no_part_of_it(rest: bytes) -> None:
+    data = container("avi")
+    assert len(decode_video(data + rest)) == len(decode_video(data))
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        decode_video(data[: len(data) * 2 // 3])
+
+
+def test_an_mp4_whose_mdat_states_too_much_is_whole_if_its_packets_are_there() -> None:
+    """Writers that count the eight bytes of its header twice."""
+    data = bytearray(container("mp4, index in front"))
+    start = data.index(b"mdat") - 4
+    assert struct.unpack_from(">I", data, start)[0] == len(data) - start
+    struct.pack_into(">I", data, start, len(data) - start + 8)
+    assert len(decode_video(bytes(data))) == len(decode_video(container("mp4, index in front")))
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        decode_video(bytes(data[:-1]))
+
+
+def test_an_image_in_the_metadata_of_an_avif_is_whole() -> None:
+    picture = index_frames(1, 64, 48)[0]
+    data = make_in_idat(picture)
+    want = sm.load_image(make_image(picture, codec="libsvtav1"))
+    np.testing.assert_array_equal(sm.load_image(data), want)
+    with pytest.raises(sm.MediaError, match=r"cut short|ends"):
+        sm.load_image(data[:-1])
 
 
 def test_mp3_frame_sizes_are_those_of_the_frames(media_dir: Path) -> None:
