@@ -93,8 +93,8 @@ def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
     lengths = [len(item) for item in items]
     if len(set(lengths)) > 1 and not pad:
         raise ConvertError(
-            f"the items have different lengths: {_some(lengths)} samples. pad=True fills with silence to the "
-            "longest; timestamp= and num_frames= cut"
+            f"the items have different lengths: {_some(lengths)} samples. convert_frames(..., pad=True) "
+            "fills with silence to the longest; timestamp= and num_frames= cut"
         )
 
 

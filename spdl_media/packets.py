@@ -135,6 +135,10 @@ class _Packets(Generic[C]):
         )
 
     def __len__(self) -> int:
+        """Number of packets, of a window with those before it that decoding needs.
+
+        ``len(packets.get_timestamps())`` leaves these out.
+        """
         return len(self._packets)
 
     def __getitem__(self, key: slice) -> Self:

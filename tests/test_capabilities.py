@@ -27,7 +27,7 @@ NEEDS = {
 }
 SAYS = {
     "driver": r"NVIDIA's driver is missing \(libcuda\.so\.1: .*docker run --gpus all",
-    "torch": r"torch is not installed: pip install \"spdl_media\[torch\]\"",
+    "torch": r"torch is not installed: pip install \"\.\[torch\]\"",
     "cupy": r"cupy is not installed: pip install \"cupy-cuda12x\[ctk\]\"",
     "nvrtc": r"NVRTC cannot be used \(libnvrtc\.so.*pip install nvidia-cuda-nvrtc-cu12",
     "headers": r"without CUDA's headers \(.*\)\. Install them: pip install \"cupy-cuda12x\[ctk\]\"",

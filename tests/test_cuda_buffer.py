@@ -471,7 +471,7 @@ def test_to_numpy_says_that_it_lies_on_a_device(library: Any) -> None:
     ("package", "convert", "line"),
     [
         ("cupy", sm.to_cupy, r"pip install \"cupy-cuda12x\[ctk\]\""),
-        ("torch", sm.to_torch, r"pip install \"spdl_media\[torch\]\""),
+        ("torch", sm.to_torch, r"pip install \"\.\[torch\]\""),
         ("numba.cuda", sm.to_numba, "pip install numba-cuda"),
         ("jax", sm.to_jax, "pip install jax"),
     ],

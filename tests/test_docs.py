@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -72,6 +73,19 @@ def test_examples_run_and_print_what_stands_behind_them(page: Path) -> None:
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
         run(block, names, name_of(page))
+
+
+@pytest.mark.long  # of type checks without a cache: 20 s
+def test_the_readme_passes_strict_type_checks(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    first, *others = (block.code for block in blocks(ROOT / "README.md"))
+    # The first one stands alone, and the others go on with each other's names.
+    for number, code in enumerate((first, "".join(others))):
+        page = tmp_path / f"readme_{number}.py"
+        page.write_text(code, encoding="utf-8")
+        options = ["--strict", f"--cache-dir={tmp_path}", f"--config-file={os.devnull}"]
+        output, errors, _ = api.run([*options, str(page)])
+        assert output.startswith("Success"), output + errors
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

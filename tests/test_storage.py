@@ -410,7 +410,7 @@ with warnings.catch_warnings(record=True) as caught:
 assert ["neither torch nor cupy" in str(one.message) for one in caught] == [True]
 with sm.convert_array([1, 2, 3], pool) as buffer:
     assert np.asarray(buffer).tolist() == sm.to_numpy(buffer).tolist() == [1, 2, 3]
-    for convert, line in ((sm.to_torch, "spdl_media[torch]"), (sm.to_jax, "pip install jax")):
+    for convert, line in ((sm.to_torch, ".[torch]"), (sm.to_jax, "pip install jax")):
         try:
             convert(buffer)
         except sm.MissingDependencyError as error:

@@ -77,7 +77,7 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
 def _hint(reason: str) -> str:
     if reason == NEITHER:
         return (
-            'pip install "spdl_media[torch]" brings one, and so does pip install "cupy-cuda12x[ctk]" (or '
+            'pip install torch brings one, and so does pip install "cupy-cuda12x[ctk]" (or '
             '"cupy-cuda13x[ctk]")'
         )
     if reason.endswith(WITHOUT_CUDA):

@@ -84,7 +84,7 @@ def load_npz(
         ValueError: A negative limit.
 
     Thread safety: safe. CRC, inflating and copying of more than 64 KiB are done without the GIL; with isal
-    (``pip install "spdl_media[isal]"``) they take a fraction of the time.
+    (``pip install ".[isal]"``) they take a fraction of the time.
 
     See:
         https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
