@@ -29,9 +29,9 @@ Read: TypeAlias = Callable[[int, int], Bytes]
 def exif_orientation(data: Bytes) -> int:
     """Read the orientation from the metadata in an image file.
 
-    JPEG (Exif in APP1), PNG (eXIf, also behind the pixels), WebP (EXIF chunk), TIFF (tag 274), or the XMP
-    of these where Exif has none, and AVIF/HEIF (irot and imir of the primary item, in the order of their
-    association).
+    JPEG (Exif in APP1), PNG (eXIf, also behind the pixels, and ImageMagick's text), WebP (EXIF chunk), TIFF
+    (tag 274), or the XMP of these where Exif has none, and AVIF/HEIF (irot and imir of the primary item, in
+    the order of their association).
 
     Args:
         data: The file, or as much of its start as holds the metadata. Not copied.
@@ -58,8 +58,8 @@ def exif_orientation(data: Bytes) -> int:
 _ORIENTATION_TAG, _XMP_TAG = 274, 700
 _XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([1-8])""")
-# XMP that is compressed ends here; packets are some kilobytes.
-_MAX_XMP = 1 << 20
+# Compressed text ends here; metadata are some kilobytes.
+_MAX_TEXT = 1 << 20
 
 
 def exif_value(block: Bytes) -> int | None:
@@ -123,9 +123,27 @@ def _png(view: memoryview) -> int:
     for kind, start, end in PNG.of(view):
         if kind == b"eXIf" and (found := exif_value(view[start:end])) is not None:
             return found
+        if kind in (b"tEXt", b"zTXt") and bytes(view[start : start + len(_RAW_EXIF)]) == _RAW_EXIF:
+            block = _raw_profile(view[start + len(_RAW_EXIF) : end], is_compressed=kind == b"zTXt")
+            if (found := exif_value(block)) is not None:
+                return found
         if kind == b"iTXt" and bytes(view[start : start + len(_PNG_XMP)]) == _PNG_XMP:
             xmp = _png_text(view[start + len(_PNG_XMP) : end])
     return xmp_value(xmp)
+
+
+# ImageMagick's, from before PNG had a chunk for Exif.
+_RAW_EXIF = b"Raw profile type exif\0"
+
+
+def _raw_profile(text: memoryview, *, is_compressed: bool) -> bytes:
+    """What the text spells in hexadecimal digits, behind a line of the name and one of the length."""
+    try:
+        # Before compressed text stands the number of its method.
+        whole = _inflate(text[1:]) if is_compressed else bytes(text)
+        return bytes.fromhex(whole.split(b"\n", 3)[-1].decode("ascii"))
+    except (ValueError, zlib.error):
+        return b""
 
 
 _PNG_XMP = b"XML:com.adobe.xmp\0"
@@ -136,9 +154,13 @@ def _png_text(text: memoryview) -> Bytes:
     if not text or not text[0]:
         return text
     try:
-        return zlib.decompressobj().decompress(bytes(text).split(b"\0", 3)[-1], _MAX_XMP)
+        return _inflate(bytes(text).split(b"\0", 3)[-1])
     except zlib.error:
         return b""
+
+
+def _inflate(data: Bytes) -> bytes:
+    return zlib.decompressobj().decompress(data, _MAX_TEXT)
 
 
 def _webp(view: memoryview) -> int:

@@ -295,6 +295,22 @@ def test_images_stand_as_their_xmp_says(suffix: str) -> None:
         assert pillow.exif_transpose(reference).size == (frames.width, frames.height)
 
 
+@pytest.mark.parametrize("kind", [b"tEXt", b"zTXt"])
+def test_exif_that_imagemagick_writes_as_text_counts(kind: bytes) -> None:
+    block = exif_block(6)
+    lines = b"\n".join(block.hex()[i : i + 72].encode() for i in range(0, 2 * len(block), 72))
+    text = b"\nexif\n%8d\n" % len(block) + lines + b"\n"
+    packed = b"\0" + zlib.compress(text) if kind == b"zTXt" else text
+
+    def orientation(content: bytes) -> int:
+        chunk = png_chunk(kind, b"Raw profile type exif\0" + content)
+        return exif_orientation(data[:33] + chunk + data[33:])
+
+    data = image("png")
+    assert orientation(packed) == 6
+    assert orientation(packed[:2] + b"?") == 1  # no digits, or no compressed data
+
+
 def test_first_exif_segment_counts_and_empty_xmp_is_passed_over() -> None:
     jpeg = jpeg_with_exif(jpeg_with_exif(image("mjpeg"), exif_block(3)), exif_block(6))
     assert exif_orientation(jpeg) == 6
