@@ -83,7 +83,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     # takes the image.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
     # All that is wrong with JPEGs is wrong with those of four components.
-    if not (head and head.is_ycc) and (reason := pillow_reason(data)):
+    if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
         return _pillow_file(input, reason)
     metadata = PacketMetadata(
         input.name,

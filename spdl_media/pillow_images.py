@@ -41,11 +41,12 @@ class PillowFrame(NamedTuple):
     orientation: int
 
 
-def pillow_reason(data: Bytes) -> str | None:
+def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     """Say why FFmpeg must not read an image.
 
     Args:
         data: The whole file; of animated PNG and WebP the first 64 KiB will do. Not copied.
+        decoder: FFmpeg's decoder for it, by which TGA is known: it has no signature.
 
     Returns:
         What is special about the file, such as ``"TIFF of tiles"``; ``None``: FFmpeg reads it well.
@@ -54,6 +55,8 @@ def pillow_reason(data: Bytes) -> str | None:
         TypeError: ``data`` is no contiguous buffer.
     """
     view = byte_view(data)
+    if decoder == "targa":
+        return _targa_reason(view)
     for signature, find in _KINDS:
         if view[: len(signature)] == signature:
             try:
@@ -233,6 +236,17 @@ def _bmp_reason(view: memoryview) -> str | None:
     # Masks follow the first 40 bytes of the header; the fourth is that of alpha.
     has_alpha = header >= 56 and compression == 3 and any(view[66:70])
     return "a BMP with alpha" if has_alpha else None
+
+
+_TARGA_GRAY = 3
+_TARGA_KINDS = 7  # beside the bit of run lengths
+
+
+def _targa_reason(view: memoryview) -> str | None:
+    if len(view) < 18 or view[16] not in (15, 16):
+        return None
+    is_gray = view[2] & _TARGA_KINDS == _TARGA_GRAY
+    return "a TGA of gray and alpha" if is_gray else "a TGA of 16 bits a pixel"
 
 
 _DDS_RGB = 0x40

@@ -271,3 +271,13 @@ def test_jpeg_2000_of_ycc_is_of_full_range() -> None:
 def test_filters_give_what_they_hold_back_at_the_end_of_a_window() -> None:
     packets = sm.demux_video(animation("PNG")[0], timestamp=(0, 0.1))
     assert len(sm.decode_packets(packets, sm.get_video_filter_desc(num_frames=5))) == 5
+
+
+@pytest.mark.parametrize("mode", ["LA", "16 bits"])
+def test_tga_of_16_bits_is_gray_and_alpha_or_five_bits_a_colour(mode: str, tmp_path: Path) -> None:
+    data = saved("LA", "TGA")
+    if mode == "16 bits":
+        data = struct.pack("<3B9x2H2B", 0, 0, 2, 4, 4, 16, 32) + b"\xff\x7f\x1f\0" * 8
+    path = tmp_path / "picture.tga"
+    path.write_bytes(data)
+    np.testing.assert_array_equal(sm.load_image(path, pix_fmt="rgba").array, by_pillow(data))
