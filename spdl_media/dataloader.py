@@ -28,6 +28,7 @@ from spdl_media.pipeline import (
     OutputOrder,
     Pipeline,
     PipelineBuilder,
+    PipelineFailure,
     PipelineStatistics,
     PipelineStopped,
     ThreadPoolExecutorConfig,
@@ -428,6 +429,10 @@ class _Epoch(Iterator[Any]):
                 self._loader._ledger = None
             self.close()
             raise StopIteration from None
+        except PipelineFailure as failure:
+            self.close()
+            # Tracebacks are to show the user's lines.
+            raise failure.with_traceback(None) from None
         except BaseException:
             self.close()
             raise

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import reprlib
+import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from spdl_media.pipeline.stats import StageCounters
+from spdl_media.pipeline.stats import Chain, StageCounters, StageDropRate
 
 __all__ = (
-    "Branches",
-    "Chain",
     "FailureRecord",
     "MissingPackageError",
     "PipelineError",
     "PipelineFailure",
     "PipelineStopped",
     "PoolBroken",
-    "StageDropRate",
     "WorkerDied",
 )
 
@@ -52,13 +52,21 @@ class MissingPackageError(PipelineError, ImportError):
 class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  # says what happened
     """The run ended early because a stage or the source failed.
 
-    ``__cause__`` is the original exception; ``exceptions`` holds the same one.
+    It is an ``ExceptionGroup`` of the original exception, so ``except*`` catches that by its class.
+    ``__cause__`` is the original exception as well.
 
     Attributes:
         stage: Name of the stage that failed; ``"source"`` for a source.
     """
 
     stage: str = ""
+    _original: BaseException | None = None
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+        # A traceback shows the members of a group. With a cause it would show the same error again.
+        is_printed = sys._getframe(1).f_globals.get("__name__") == "traceback"
+        return None if is_printed else self._original
 
     def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
         """The same failure with some of its exceptions: what ``except*`` and ``split`` make."""
@@ -74,7 +82,7 @@ def _rebuild(
 ) -> PipelineFailure:
     failure = PipelineFailure(message, exceptions)
     failure.__dict__.update(state)
-    failure.__cause__ = exceptions[0]
+    failure._original = exceptions[0]
     return failure
 
 
@@ -88,9 +96,9 @@ def describe(error: BaseException) -> str:
 
 
 def pipeline_failure(
-    message: str, original: BaseException, stage: str, traceback: str = ""
+    message: str, original: BaseException, stage: str, raised_at: str = ""
 ) -> PipelineFailure:
-    """Make the failure of ``stage`` that ``original`` caused, with its traceback if it lost it.
+    """Make the failure of ``stage`` that ``original`` caused, with the lines that raised it if it lost them.
 
     A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program,
     so it is wrapped: a group of plain exceptions can hold none.
@@ -98,9 +106,9 @@ def pipeline_failure(
     plain = original if isinstance(original, Exception) else PipelineError(describe(original))
     failure = PipelineFailure(message, [plain])
     failure.stage = stage
-    failure.__cause__ = original
-    if traceback:
-        failure.add_note(f"The last failure:\n{traceback}")
+    failure._original = original
+    if raised_at:
+        failure.add_note(f"Raised at:\n{raised_at.rstrip()}")
     return failure
 
 
@@ -113,6 +121,10 @@ KEPT_RECORDS = 1000
 KEPT_DATA = 1000
 # A rate of fewer calls of a stage says little; at the end of an epoch it is looked at whatever their number.
 MIN_CALLS_FOR_RATE = 100
+# Enough where each call of a stage has failed so far: the code or a path is at fault, not the data.
+MIN_CALLS_IF_ALL_FAIL = 10
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 # A number (int) or a rate. Type checkers take no int for a numbers.Real.
@@ -156,16 +168,21 @@ class FailureRecord:
             is what the interpreter attaches to it beyond its message, where that may be big (``obj`` of an
             ``AttributeError``, the whole ``doc`` or ``object`` of what could not be parsed or decoded).
         traceback: The traceback, as text.
+        raised_at: Its lines outside of this package alone, as text.
     """
 
     stage: str
     input: str
     exception: BaseException
     traceback: str
+    raised_at: str = ""
+
+    def __str__(self) -> str:
+        text = _cut(" ".join(describe(self.exception).split()), 200)
+        return f"{self.stage!r}: {text} (input {self.input})"
 
     def __repr__(self) -> str:
-        text = _cut(" ".join(describe(self.exception).split()), 200)
-        return f"<FailureRecord of {self.stage!r}: {text} (input {self.input})>"
+        return f"<FailureRecord of {self}>"
 
 
 def record_failure(
@@ -179,12 +196,16 @@ def record_failure(
         error: What was raised.
         where: Stands before the traceback, for an error that was made rather than raised.
     """
+    raised_at = ""
     try:
         text = where + "".join(traceback.format_exception(error))
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+        raised_at = "".join(traceback.format_list(own))
     except BaseException:  # noqa: BLE001  # such as a class of the user's whose notes raise
         text = where + describe(error)
     _lighten(error)
-    return FailureRecord(stage=stage, input=short_repr(item), exception=error, traceback=text)
+    return FailureRecord(stage, short_repr(item), error, text, raised_at)
 
 
 def short_repr(item: object) -> str:
@@ -327,7 +348,17 @@ class FailureLog:
         """Keep a failure that has been counted; say so if it is one too many."""
         self.records.append(record)
         self._last[record.stage] = record
-        return self._excess(record.stage, MIN_CALLS_FOR_RATE)
+        stage = self._stages[record.stage]
+        # Of one path among several it says nothing of the whole.
+        is_alone = stage.limit is not None or stage in self.chain.parts
+        fails_always = is_alone and stage.failures >= stage.calls
+        min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
+        return self._excess(record.stage, min_calls)
+
+    def summary(self) -> str:
+        """How many calls of this epoch failed, by stage; an empty string if none did."""
+        parts = [(self._stages[name], name) for name in self._by_failures()]
+        return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
 
     def end_epoch(self) -> FailureExcess | None:
         """Whether too much of an epoch that has just ended was lost, at whatever number of items."""
@@ -365,66 +396,3 @@ def _broken_rule(
         return None
     failures = sum(stage.failures for stage in stages)
     return f"{failures} failures lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"
-
-
-@dataclass(eq=False)
-class StageDropRate:
-    """The failures of one stage in this epoch.
-
-    Attributes:
-        counters: What has been counted since the run began.
-        limit: ``max_failures`` of the stage's own.
-    """
-
-    counters: StageCounters
-    limit: float | None = None
-    _calls_before: int = 0
-    _failures_before: int = 0
-
-    @property
-    def failures(self) -> int:
-        """Failures in this epoch."""
-        return self.counters.failures - self._failures_before
-
-    def begin_epoch(self) -> None:
-        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
-        self._calls_before = self.counters.calls
-        self._failures_before = self.counters.failures
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part that does not fail; 1.0 while there were too few calls to tell."""
-        calls = self.counters.calls - self._calls_before
-        return 1 - self.failures / calls if calls >= max(1, min_calls) else 1.0
-
-
-@dataclass(eq=False)
-class Chain:
-    """Stages in a row: each loses a part of what the ones before have kept.
-
-    Not all failures over all calls: with three stages that would be a third when the last of them
-    fails always, and above one when a stage makes many items of each.
-    """
-
-    parts: list[StageDropRate | Branches] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives all stages that have no limit of their own."""
-        return math.prod(
-            part.part_kept(min_calls)
-            for part in self.parts
-            if isinstance(part, Branches) or part.limit is None
-        )
-
-
-@dataclass(eq=False)
-class Branches:
-    """Chains side by side, each with what tells how many items have gone into it."""
-
-    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives the chain into which it went."""
-        numbers = [(number(), chain) for number, chain in self.chains]
-        if not (total := sum(number for number, _ in numbers)):
-            return 1.0
-        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total

@@ -20,6 +20,7 @@ from spdl_media.pipeline.failures import (
     FailureRecord,
     MissingPackageError,
     PipelineError,
+    PipelineFailure,
     PipelineStopped,
 )
 from spdl_media.pipeline.stages import (
@@ -219,7 +220,12 @@ class Pipeline(Generic[T_co]):
             PipelineFailure: Too many items failed, or the source did.
             PipelineError: The pipeline was not started.
         """
-        item: Any = self._running().graph.sink.take(timeout)
+        run = self._running()
+        try:
+            item: Any = run.graph.sink.take(timeout)
+        except PipelineFailure as failure:
+            # Tracebacks are to show the user's lines.
+            raise failure.with_traceback(None) from None
         if item is END_OF_EPOCH:
             raise PipelineStopped(
                 "the epoch has ended and there are no more items; iterate the pipeline for the next epoch"
@@ -246,6 +252,8 @@ class Pipeline(Generic[T_co]):
                 if bar is not None:
                     bar.update()
                 yield item
+        except PipelineFailure as failure:
+            raise failure.with_traceback(None) from None
         finally:
             if bar is not None:
                 bar.close()

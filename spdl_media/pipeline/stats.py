@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 __all__ = (
     "PipelineProfile",
@@ -334,3 +334,70 @@ def quantile(ordered: Sequence[float], part: float) -> float:
     """The smallest value that ``part`` of all values do not exceed."""
     # The nearest rank, so the result is a value that was measured.
     return ordered[math.ceil(part * len(ordered)) - 1] if ordered else 0.0
+
+
+@dataclass(eq=False)
+class StageDropRate:
+    """The failures of one stage in this epoch.
+
+    Attributes:
+        counters: What has been counted since the run began.
+        limit: ``max_failures`` of the stage's own.
+    """
+
+    counters: StageCounters
+    limit: float | None = None
+    _calls_before: int = 0
+    _failures_before: int = 0
+
+    @property
+    def failures(self) -> int:
+        """Failures in this epoch."""
+        return self.counters.failures - self._failures_before
+
+    @property
+    def calls(self) -> int:
+        """Calls that have ended in this epoch."""
+        return self.counters.calls - self._calls_before
+
+    def begin_epoch(self) -> None:
+        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
+        self._calls_before = self.counters.calls
+        self._failures_before = self.counters.failures
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part that does not fail; 1.0 while there were too few calls to tell."""
+        return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
+
+
+@dataclass(eq=False)
+class Chain:
+    """Stages in a row: each loses a part of what the ones before have kept.
+
+    Not all failures over all calls: with three stages that would be a third when the last of them
+    fails always, and above one when a stage makes many items of each.
+    """
+
+    parts: list[StageDropRate | Branches] = field(default_factory=list)
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives all stages that have no limit of their own."""
+        return math.prod(
+            part.part_kept(min_calls)
+            for part in self.parts
+            if isinstance(part, Branches) or part.limit is None
+        )
+
+
+@dataclass(eq=False)
+class Branches:
+    """Chains side by side, each with what tells how many items have gone into it."""
+
+    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives the chain into which it went."""
+        numbers = [(number(), chain) for number, chain in self.chains]
+        if not (total := sum(number for number, _ in numbers)):
+            return 1.0
+        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total

@@ -25,7 +25,7 @@ from spdl_media.pipeline.executors import (
     hooked,
     kind_of,
 )
-from spdl_media.pipeline.failures import Branches, Chain, FailureLimit, FailureLog, short_repr
+from spdl_media.pipeline.failures import FailureLimit, FailureLog, short_repr
 from spdl_media.pipeline.processes import WorkerProcesses
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -37,7 +37,13 @@ from spdl_media.pipeline.stages import (
     SourceConfig,
     StageConfig,
 )
-from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
+from spdl_media.pipeline.stats import (
+    Branches,
+    Chain,
+    PipelineStatistics,
+    SinkStatistics,
+    StageCounters,
+)
 
 __all__ = ("Graph", "Reporter", "TaskHookFactory", "Watchdog")
 

@@ -236,10 +236,10 @@ class Run:
 
     # Called by nodes, on the loop.
 
-    def fail(self, stage: str, message: str, error: BaseException, traceback: str = "") -> None:
+    def fail(self, stage: str, message: str, error: BaseException, raised_at: str = "") -> None:
         """End the run because of a failure. The first one counts."""
         if self._failure is None and not self.was_stopped:
-            self._failure = functools.partial(pipeline_failure, message, error, stage, traceback)
+            self._failure = functools.partial(pipeline_failure, message, error, stage, raised_at)
             # What was made before is delivered, however little room there is for it.
             self.graph.sink.accept_all()
             self._end(None)
@@ -253,6 +253,8 @@ class Run:
         record = slot.record
         assert record is not None
         counters.failures += 1
+        if counters.failures == 1:
+            LOG.warning("first failure of stage %s", record)
         self._end_after(self.log.note(record))
         if self._options.on_failure is None:
             release(slot)
@@ -262,7 +264,7 @@ class Run:
     def _end_after(self, excess: FailureExcess | None) -> None:
         if excess is not None:
             record = excess.record
-            self.fail(record.stage, str(excess), record.exception, record.traceback)
+            self.fail(record.stage, str(excess), record.exception, record.raised_at)
 
     def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> None:
         worker.slot = slot
@@ -287,6 +289,8 @@ class Run:
 
     def epoch_ended(self) -> None:
         """All items of an epoch have been delivered."""
+        if summary := self.log.summary():
+            LOG.warning("failures of this epoch: %s", summary)
         self._end_after(self.log.end_epoch())
         if self._source_failure is not None and self._failure is None:
             self._failure = self._source_failure
