@@ -280,8 +280,7 @@ class Container:
         self.turn += 1
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
-        codecs = [stream.codec_context for stream in streams if stream.codec_context is not None]
-        found = mended(found, self.format, codecs)
+        found = mended(found, self.format, streams)
         wavering = {index: starts for index in indices if (starts := self._counted_starts(index))}
         return straightened(found, wavering) if wavering else found
 

@@ -314,25 +314,64 @@ def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
     return None
 
 
-def mended(packets: Iterator[AvPacket], format: str, codecs: Sequence[Any]) -> Iterator[AvPacket]:
+def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:
     """Put right what FFmpeg states wrongly of the packets of a container.
 
     Args:
         packets: As they are read, from a key frame on or from the start.
         format: FFmpeg's names of the container's format.
-        codecs: Of the streams that are read.
+        streams: Those that are read.
     """
+    by_index = {stream.index: stream.codec_context for stream in streams}
+    codecs = [codec for codec in by_index.values() if codec is not None]
     # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
     # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
     if format == "avi" and any(_reorders(codec) for codec in codecs):
         return _without_pts(packets)
-    if format.startswith("mov") and any(
+    if format.startswith("mov"):
+        names = {index: codec.name for index, codec in by_index.items() if codec is not None}
+        tests = {index: _KEY_TESTS[name] for index, name in names.items() if name in _KEY_TESTS}
+        packets = _with_true_keys(packets, tests) if tests else packets
+    if format.startswith(("mov", "mxf")) and any(
         _reorders(codec) and codec.has_b_frames for codec in codecs
     ):
         return _without_unset_pts(packets)
     if format == "caf" and any(codec.name == "alac" for codec in codecs):
         return _without_padding(packets)
     return packets
+
+
+def _with_true_keys(
+    packets: Iterator[AvPacket], tests: Mapping[int, Callable[[bytes], bool]]
+) -> Iterator[AvPacket]:
+    """Take the mark of a key frame off those that are none: phones leave out the list of key frames."""
+    for packet in packets:
+        test = tests.get(packet.stream_index)
+        if test is not None and packet.is_keyframe and not test(bytes(packet)):
+            packet.is_keyframe = False
+        yield packet
+
+
+def _is_mpeg4_key(data: bytes) -> bool:
+    """Whether the first picture of MPEG-4 refers to no other: type 0, behind its start code."""
+    start = data.find(b"\0\0\1\xb6") + 4
+    return start < 4 or start >= len(data) or data[start] >> 6 == 0
+
+
+def _is_h263_key(data: bytes) -> bool:
+    """The same for H.263.
+
+    See:
+        ITU-T H.263, 5.1.3 and 5.1.4 (PTYPE, PLUSPTYPE).
+    """
+    bits = f"{int.from_bytes(data[:9], 'big'):072b}"
+    if bits[35:38] != "111":  # the format of the source: what follows is extended
+        return bits[38] == "0"
+    start = 59 if bits[38:41] == "001" else 41
+    return bits[start : start + 3] == "000"
+
+
+_KEY_TESTS = {"mpeg4": _is_mpeg4_key, "h263": _is_h263_key}
 
 
 # What DivX and Xvid write into streams with a P and a B frame in one packet, and an empty packet behind it.

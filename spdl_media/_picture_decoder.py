@@ -21,7 +21,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media._picture_filter import PictureFilter
-from spdl_media.codec import VideoCodec, close_decoder, make_decoder, usual_duration
+from spdl_media.codec import STILL_CODECS, VideoCodec, close_decoder, make_decoder, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.image_frames import FrameMetadata
@@ -224,7 +224,7 @@ class PictureDecoder:
     def _assign_pts(self, frame: av.VideoFrame) -> int | None:
         """Raw streams have no timestamps: count frames at the stated rate, as players do."""
         # A still has no time, although FFmpeg states a rate for it.
-        if not self._step or self._codec.name in _STILL_CODECS:
+        if not self._step or self._codec.name in STILL_CODECS:
             return None
         pts = self._next_pts
         if pts is None:
@@ -253,7 +253,6 @@ class PictureDecoder:
 
 # Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
-_STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
 
 
 def _needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:

@@ -137,6 +137,10 @@ def read_video_codec(stream: av.VideoStream) -> VideoCodec:
     )
 
 
+STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
+"""Codecs of images, which have no time, although FFmpeg states a rate for them."""
+
+
 def usual_duration(codec: VideoCodec) -> int:
     """Ticks from frame to frame at the stated rate; 0: the file states none."""
     rate = codec.frame_rate

@@ -15,7 +15,7 @@ import av
 from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.codec import STILL_CODECS, AudioCodec, Codec, VideoCodec, usual_duration
 from spdl_media.orientation import rotation, swaps_sides
 from spdl_media.still_headers import StillHeader, still_header
 from spdl_media.stills import JpegHead
@@ -118,9 +118,7 @@ class _Packets(Generic[C]):
             raw: Also those that an edit list hides, and those outside the window, which are there
                 because decoding needs them.
         """
-        # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
-        # moments in another order.
-        stated = [p.dts if p.pts is None else p.pts for p in self._packets]
+        stated = self._shown_at()
         # Whole numbers compare faster than fractions.
         first, stop = self.window.ticks(self.time_base, self._metadata.zero)
         return tuple(
@@ -133,6 +131,12 @@ class _Packets(Generic[C]):
                 and (stop is None or ticks < stop)
             )
         )
+
+    def _shown_at(self) -> list[int | None]:
+        """Timestamps of what the packets decode to, in their order."""
+        # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
+        # moments in another order.
+        return [p.dts if p.pts is None else p.pts for p in self._packets]
 
     def __len__(self) -> int:
         """Number of packets, of a window with those before it that decoding needs.
@@ -197,6 +201,16 @@ class VideoPackets(_Packets[VideoCodec]):
 
     __slots__ = ()
 
+    def _shown_at(self) -> list[int | None]:
+        shown = [p for p in self._packets if self._codec.name != "vp9" or not _is_hidden_vp9(p)]
+        stated = [p.dts if p.pts is None else p.pts for p in shown]
+        step = usual_duration(self._codec)
+        if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:
+            # Raw streams have no times. Their frames are counted, as those are that they decode to.
+            start = round(self._metadata.zero / self._codec.time_base)
+            return [start + number * (shown[0].duration or step) for number in range(len(shown))]
+        return stated
+
     @property
     def pix_fmt(self) -> str | None:
         """FFmpeg's name of the pixel format as coded; ``None``: known once a frame is decoded."""
@@ -231,6 +245,25 @@ class VideoPackets(_Packets[VideoCodec]):
     def rotation(self) -> int:
         """Degrees clockwise, 0, 90, 180 or 270, that turn the coded frames upright."""
         return rotation(self._metadata.orientation)
+
+
+def _is_hidden_vp9(packet: AvPacket) -> bool:
+    """Whether a packet is a frame of VP9 that others refer to, and that is not shown itself.
+
+    See:
+        VP9 bitstream specification, 7.2 (uncompressed header), annex B (superframes, which show one frame).
+    """
+    data = memoryview(packet)
+    if not data:
+        return False
+    mark = data[-1]
+    if mark & 0xE0 == 0xC0:
+        size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
+        if size <= len(data) and data[-size] == mark:
+            return False
+    # A marker and a profile of two bits each, one more in profile 3; then: shows one again, type, is shown.
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 0x0A == 0
 
 
 class ImagePackets(VideoPackets):

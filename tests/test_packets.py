@@ -162,3 +162,17 @@ def test_packets_hold_no_reference_to_the_source_file(tmp_path: Path, video: byt
 def test_make_packet_keeps_its_memory_alive() -> None:
     packet = make_packet(bytes(range(200)), Fraction(1, 25))
     assert bytes(packet) == bytes(range(200))
+
+
+@pytest.mark.parametrize("profile", [0, 3])
+def test_frames_of_vp9_that_are_not_shown_have_no_timestamp(profile: int) -> None:
+    packets = sm.demux_video(make_video(index_planes(4, 64, 48), codec="libvpx-vp9", format="webm"))
+    # The first byte: a marker and a profile of two bits each, one more in profile 3, and whether it shows a
+    # frame again, is no key frame, is shown.
+    hidden, shown = (0b10_00_0100, 0b10_00_0110) if profile == 0 else (0b10_11_0010, 0b10_11_0011)
+    both = bytes([0xC1, 1, 1, 0xC1])  # a superframe of two frames of one byte
+    contents = [bytes([shown]), bytes([hidden]), bytes([hidden, shown]) + both, bytes([shown])]
+    coded = [make_packet(content, packets.time_base) for content in contents]
+    for number, packet in enumerate(coded):
+        packet.pts = 100 * number
+    assert packets.with_packets(coded, packets.codec).get_timestamps() == (0.0, 0.2, 0.3)

@@ -363,9 +363,10 @@ def test_windows_of_real_media(media_dir: Path, name: str) -> None:
 def test_raw_streams_count_frames(b_frames: int) -> None:
     """An elementary stream has no timestamps; frames stand at the rate that its headers state."""
     data = make_video(planes(), codec="libx264", format="h264", max_b_frames=b_frames, gop_size=8)
-    frames = sm.decode_packets(sm.demux_video(data, timestamp=(1, 1.5)), None)
+    packets = sm.demux_video(data, timestamp=(1, 1.5))
+    frames = sm.decode_packets(packets, None)
     assert indices(frames) == [10, 11, 12, 13, 14]
-    assert frames.timestamps == (1.0, 1.1, 1.2, 1.3, 1.4)
+    assert frames.timestamps == packets.get_timestamps() == (1.0, 1.1, 1.2, 1.3, 1.4)
 
 
 @pytest.mark.parametrize("window", [(20, 30), (44, 58), (10, 15), (0, 3), (59, 60)])
@@ -398,6 +399,31 @@ def test_mp4_that_states_decoding_times_alone_stands_in_order() -> None:
     assert whole.timestamps == pytest.approx([number / 10 for number in range(NUM_FRAMES)])
     window = sm.demux_video(data, timestamp=(1.49, 1.71))
     assert indices(sm.decode_packets(window, filter_desc=None)) == [15, 16, 17]
+
+
+def test_mxf_states_decoding_times_alone() -> None:
+    options = {"codec": "libx264", "max_b_frames": 2, "gop_size": 8}
+    data = make_video(planes(), format="mxf", frame_rate=25, **options)
+    for first in range(NUM_FRAMES - 1):
+        window = Fraction(first, 25), Fraction(first + 2, 25)
+        frames = sm.decode_packets(sm.demux_video(data, timestamp=window), filter_desc=None)
+        assert indices(frames) == [first, first + 1]
+
+
+@pytest.mark.parametrize("codec", ["mpeg4", "h263"])
+def test_frames_that_are_no_key_frames_although_the_file_has_no_list_of_those(codec: str) -> None:
+    pictures = index_planes(NUM_FRAMES, 176, 144)
+    data = make_video(pictures, codec=codec, format="3gp", gop_size=8)
+    without = data.replace(b"stss", b"skip")
+    assert without != data
+    for first in range(NUM_FRAMES):
+        window = Fraction(first, 10), Fraction(first + 1, 10)
+        one, other = (
+            sm.decode_packets(sm.demux_video(file, timestamp=window), filter_desc=None)
+            for file in (data, without)
+        )
+        assert indices(other) == [first]
+        assert np.array_equal(one[0].planes[0], other[0].planes[0])
 
 
 def packed_avi() -> bytes:
