@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
@@ -35,6 +36,7 @@ from spdl_media.pipeline import (
 )
 from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit, failure_limit
+from spdl_media.pipeline.pipeline import heard_again
 from spdl_media.pipeline.stages import source_length
 from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator, SupportsGetItem
@@ -414,30 +416,31 @@ class _Epoch(Iterator[Any]):
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
-        try:
-            tagged = self._pipeline.get_item(timeout=self._loader.timeout)
-            value = value_of(tagged)
-            if (to := self._loader.to) is not None:
-                # In this thread, whose stream is to wait for arrays on a device.
-                (value,) = _CONVERTERS[to]((value,))
-        except TimeoutError:
-            # The batch is still being made, and another call may get it.
-            raise
-        except PipelineStopped:
-            if self._loader._ledger is self._ledger:
-                # Complete: the state is now the beginning of the next epoch.
-                self._loader._ledger = None
-            self.close()
-            raise StopIteration from None
-        except PipelineFailure as failure:
-            self.close()
-            # Tracebacks are to show the user's lines.
-            raise failure.with_traceback(None) from None
-        except BaseException:
-            self.close()
-            raise
-        self._ledger.settle(tags_of(tagged))
-        return value
+        with contextlib.suppress(PipelineStopped):
+            try:
+                tagged = self._pipeline.get_item(timeout=self._loader.timeout)
+                value = value_of(tagged)
+                if (to := self._loader.to) is not None:
+                    # In this thread, whose stream is to wait for arrays on a device.
+                    (value,) = _CONVERTERS[to]((value,))
+            except (TimeoutError, PipelineStopped):
+                # After a time-out the batch is still being made, and another call may get it.
+                raise
+            except PipelineFailure as failure:
+                self.close()
+                # Tracebacks are to show the user's lines.
+                raise failure.with_traceback(None) from None
+            except BaseException:
+                self.close()
+                raise
+            self._ledger.settle(tags_of(tagged))
+            return value
+        if self._loader._ledger is self._ledger:
+            # Complete: the state is now the beginning of the next epoch.
+            self._loader._ledger = None
+        # Not while the error is handled, which would stand in the traceback of a Ctrl-C.
+        self.close()
+        raise StopIteration
 
     def close(self) -> None:
         """Stop loading. Batches that were not handed out are not done."""
@@ -448,4 +451,5 @@ class _Epoch(Iterator[Any]):
     def __del__(self) -> None:
         # A loop that is left by "break" drops its iterator without closing it.
         if not self._is_over:
-            self.close()
+            with heard_again():
+                self.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import functools
 import inspect
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from spdl_media._optional import require
@@ -40,6 +41,9 @@ __all__ = ("Pipeline",)
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
+# After so long what was finalized is gone.
+AGAIN_SECONDS = 0.002
+
 # Of the second within which stop() returns; the rest is for machines that are busy.
 STOP_SECONDS = 0.8
 
@@ -53,6 +57,18 @@ class PipelineOptions(TypedDict, total=False):
     report_stats_interval: float | None
     task_hook_factory: Callable[[str], TaskHook | None] | None
     progress: bool | str
+
+
+@contextmanager
+def heard_again() -> Iterator[None]:
+    """Raise a Ctrl-C once more, a moment later, that comes while something is finalized.
+
+    It would be printed there and lost: a loop that is left by ``break`` finalizes its iterator.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
 
 
 def shows_run_options(function: F) -> F:
@@ -247,6 +263,7 @@ class Pipeline(Generic[T_co]):
         bar = self._make_bar()
         # Looked up once, because it is called for each item.
         take = run.graph.sink.take
+        is_left = False
         try:
             while (item := take(timeout)) is not END_OF_EPOCH:
                 if bar is not None:
@@ -254,11 +271,15 @@ class Pipeline(Generic[T_co]):
                 yield item
         except PipelineFailure as failure:
             raise failure.with_traceback(None) from None
+        except GeneratorExit:
+            is_left = True
+            raise
         finally:
             if bar is not None:
                 bar.close()
             if is_own:
-                run.stop(STOP_SECONDS)
+                with heard_again() if is_left else nullcontext():
+                    run.stop(STOP_SECONDS)
 
     def __iter__(self) -> Iterator[T_co]:
         return self.get_iterator()

@@ -18,7 +18,8 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -179,7 +180,8 @@ class _Worker:
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=_work, args=arguments, name=f"spdl_media {stage.name}", daemon=True
         )
-        process.start()
+        with _interrupts_blocked(context):
+            process.start()
         theirs.close()
         self.process = process
 
@@ -261,6 +263,22 @@ class _Worker:
             f"A worker process of stage {self._stage.name!r} ended ({how}) with this item. "
             "Processes end this way when memory runs out, native code crashes or os._exit() is called."
         )
+
+
+@contextlib.contextmanager
+def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
+    """Have a process that starts meanwhile never see Ctrl-C, which else ends its imports with a traceback."""
+    # Not a fork server: it would pass the mask on to processes that are not ours.
+    if context.get_start_method() == "forkserver" or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Started by the first process otherwise, and it resets the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from

@@ -1,12 +1,17 @@
-"""Random chains against a sequential model: same results, same order where it is promised, no thread left."""
+"""Random chains against a sequential model: same results, same order where it is promised, no thread left.
+
+``PYTHONPATH=tests python tests/pipeline/test_model.py 20000`` tries as many, and counts what was in them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +28,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spdl_media.pipeline import PipelineBuilder, PipelineStopped
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineStopped,
+    ProcessPoolExecutorConfig,
+    ThreadPoolExecutorConfig,
+)
 from spdl_media.pipeline.pipeline import Pipeline
 
 WAIT = 20
@@ -61,12 +71,20 @@ class Work:
         return [self._mapped(one) for one in item] if isinstance(item, list) else 3 * item
 
 
+@dataclass(frozen=True)
+class Call:
+    """The work as a function, which processes can unpickle."""
+
+    work: Work
+
+    def __call__(self, item: Any) -> Any:
+        result = self.work(item)
+        return result[0] if result else None
+
+
 def as_callable(work: Work, kind: str) -> Callable[[Any], Any]:
     """The work as a function or generator of a kind."""
-
-    def call(item: Any) -> Any:
-        result = work(item)
-        return result[0] if result else None
+    call = Call(work)
 
     async def call_async(item: Any) -> Any:
         if work.seed % 2:
@@ -94,13 +112,20 @@ def as_callable(work: Work, kind: str) -> Callable[[Any], Any]:
 @dataclass(frozen=True)
 class Pipe:
     kind: str
+    pool: str
     work: Work
     concurrency: int
     order: Any
 
-    def add(self, builder: PipelineBuilder[Any]) -> None:
+    def add(self, builder: PipelineBuilder[Any], callers: Executor) -> None:
         fn = as_callable(self.work, self.kind)
-        builder.pipe(fn, concurrency=self.concurrency, output_order=self.order)
+        executor = {
+            "own": ThreadPoolExecutorConfig(max_workers=2),
+            "callers": callers,
+            "processes": ProcessPoolExecutorConfig(max_workers=1),
+        }.get(self.pool)
+        used[f"{self.kind} {self.pool}".rstrip()] += 1
+        builder.pipe(fn, concurrency=self.concurrency, output_order=self.order, executor=executor)
 
     def run(self, model: Model) -> None:
         results = []
@@ -118,7 +143,8 @@ class Aggregate:
     size: int
     drop_last: bool
 
-    def add(self, builder: PipelineBuilder[Any]) -> None:
+    def add(self, builder: PipelineBuilder[Any], callers: Executor) -> None:
+        used["aggregate"] += 1
         builder.aggregate(self.size, drop_last=self.drop_last)
 
     def run(self, model: Model) -> None:
@@ -132,7 +158,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Disaggregate:
-    def add(self, builder: PipelineBuilder[Any]) -> None:
+    def add(self, builder: PipelineBuilder[Any], callers: Executor) -> None:
+        used["disaggregate"] += 1
         builder.pipe(lambda item: item if isinstance(item, list) else [item]).disaggregate()
 
     def run(self, model: Model) -> None:
@@ -149,10 +176,11 @@ class Paths:
     first: Pipe
     second: Pipe
 
-    def add(self, builder: PipelineBuilder[Any]) -> None:
+    def add(self, builder: PipelineBuilder[Any], callers: Executor) -> None:
+        used["paths"] += 1
         paths = [PipelineBuilder[Any](), PipelineBuilder[Any]()]
-        self.first.add(paths[0])
-        self.second.add(paths[1])
+        self.first.add(paths[0], callers)
+        self.second.add(paths[1], callers)
         builder.path_variants(self.route, paths)
 
     @staticmethod
@@ -195,18 +223,39 @@ works = st.builds(
     fan_out=st.just(False),
 )
 orders = st.sampled_from(["completion", "input"])
-calls = st.builds(Pipe, st.sampled_from(["function", "async"]), works, st.integers(1, 5), orders)
-fan_outs = st.builds(
-    Pipe,
-    st.sampled_from(["generator", "async generator"]),
+
+
+def pipes(
+    kinds: list[tuple[str, str]], works: st.SearchStrategy[Work], most: int
+) -> st.SearchStrategy[Pipe]:
+    """Stages of some kinds, each with its pool."""
+    return st.sampled_from(kinds).flatmap(
+        lambda kind: st.builds(
+            Pipe, st.just(kind[0]), st.just(kind[1]), works, st.integers(1, most), orders
+        )
+    )
+
+
+calls = pipes(
+    [
+        *[("function", ""), ("async", ""), ("function", ""), ("async", "")],
+        *[("function", "own"), ("function", "callers")],
+    ],
+    works,
+    5,
+)
+in_processes = pipes([("function", "processes")], works, 2)
+fan_outs = pipes(
+    [("generator", ""), ("async generator", ""), ("generator", "own"), ("generator", "callers")],
     works.map(lambda work: Work(work.seed, work.fail_each, work.drop_each, fan_out=True)),
-    st.integers(1, 4),
-    orders,
+    4,
 )
 stages = st.one_of(
     calls,
     calls,
     fan_outs,
+    # Rarely: a process takes as long to start as all else in a program.
+    st.integers(0, 15).flatmap(lambda number: calls if number else in_processes),
     st.builds(Aggregate, st.integers(1, 7), st.booleans()),
     st.builds(Disaggregate),
     st.builds(Paths, calls, fan_outs),
@@ -223,23 +272,46 @@ class PipelineMachine(RuleBasedStateMachine):
         length=st.sampled_from([0, 1, 5, 40, 150]),
         buffer_size=st.integers(1, 5),
         num_threads=st.integers(1, 4),
-        is_async=st.booleans(),
+        source=st.sampled_from(["sync", "sync", "async", "merge"]),
+        on_failure=st.booleans(),
     )
     def build(
-        self, chain: list[Any], length: int, buffer_size: int, num_threads: int, is_async: bool
+        self,
+        chain: list[Any],
+        length: int,
+        buffer_size: int,
+        num_threads: int,
+        source: str,
+        on_failure: bool,
     ) -> None:
         class Numbers:
             async def __aiter__(self) -> AsyncIterator[int]:
                 for number in range(length):
                     yield number
 
-        builder = PipelineBuilder[Any]().add_source(Numbers() if is_async else range(length))
+        used["programs"] += 1
+        used[f"{source} source"] += 1
         self.model = Model(list(range(length)))
+        if source == "merge":
+            odd_and_even = [range(start, length, 2) for start in (0, 1)]
+            parts = [PipelineBuilder[Any]().add_source(part) for part in odd_and_even]
+            builder = PipelineBuilder[Any]().merge(*parts)
+            self.model.is_ordered = False
+        else:
+            numbers: Any = Numbers() if source == "async" else range(length)
+            builder = PipelineBuilder[Any]().add_source(numbers)
+        self.callers = ThreadPoolExecutor(2)
         for stage in chain:
-            stage.add(builder)
+            stage.add(builder, self.callers)
             stage.run(self.model)
         config = builder.add_sink(buffer_size).get_config()
-        self.pipeline = Pipeline(config, num_threads=num_threads, max_failures=float("inf"))
+        self.reported: list[Any] | None = [] if on_failure else None
+        self.pipeline = Pipeline(
+            config,
+            num_threads=num_threads,
+            max_failures=float("inf"),
+            on_failure=(lambda record, item: self.reported.append(item)) if on_failure else None,
+        )
         self.running = False
 
     @precondition(lambda self: not self.running)
@@ -288,6 +360,48 @@ class PipelineMachine(RuleBasedStateMachine):
         self.taken.extend(self.pipeline.get_iterator(timeout=WAIT))
         self.end_epoch()
 
+    @precondition(lambda self: self.running)
+    @rule()
+    def iterate_asynchronously(self) -> None:
+        async def collect() -> None:
+            self.taken.extend([item async for item in self.pipeline])
+
+        used["consumed by a task"] += 1
+        self.begin_epoch()
+        asyncio.run(asyncio.wait_for(collect(), WAIT))
+        self.end_epoch()
+
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(2, 4))
+    def take_by_several(self, number: int) -> None:
+        pipeline = self.pipeline
+        assert pipeline is not None
+        parts: list[list[Any]] = [[] for _ in range(number)]
+
+        def consume(part: list[Any]) -> None:
+            try:
+                while True:
+                    part.append(pipeline.get_item(timeout=WAIT))
+            except PipelineStopped:
+                part.append(PipelineStopped)
+
+        used["several consumers"] += 1
+        self.begin_epoch()
+        # Begins the epoch if the last has ended; later iterations would begin one each.
+        for item in pipeline.get_iterator(timeout=WAIT):
+            self.taken.append(item)
+            break
+        else:
+            self.end_epoch()
+            return
+        threads = [threading.Thread(target=consume, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(part.pop() is PipelineStopped for part in parts)
+        self.end_epoch(parts)
+
     @precondition(lambda self: not self.running)
     @rule()
     def iterate_alone(self) -> None:
@@ -315,13 +429,22 @@ class PipelineMachine(RuleBasedStateMachine):
         if self.ended:
             self.ended, self.taken = False, []
 
-    def end_epoch(self) -> None:
-        self.check_all(self.taken)
+    def end_epoch(self, parts: list[list[Any]] | None = None) -> None:
+        if parts is None:
+            self.check_all(self.taken)
+        else:
+            # Each item went to one consumer, in order.
+            for part in parts:
+                in_order = iter(self.model.items)
+                assert not self.model.is_ordered or all(item in in_order for item in part)
+            self.taken.extend(item for part in parts for item in part)
+            self.check_all(self.taken, is_ordered=False)
         if not self.ended:
             self.ended = True
             self.epochs += 1
         if self.counts_are_told():
             assert self.num_failures() == self.epochs * self.model.failures
+            assert self.reported is None or len(self.reported) >= self.num_failures()
 
     def num_failures(self) -> int:
         assert self.pipeline is not None
@@ -330,8 +453,8 @@ class PipelineMachine(RuleBasedStateMachine):
     def counts_are_told(self) -> bool:
         return self.model.is_exact
 
-    def check_all(self, items: list[Any]) -> None:
-        if self.model.is_ordered:
+    def check_all(self, items: list[Any], *, is_ordered: bool = True) -> None:
+        if self.model.is_ordered and is_ordered:
             assert items == self.model.items
         elif self.model.is_exact:
             assert flattened(items) == flattened(self.model.items)
@@ -346,6 +469,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.pipeline is not None:
             self.pipeline.stop()
+            self.callers.shutdown()
         assert pipeline_threads() == []
 
 
@@ -358,11 +482,25 @@ def pipeline_threads() -> list[str]:
     return names
 
 
-@pytest.mark.timeout(180)
-def test_random_pipelines_do_as_the_model_does() -> None:
+#: How often what was part of the programs.
+used: Counter[str] = Counter()
+
+
+def try_programs(count: int) -> None:
     run_state_machine_as_test(
         PipelineMachine,
         settings=settings(
-            max_examples=examples(80), stateful_step_count=12, deadline=None, print_blob=True
+            max_examples=count, stateful_step_count=12, deadline=None, print_blob=True
         ),
     )
+
+
+@pytest.mark.timeout(180)
+def test_random_pipelines_do_as_the_model_does() -> None:
+    try_programs(examples(80))
+
+
+if __name__ == "__main__":
+    start = time.monotonic()
+    try_programs(int(sys.argv[1]))
+    print(f"{time.monotonic() - start:.0f} s, {dict(used.most_common())}")

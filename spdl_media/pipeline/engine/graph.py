@@ -13,8 +13,15 @@ from typing import Any, TypeAlias
 
 from spdl_media.pipeline.engine.ends import EpochSlot, Sink, Source
 from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
-from spdl_media.pipeline.engine.joints import Aggregate, CustomAggregate, Join, Switch, routed
-from spdl_media.pipeline.engine.nodes import Disaggregate, FanOut, Stage
+from spdl_media.pipeline.engine.joints import (
+    Aggregate,
+    CustomAggregate,
+    Disaggregate,
+    Join,
+    Switch,
+    routed,
+)
+from spdl_media.pipeline.engine.nodes import FanOut, Stage
 from spdl_media.pipeline.engine.workers import TaskRunner, WorkerThreads
 from spdl_media.pipeline.executors import (
     AwaitedPool,

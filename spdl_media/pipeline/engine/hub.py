@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +17,7 @@ from spdl_media.pipeline.stats import StageCounters
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.run import Run
 
-__all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "wake")
+__all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "new_loop", "wake")
 
 
 # Items that pass at more than one in so many seconds are quick ones. Waking the loop takes a twentieth of
@@ -165,6 +167,20 @@ def wake(future: asyncio.Future[None]) -> None:
     """Let a task go on that awaits ``future``; nothing if it was woken or cancelled before."""
     if not future.done():
         future.set_result(None)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop in a thread, where no Ctrl-C comes: a half-made one fails when it is collected."""
+    made: Future[asyncio.AbstractEventLoop] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(asyncio.new_event_loop())
+        except BaseException as error:  # noqa: BLE001  # raised below
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="spdl_media loop", daemon=True).start()
+    return made.result()
 
 
 class Inlet(Protocol):

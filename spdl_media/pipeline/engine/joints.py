@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, SupportsIndex
 
 from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot
-from spdl_media.pipeline.engine.nodes import Stage
+from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot, Stage
 from spdl_media.pipeline.engine.workers import WorkerThreads
 from spdl_media.pipeline.failures import PipelineError, describe, short_repr
 from spdl_media.pipeline.stages import Aggregator
 
-__all__ = ("Aggregate", "CustomAggregate", "Join", "Switch", "routed")
+__all__ = ("Aggregate", "CustomAggregate", "Disaggregate", "Join", "Switch", "routed")
 
 
 class Aggregate(Node):
@@ -112,6 +113,24 @@ class CustomAggregate(Stage):
         if slot.item is FLUSH and self._drop_last:
             slot.result = None
         super().leave(slot)
+
+
+class Disaggregate(FanOut):
+    """Takes groups apart, one after the other.
+
+    Lists and tuples on the loop. Other iterables, and classes that derive from these, may run code
+    of the user's when they are iterated, so threads do it.
+    """
+
+    def open(self, slot: FanOutSlot) -> None:
+        """Take a group apart, or have a thread do it."""
+        # The exact classes: those that derive from them may run any code when iterated.
+        if type(slot.item) in (list, tuple):
+            slot.opened_at = perf_counter()
+            slot.values.extend(slot.item)
+            self.settle(slot)
+        else:
+            super().open(slot)
 
 
 class Switch(Stage):

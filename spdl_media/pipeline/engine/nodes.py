@@ -23,7 +23,7 @@ from spdl_media.pipeline.engine.workers import (
 from spdl_media.pipeline.executors import refuse_coroutine
 from spdl_media.pipeline.failures import PoolBroken, describe
 
-__all__ = ("Disaggregate", "FanOut", "FanOutSlot", "Stage")
+__all__ = ("FanOut", "FanOutSlot", "Stage")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
@@ -436,21 +436,3 @@ class FanOut(Stage):
         else:
             self.todo.append(slot)
             self.hub.touch(self)
-
-
-class Disaggregate(FanOut):
-    """Takes groups apart, one after the other.
-
-    Lists and tuples on the loop. Other iterables, and classes that derive from these, may run code
-    of the user's when they are iterated, so threads do it.
-    """
-
-    def open(self, slot: FanOutSlot) -> None:
-        """Take a group apart, or have a thread do it."""
-        # The exact classes: those that derive from them may run any code when iterated.
-        if type(slot.item) in (list, tuple):
-            slot.opened_at = perf_counter()
-            slot.values.extend(slot.item)
-            self.settle(slot)
-        else:
-            super().open(slot)

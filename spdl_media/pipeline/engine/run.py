@@ -18,7 +18,7 @@ from typing import Any
 
 from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
-from spdl_media.pipeline.engine.hub import Hub, Slot
+from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
@@ -111,13 +111,15 @@ class Run:
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
         # Made here, so that messages may be posted before its thread runs.
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._hub = Hub(self._loop, self)
         # As many as asyncio would use for to_thread(). Interpreter exit is not to wait for them either.
         size = min(32, (os.cpu_count() or 1) + 4)
         self._to_thread = WorkerThreads(self._hub, "spdl_media to_thread", size)
         # Calls on_failure, one failure after the other.
         self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
+        # Taken by the thread when it begins, or by who finds before that that it shall not.
+        self._first = threading.Lock()
         self._watchdog: Watchdog
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
@@ -149,11 +151,11 @@ class Run:
             )
             self._start_thread()
         except BaseException:
-            # Ctrl-C may come when the thread runs, which then closes the loop itself.
-            if self.has_begun:
-                self.stop(EXIT_SECONDS)
+            # Ctrl-C may come when the thread is there, which then ends everything itself.
+            if self._first.acquire(blocking=False):
+                self._undo_start()
             else:
-                self._loop.close()
+                self.stop(EXIT_SECONDS)
             raise
         if self.was_stopped:
             self.request_stop()
@@ -164,20 +166,21 @@ class Run:
         self.graph.sink.look_out = self._watchdog.look
         self._stop = self._loop.create_future()
         self._started_at = perf_counter()
-        try:
-            for hook in self.graph.hooks:
-                hook.stage_start()
-                self._started_hooks.append(hook)
-            _LIVE.add(self)
-            self.is_live = True
-            self._thread.start()
-        except BaseException:
-            if not self.has_begun:
-                self.is_live = False
-                _LIVE.discard(self)
-                self.graph.close_pools()
-                self._end_hooks()
-            raise
+        for hook in self.graph.hooks:
+            hook.stage_start()
+            self._started_hooks.append(hook)
+        _LIVE.add(self)
+        self.is_live = True
+        self._thread.start()
+
+    def _undo_start(self) -> None:
+        self.is_live = False
+        _LIVE.discard(self)
+        # One that cannot be made has closed its pools.
+        if hasattr(self, "graph"):
+            self.graph.close_pools()
+        self._end_hooks()
+        self._loop.close()
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
@@ -299,6 +302,8 @@ class Run:
     # The loop's own thread.
 
     def _main(self) -> None:
+        if not self._first.acquire(blocking=False):
+            return
         try:
             self._run_to_its_end(self._live())
             self._run_to_its_end(self._loop.shutdown_asyncgens())

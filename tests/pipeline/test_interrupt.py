@@ -1,0 +1,241 @@
+"""Ctrl-C at any moment: programs end at once, with one traceback and the exit status of a KeyboardInterrupt.
+
+Each trial is a process that gets SIGINT, with all of its own processes, as from a terminal. ``--long`` makes
+300 of them; ``python tests/pipeline/test_interrupt.py 300 [SEED]`` makes as many as wanted and counts.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+import spdl_media
+from spdl_media.dataloader import DataLoader
+from spdl_media.pipeline import PipelineBuilder
+
+PROGRAM = """
+import asyncio
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from spdl_media.dataloader import DataLoader
+from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
+
+
+def work(item):
+    time.sleep(0.001)
+    if item % 7 == 3:
+        raise ValueError(item)
+    return item
+
+
+async def work_async(item):
+    await asyncio.sleep(0.001)
+    return item
+
+
+def generate(item):
+    yield work(2 * item)
+    yield item
+
+
+async def generate_async(item):
+    yield item
+    yield await work_async(item)
+
+
+def consume(pipeline):
+    for number, _ in enumerate(pipeline):
+        if number == 30:
+            break
+
+
+async def consume_async(pipeline):
+    async for _ in pipeline:
+        pass
+
+
+def run(kind):
+    builder = PipelineBuilder().add_source(range(50))
+    if kind == "threads":
+        consume(builder.pipe(work, concurrency=4).aggregate(2).build())
+    elif kind == "order":
+        builder.pipe(work, concurrency=4, output_order="input").pipe(work_async, concurrency=2)
+        consume(builder.build(on_failure=lambda record, item: None))
+    elif kind == "async":
+        consume(builder.pipe(work_async, concurrency=4).pipe(generate_async).build())
+    elif kind == "generators":
+        consume(builder.pipe(generate, concurrency=3).path_variants(lambda i: i % 2, [work, work]).build())
+    elif kind == "epochs":
+        with builder.pipe(work, concurrency=4, timeout=5).build().auto_stop() as pipeline:
+            for _ in range(3):
+                consume(pipeline)
+    elif kind == "executor":
+        with ThreadPoolExecutor(4) as executor:
+            consume(builder.pipe(work, concurrency=4, executor=executor).build())
+    elif "server" in kind or "spawn" in kind:
+        config = ProcessPoolExecutorConfig(mp_context=kind)
+        consume(builder.pipe(work, concurrency=2, executor=config).build())
+    elif kind == "loader":
+        consume(DataLoader(range(100), preprocessor=work, batch_size=3, num_threads=4))
+    else:
+        asyncio.run(consume_async(builder.pipe(work, concurrency=4).build()))
+
+
+def main(kind):
+    while True:
+        run(kind)
+
+
+print("imported", flush=True)
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+KINDS = (
+    *("threads", "order", "async", "generators", "epochs", "executor", "spawn", "forkserver"),
+    *("loader", "async consumer"),
+)
+# Uncaught, it ends the process by the signal, as shells expect.
+STATUS = -signal.SIGINT
+MOST_SECONDS = 2.0
+
+
+def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
+    """Interrupt a program; returns what was wrong, if anything, and how long it took to end."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    package = str(Path(spdl_media.__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, script, kind],
+        env=os.environ | {"PYTHONPATH": package},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"
+        time.sleep(delay)
+        start = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        return "did not end", 20.0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    seconds = time.monotonic() - start
+    # asyncio.run() cancels its task, and raises the interrupt while it handles that.
+    most_tracebacks = 2 if "asyncio.exceptions.CancelledError" in errors else 1
+    problems = {
+        f"exit status {process.returncode}": process.returncode != STATUS,
+        "no KeyboardInterrupt": not re.search("^KeyboardInterrupt$", errors, re.MULTILINE),
+        f"took {seconds:.1f} s": seconds > MOST_SECONDS,
+    }
+    # CPython's server and its children print tracebacks of their own if they are just starting.
+    if kind != "forkserver":
+        problems |= {
+            "other tracebacks": errors.count("Traceback") > most_tracebacks,
+            "more on stderr": any(one in errors for one in ("ignored", "Exception in", "Warning")),
+        }
+    found = ", ".join(text for text, is_so in problems.items() if is_so)
+    return f"{found}:\n{errors}" if found else "", seconds
+
+
+def trials(count: int, seed: int, folder: Path) -> list[str]:
+    """Make so many, at random moments of which half are near the start; returns what was wrong."""
+    rng = random.Random(seed)  # noqa: S311  # no secret
+    wrong = []
+    slowest = 0.0
+    kinds: collections.Counter[str] = collections.Counter()
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        delay = rng.uniform(0, rng.choice([0.05, 0.6]))
+        found, seconds = trial(kind, delay, folder)
+        kinds[kind] += 1
+        slowest = max(slowest, seconds)
+        if found:
+            wrong.append(f"{kind} after {delay:.4f} s: {found}")
+    print(
+        f"{count} interrupts, {len(wrong)} wrong, the slowest end took {slowest:.2f} s; {dict(kinds)}"
+    )
+    return wrong
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals to groups of processes")
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
+def test_programs_end_at_once(count: int, tmp_path: Path) -> None:
+    assert trials(count, count, tmp_path) == []
+
+
+def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the start of the thread and the moment in which it knows who it is."""
+    start = threading.Thread.start
+    gate = threading.Event()
+    late: list[threading.Thread] = []
+
+    def interrupted(self: threading.Thread) -> None:
+        if not self.name.startswith("spdl_media pipeline"):
+            start(self)
+            return
+        late.append(threading.Thread(target=lambda: gate.wait(20) and self.run()))
+        start(late[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).build()
+    with pytest.raises(KeyboardInterrupt):
+        list(pipeline)
+    monkeypatch.undo()
+    # pytest fails the test if this thread raises.
+    gate.set()
+    late[0].join()
+    assert list(pipeline) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PipelineBuilder().add_source(range(9)).build(), lambda: DataLoader(range(9))]
+)
+def test_one_while_a_loop_is_left_is_heard(
+    make: Callable[[], Iterable[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The iterator is finalized then, where CPython prints exceptions and forgets them."""
+    join = threading.Thread.join
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        join(self, timeout)
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it comes in either loop
+        for _ in make():
+            monkeypatch.setattr(threading.Thread, "join", interrupted)
+            break
+        # Heard here at the latest.
+        for _ in range(500):
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+        print("\n".join(trials(int(sys.argv[1]), seed, Path(name))))
