@@ -387,12 +387,24 @@ class Input:
                 f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
                 "record it anew"
             )
+        elif kind := self._kind():
+            text = (
+                f"it begins as {kind}, but FFmpeg cannot open it: {text}. It is damaged, or of a kind that "
+                "FFmpeg does not read; convert it with another program"
+            )
         else:
             text = (
                 f"FFmpeg cannot open it as media: {text}. If it is raw data, or of a format without a "
                 "signature, name the format: demux_config(format=...)"
             )
         return DemuxError(text, source=self.name)
+
+    def _kind(self) -> str | None:
+        """What the signature says of data that FFmpeg does not know, or cannot tell from sound."""
+        head = b""
+        with suppress(SourceError):
+            head = bytes(self.head(12)) if self.seekable else b""
+        return next((name for start, name in _KINDS.items() if head.startswith(start)), None)
 
     def _raise_better(self, error: DemuxError, config: DemuxConfig) -> None:
         """Raise an error that says more, if the failure has another reason than the content."""
@@ -412,6 +424,15 @@ class Input:
             except SourceError as os_error:
                 raise os_error from cause
 
+
+_KINDS = {
+    b"GIF8": "a GIF",
+    b"\xff\x0a": "a JPEG XL",
+    b"\0\0\0\x0cJXL ": "a JPEG XL",
+    b"FTEX": "an FTEX",
+    b"%PDF": "a PDF",
+    b"%!PS": "a PostScript",
+}
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})
 _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})

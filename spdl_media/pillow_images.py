@@ -123,7 +123,9 @@ def read_with_pillow(
         raise
     # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
     except Exception as error:
-        raise DecodeError(f"Pillow cannot decode the image: {error}", source=source) from error
+        reason = purpose.removeprefix(f"{source}: ")
+        what = reason if reason.startswith(("a ", "an ")) else "the image"
+        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
 
 
 def _as_frame(image: Any) -> av.VideoFrame:
@@ -262,6 +264,12 @@ def _dds_reason(view: memoryview) -> str | None:
     return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
 
 
+def _cursor_reason(view: memoryview) -> str | None:
+    """A TGA begins alike, but has zeros where the number of images stands, and where the first one lies."""
+    count, size, offset = struct.unpack_from("<H8xII", view, 4)
+    return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
+
+
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
@@ -330,7 +338,10 @@ _KINDS: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] = (
     (b"MM\0+", "a BigTIFF"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_reason),
     (b"\0\0\1\0", "an icon"),
+    (b"\0\0\2\0", _cursor_reason),
     (b"icns", "an icon"),
+    (b"BLP1", "a BLP"),
+    (b"BLP2", "a BLP"),
     (b"DDS ", _dds_reason),
     (b"#define ", "an XBM"),
 )

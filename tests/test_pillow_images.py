@@ -50,6 +50,13 @@ def by_pillow(data: bytes) -> Array:
         return np.asarray(image.convert("RGBA"))
 
 
+def cursor() -> bytes:
+    """An icon of one BMP with the kind of a cursor, and the planes and bits where its hot spot stands."""
+    icon = bytearray(saved("RGBA", "ICO", sizes=[(24, 16)], bitmap_format="bmp"))
+    icon[2] = 2
+    return bytes(icon)
+
+
 def big_endian_tiles() -> bytes:
     """A TIFF of two tiles of 16x16 gray pixels; Pillow does not write tiles."""
     pixels = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(16, 32)
@@ -121,6 +128,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
     "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
     "ICNS": lambda: saved("RGBA", "ICNS"),
+    "CUR": cursor,
+    "BLP": lambda: saved("P", "BLP", blp_version="BLP2"),
     "XBM": lambda: saved("1", "XBM"),
     "AVIF, alpha": lambda: saved("RGBA", "AVIF"),
 }
@@ -130,6 +139,24 @@ FILES: dict[str, Callable[[], bytes]] = {
 def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
     data = FILES[kind]()
     np.testing.assert_array_equal(sm.load_image(data, pix_fmt="rgba").array, by_pillow(data))
+
+
+def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gif, cursor = saved("P", "GIF"), FILES["CUR"]()
+    rows = (
+        (gif[:6] + bytes(4) + gif[10:], "begins as a GIF, but FFmpeg cannot open it"),
+        (saved("RGBA", "DDS", pixel_format="DXT1").replace(b"DXT1", b"ABCD"), "dds.*ABCD"),
+        (b"\xff\x0a" + bytes(40), "begins as a JPEG XL"),
+        (b"FTEX" + bytes(60), "begins as an FTEX"),
+        (cursor[:100], "Pillow cannot decode a cursor"),
+        (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
+    )
+    for data, message in rows:
+        with pytest.raises((sm.DemuxError, sm.DecodeError), match=message):
+            sm.load_image(data)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(sm.MissingDependencyError, match="a cursor needs pillow"):
+        sm.load_image(cursor)
 
 
 @pytest.mark.parametrize(("size", "mode"), [((7, 5), "RGB"), ((33, 21), "RGBA"), ((64, 48), "L")])
