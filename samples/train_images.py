@@ -63,7 +63,15 @@ def load(path: Path, rng: np.random.Generator) -> tuple[sm.CPUBuffer, int]:
     """Decode a part of a picture that is chosen by chance, mirrored by chance; and its label."""
     crop = sm.RandomResizedCrop(scale=(0.3, 1.0))
     image = sm.load_image(
-        path, width=SIDE, height=SIDE, scale_mode=None, crops=crop, flips=0.5, rng=rng
+        path,
+        width=SIDE,
+        height=SIDE,
+        scale_mode=None,
+        crops=crop,
+        flips=0.5,
+        rng=rng,
+        dtype="float32",
+        mean=0.5,
     )
     return image, COLORS.index(path.parent.name)
 
@@ -98,8 +106,8 @@ class Classifier:
             count += 1
         return count
 
-    def _step(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> None:
-        pixels = images.reshape(len(images), -1) / 255 - 0.5
+    def _step(self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> None:
+        pixels = images.reshape(len(images), -1)
         inputs = np.hstack([pixels, np.ones((len(pixels), 1))])
         scores = inputs @ self.weights
         chances = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -27,6 +27,7 @@ from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
 from spdl_media.storage import Storage
+from spdl_media.values import DType, PerChannel
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
@@ -131,6 +132,10 @@ class ImageOptions(TypedDict, total=False):
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
+        dtype: ``"float32"`` or ``"float16"`` makes ``(value / 255 - mean) / std`` of RGB and gray, as
+            torchvision does (of 16 bits, ``value / 65535``); ``"uint8"`` refuses formats of other types.
+        mean: A number for each channel of the result, or one for all; 0 without it.
+        std: Likewise; 1 without it.
     """
 
     width: int | None
@@ -140,6 +145,9 @@ class ImageOptions(TypedDict, total=False):
     scale_algo: ScaleAlgo
     quality: Quality
     layout: ArrayLayout | None
+    dtype: DType | None
+    mean: PerChannel | None
+    std: PerChannel | None
 
 
 class AudioOptions(TypedDict, total=False):

@@ -35,6 +35,7 @@ from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.orientation import swaps_sides
 from spdl_media.packets import VideoPackets, metadata_of
 from spdl_media.storage import Storage
+from spdl_media.values import Values
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
 """Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
@@ -85,6 +86,7 @@ class ImageRequest:
     decode_config: DecodeConfig | None
     storage: Storage | None
     layout: ArrayLayout | None
+    values: Values | None
     on_error: OnError = "raise"
     num_threads: int = 1
     config: CUDAConfig | None = None
@@ -109,6 +111,7 @@ class VideoRequest:
     decode_config: DecodeConfig | None
     storage: Storage | None
     layout: ArrayLayout | None
+    values: Values | None
     config: CUDAConfig | None
     decoder: VideoDecoder
     purpose: str
@@ -122,6 +125,7 @@ class VideoRequest:
             num_frames=self.num_frames,
             storage=self.storage,
             layout=self.layout,
+            values=self.values,
         )
 
 
@@ -206,7 +210,7 @@ class _Batch:
         self.failures: list[Failure] = []
         self._positions: list[int] = []
         self._first: _Loaded | None = None
-        self._rows = PictureRows(count, request.storage, request.layout)
+        self._rows = PictureRows(count, request.storage, request.layout, request.values)
         self._count, self._request = count, request
         self._lock = threading.Lock()
 
@@ -265,7 +269,9 @@ class _Batch:
             raise none_loaded(self.failures, self._count, remedy)
         shape = own.shape(ops.width, ops.height, layout)
         # One zero that looks like many, so that nothing is allocated but the buffer.
-        zeros = np.broadcast_to(np.zeros((), own.dtype), (self._count, *shape))
+        values = self._request.values
+        zero = np.zeros((), own.dtype if values is None else values.dtype)
+        zeros = np.broadcast_to(zero, (self._count, *shape))
         buffer = convert_array(zeros, self._request.storage)
         if is_yuv(ops.pix_fmt):
             buffer.colorspace, buffer.color_range = PICTURE_COLORS

@@ -32,6 +32,7 @@ from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
+from spdl_media.values import Values
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -97,6 +98,7 @@ class RowPlan:
         layout: As in :func:`~spdl_media.convert_frames`; ``"planes"`` for no array of rows.
         name: What errors call the frame.
         source: What it was decoded from.
+        values: The numbers that pixels become; ``None``: they stay as they are.
 
     Attributes:
         shape: Of a row.
@@ -104,10 +106,18 @@ class RowPlan:
         nbytes: Of a row.
 
     Raises:
-        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout.
+        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout or of
+            these numbers.
     """
 
-    def __init__(self, frame: Any, layout: Layout | None, name: str, source: str) -> None:
+    def __init__(
+        self,
+        frame: Any,
+        layout: Layout | None,
+        name: str,
+        source: str,
+        values: Values | None = None,
+    ) -> None:
         self._seen = width, height, pix_fmt, *_ = _seen(frame)
         self._name, self._colors = name, colors_of(frame)
         if not (width and height):
@@ -120,9 +130,14 @@ class RowPlan:
             raise ConvertError(
                 f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
             )
+        if values is not None and (reason := values.refusal(pix_fmt)):
+            raise ConvertError(reason, source=source)
         self._own, self._layout = own, layout
+        self._floats = values if values is not None and values.is_float else None
+        self._bits = frame.format.components[0].bits
         self._planes = [plane.shape for plane in plane_views(frame)]
-        self.shape, self.dtype = own.shape(width, height, layout), own.dtype
+        self.shape = own.shape(width, height, layout)
+        self.dtype = own.dtype if self._floats is None else self._floats.dtype
         self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def check(self, frame: Any, name: Callable[[], str], source: str) -> None:
@@ -147,6 +162,15 @@ class RowPlan:
     def places(self, rows: Array) -> list[Array]:
         """Views of an array of rows: the places for each of FFmpeg's planes."""
         return self._own.places(rows, self._planes, self._layout)
+
+    def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
+        """Write the pixels of a frame of FFmpeg's into a row of its :meth:`places`."""
+        if (floats := self._floats) is None:
+            copy_frame(frame, places, row)
+            return
+        for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
+            channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
+            floats.write(place[row], plane, channels, self._bits)
 
     def buffer(self, array: Array) -> CPUBuffer:
         """The array with what its colours mean."""
@@ -189,16 +213,21 @@ class PictureRows:
         count: Number of rows.
         storage: Memory to fill; fresh memory without one.
         layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
+        values: The numbers that pixels become; ``None``: they stay as they are.
 
     Thread safety: threads may put different rows at the same time, once the first was put.
     """
 
     def __init__(
-        self, count: int, storage: Storage | None, layout: Literal["NCHW", "NHWC"] | None
+        self,
+        count: int,
+        storage: Storage | None,
+        layout: Literal["NCHW", "NHWC"] | None,
+        values: Values | None = None,
     ) -> None:
         self._count = count
         self._storage = storage
-        self._layout = layout
+        self._layout, self._values = layout, values
         self._array: Array | None = None
         self._places: list[Array] = []
 
@@ -210,10 +239,12 @@ class PictureRows:
         """
         (frame,) = av_frames(picture)
         if self._array is None:
-            plan = self._plan = RowPlan(frame, self._layout, "the image", picture.source)
+            name = "the image"
+            plan = RowPlan(frame, self._layout, name, picture.source, self._values)
+            self._plan = plan
             self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
             self._places = plan.places(self._array)
-        copy_frame(frame, self._places, row)
+        self._plan.copy(frame, self._places, row)
 
     def take(self, rows: Sequence[int], zeros: Sequence[int] = ()) -> CPUBuffer:
         """These rows, moved together, of which some become zeros."""
@@ -252,6 +283,7 @@ class VideoRows:
         storage: Memory to fill; fresh memory without one.
         layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
         limit: How many frames are wanted; ``None``: all.
+        values: The numbers that pixels become; ``None``: they stay as they are.
 
     Thread safety: one thread at a time.
     """
@@ -263,10 +295,11 @@ class VideoRows:
         storage: Storage | None,
         layout: Literal["NCHW", "NHWC"] | None,
         limit: int | None,
+        values: Values | None = None,
     ) -> None:
         self._packets = packets
         self._storage = storage
-        self._layout = layout
+        self._layout, self._values = layout, values
         self._limit = limit
         # Counted by the packets: the header's number of frames may be wrong.
         self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
@@ -284,14 +317,15 @@ class VideoRows:
         """
         row, source = len(self._pts), self._packets.source
         if row == 0:
-            self._plan = RowPlan(frame, self._layout, f"frame 0 of item 0 ({source})", source)
+            name = f"frame 0 of item 0 ({source})"
+            self._plan = RowPlan(frame, self._layout, name, source, self._values)
             # Filters may have changed it, so it is that of the frames and not of the packets.
             self._time_base = as_fraction(frame.time_base) or Fraction(1)
         self._plan.check(frame, lambda: f"frame {row} of item 0 ({source})", source)
         if row == self._capacity:
             self._make_room()
         if self._places:
-            copy_frame(frame, self._places, row - self._start)
+            self._plan.copy(frame, self._places, row - self._start)
         self._pts.append(frame.pts)
         return row + 1 == self._limit
 
@@ -387,6 +421,7 @@ def decode_rows(
     num_frames: int | None,
     storage: Storage | None,
     layout: Literal["NCHW", "NHWC"] | None,
+    values: Values | None,
 ) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
     """Decode the packets of a video into an array, each frame as it leaves the filters.
 
@@ -402,7 +437,7 @@ def decode_rows(
     if num_frames is not None:
         check_int("num_frames", num_frames)
     desc = picture_filter(filter_desc)
-    rows = VideoRows(packets, desc, storage, layout, num_frames)
+    rows = VideoRows(packets, desc, storage, layout, num_frames, values)
     try:
         decode_into(rows, packets, desc, as_decode_config(decode_config), num_frames)
         return rows.take(), rows.timestamps

@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 IMAGES = CHECKOUT / "samples" / "benchmarks" / "images.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
 DOWNSCALE = ["spdl_media, downscale"] if importlib.util.find_spec("simplejpeg") else []
-OURS = ["spdl_media", "spdl_media, fast", *DOWNSCALE, "spdl_media, in steps"]
+OURS = ["spdl_media", "spdl_media, fast", "spdl_media, float32", *DOWNSCALE, "spdl_media, in steps"]
 SPREAD = {"median", "lowest", "highest"}
 
 

@@ -53,7 +53,7 @@ ORDER = [
     ],
     ["storage"],
     ["buffer"],
-    ["_rows", "_audio_arrays", "convert"],
+    ["values", "_rows", "_audio_arrays", "convert"],
     ["transfer"],
     ["arrays"],
     ["_collate"],

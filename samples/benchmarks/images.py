@@ -1,10 +1,11 @@
 """JPEGs to batches: this library beside others, in one run.
 
 Every way gets the same bytes in memory and gives the same thing: a batch (B, size, size, 3) uint8 in RGB,
-each picture stretched to the square with a bicubic kernel. One round measures all ways one after the other,
-at each number of threads; the next round goes backwards, so that a machine that grows slower or faster
-meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest. Pictures
-that their EXIF tag turns are left out, for not every library turns them.
+each picture stretched to the square with a bicubic kernel; "float32" gives (B, 3, size, size) normalised.
+One round measures all ways one after the other, at each number of threads; the next round goes backwards, so
+that a machine that grows slower or faster meanwhile favours none. What is printed are medians of the rounds,
+with the lowest and the highest. Pictures that their EXIF tag turns are left out, for not every library turns
+them.
 
     python samples/benchmarks/images.py --images DIR [--json FILE] [--chart FILE.png]
 
@@ -58,6 +59,7 @@ ACCURATE = (
     | Interpolation.FULL_CHR_H_INT
     | Interpolation.FULL_CHR_H_INP
 )
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOTHING = "nothing (C code)"
 BASE = "SPDL"
 
@@ -89,6 +91,24 @@ def ours(quality: str, size: int) -> Load:
 
     def load(batch: Sequence[bytes]) -> Any:
         return sm.load_image_batch(batch, width=size, height=size, scale_mode=None, quality=quality)
+
+    return load
+
+
+def ours_floats(size: int) -> Load:
+    """This library, to (B, 3, size, size) of normalised float32."""
+
+    def load(batch: Sequence[bytes]) -> Any:
+        return sm.load_image_batch(
+            batch,
+            width=size,
+            height=size,
+            scale_mode=None,
+            layout="NCHW",
+            dtype="float32",
+            mean=MEAN,
+            std=STD,
+        )
 
     return load
 
@@ -246,6 +266,7 @@ def torchcodec(size: int) -> Load:
 OURS: dict[str, Callable[[int], Load]] = {
     "spdl_media": lambda size: ours("accurate", size),
     "spdl_media, fast": lambda size: ours("fast", size),
+    "spdl_media, float32": ours_floats,
     "spdl_media, downscale": ours_downscaled,
     "spdl_media, in steps": lambda size: ours_in_steps("accurate", size),
 }
@@ -294,10 +315,17 @@ def reference(data: bytes, size: int) -> Array:
 def mean_error(load: Load, images: Sequence[bytes], wanted: Sequence[Array]) -> float:
     """Mean absolute difference in levels."""
     errors = [
-        np.abs(np.asarray(load([data]))[0].astype(np.int16) - right).mean()
+        np.abs(levels(np.asarray(load([data]))[0]) - right).mean()
         for data, right in zip(images, wanted, strict=True)
     ]
     return float(np.mean(errors))
+
+
+def levels(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A picture in levels of 255, (size, size, 3), also of normalised floats (3, size, size)."""
+    if picture.dtype == np.uint8:
+        return picture.astype(np.int16)
+    return 255 * (np.moveaxis(picture, 0, -1) * STD + MEAN)
 
 
 def images_a_second(
