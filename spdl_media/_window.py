@@ -8,7 +8,9 @@ Times are timestamps of the streams from here on, whole numbers that cost nothin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -140,12 +142,32 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
         return None if key is None or not _at_or_before(key, start) else [key]
 
     with container.reading():
+        codec = _with_x264_build(container, index, codec, start)
         packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
         stop = _pts(window.end, codec, container.zero, up=True)
         run = _VideoRun(stop)
         kept = list(packets) if stop is None else _run(packets, run)
     result: VideoPackets = our_packets(container, index, codec, kept, window, goes_on=run.goes_on)
     return result
+
+
+_X264 = re.compile(rb"x264 - core (\d+)")
+
+
+def _with_x264_build(
+    container: Container, index: int, codec: VideoCodec, start: int | None
+) -> VideoCodec:
+    """Tell the decoder of a window which x264 wrote it: 4:4:4 of versions before 151 is coded otherwise.
+
+    The first packet of the stream alone states it.
+    """
+    if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
+        return codec
+    if not container.seek(_pts(Fraction(0), codec, container.zero) or 0, index):
+        return codec  # then it is read from its start
+    first = next(container.packets([index]), None)
+    found = None if first is None else _X264.search(bytes(first))
+    return codec if found is None else replace(codec, x264_build=int(found[1]))
 
 
 def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
@@ -223,6 +245,7 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
         return _head_of_both(packets, index, tells, video_start, audio_start)
 
     with container.reading():
+        codec = _with_x264_build(container, index, codec, video_start)
         indices = (index, audio_index)
         packets, exact = _from_place(container, indices, codec, place, window, from_both)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)

@@ -53,6 +53,7 @@ class VideoCodec:
         bits_per_coded_sample: Bits of a coded pixel or sample; 0: not stated.
         reorder_depth: Frames that a decoder holds back to put them into display order.
         color: Range, matrix, primaries and transfer as FFmpeg's numbers, from the container.
+        x264_build: Version of x264, for packets that do not begin with the one that states it; else 0.
 
     Thread safety: immutable, free to share.
     """
@@ -71,6 +72,7 @@ class VideoCodec:
     reorder_depth: int = field(default=0, repr=False)
     # FFmpeg's "unspecified" is 0 for the range and 2 for the others.
     color: tuple[int, int, int, int] = field(default=(0, 2, 2, 2), repr=False)
+    x264_build: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         options |= _STILL_JPEG_OPTIONS
     if isinstance(codec, VideoCodec):
         _set_video(context, codec)
+        if name == "h264" and codec.x264_build:
+            options["x264_build"] = str(codec.x264_build)
     else:
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
