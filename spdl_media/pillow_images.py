@@ -142,8 +142,7 @@ def _as_frame(image: Any) -> av.VideoFrame:
         cms: Any = require("pillow-cms", "a Lab image")
         profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
         image = cms.profileToProfile(image, *profiles, outputMode="RGB")
-    # The last letter of RGBA, LA and PA, and of RGBa and La, whose colours are multiplied by alpha.
-    if mode[-1] in "Aa" or "transparency" in image.info:
+    if image.has_transparency_data:
         return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
     if mode in ("1", "L"):
         return _new_frame(np.asarray(image.convert("L")), "gray")

@@ -121,6 +121,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
     "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
     "DDS, 16 bits": lambda: dds(0x40, 16, (0x7C00, 0x3E0, 0x1F, 0), b"\xff\x7f" * 16),
+    "DDS, palette": lambda: dds(0x20, 24, (0,) * 4, NUMBERS * 8 + NUMBERS[:16]),
     "BMP, header of 52 bytes": bmp_with_masks,
     "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
