@@ -155,11 +155,17 @@ def color_numbers(source: Any) -> tuple[int, int, int, int]:
     return color_range, matrix, int(source.color_primaries), int(source.color_trc)
 
 
+_BITS = {"u8p": 8, "s16p": 16, "s32p": 24}
+"""Bits of a sample that Monkey's Audio and TAK code, by the format in which they come out."""
+
+
 def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     """Copy out of an open stream what its decoder needs."""
     context = stream.codec_context
     has_blocks = context.codec.name.startswith(_CUT_INTO_BLOCKS)
     block_align, bits = _wave_format(stream) if has_blocks else (0, 0)
+    if context.codec.name in ("ape", "tak"):  # PyAV does not show it, but what follows from it
+        bits = _BITS.get(context.format.name, 0)
     return AudioCodec(
         name=context.codec.canonical_name,
         decoder=context.codec.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -232,3 +233,15 @@ def test_codecs_are_values(h264: bytes) -> None:
     assert a == b
     assert hash(a) == hash(b)
     assert "extradata" not in repr(a)
+
+
+def test_monkeys_audio_opens() -> None:
+    """A file of one frame that says it is silence, as no encoder of FFmpeg's makes it."""
+    # Version, compression, flags (peak level, seek table), channels, rate; bytes of WAV before and behind.
+    head = struct.pack("<4sHHHHIII", b"MAC ", 3960, 2000, 0x16, 2, 44100, 0, 0)
+    # Frames, samples of the last one, peak, size and place of the seek table; a checksum whose highest bit
+    # says that flags follow; both channels are silent.
+    rest = struct.pack("<IIIII", 1, 4410, 0, 1, 44) + struct.pack("<II", 1 << 31, 3) + bytes(12)
+    sound = sm.load_audio(head + rest)
+    assert sound.shape == (2, 4410)
+    assert not np.asarray(sound).any()
