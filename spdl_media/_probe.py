@@ -30,7 +30,7 @@ from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, known_damage, metadata_of
 from spdl_media.pillow_images import read_with_pillow
 from spdl_media.still_headers import read_still
-from spdl_media.stills import HEAD_SIZE, container_still
+from spdl_media.stills import HEAD_SIZE, container_still, still_codec
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 
@@ -181,20 +181,30 @@ def probe(
     """
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
-        if config.format is None and input.has_size and (info := _still_info(input)):
+        return _probe_input(input, config)
+
+
+def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
+    # A name with a number in it (image2) may be no file.
+    head = input.head(HEAD_SIZE) if config.format is None else b""
+    if head and (still_codec(head) or container_still(head)):
+        if not input.seekable:
+            with open_input(input.read_all(), name=input.name) as whole:
+                return _probe_input(whole, config)
+        if input.has_size and (info := _still_info(head, input)):
             return info
-        if _is_still(input, config):
-            return _probe_still(read_image(input, config))
-        # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
-        if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
-            return _wav_info(wav)
-        with closing(Container(input, config)) as container:
-            return _probe_container(container)
+    if _is_still(input, config):
+        return _probe_still(read_image(input, config))
+    # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
+    if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
+        return _wav_info(wav)
+    with closing(Container(input, config)) as container:
+        return _probe_container(container)
 
 
-def _still_info(input: Input) -> MediaInfo | None:
+def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
     """What the header of a still says, if it says enough."""
-    found = read_still(input.read_at, input.size())
+    found = read_still(head, input.read_at, input.size())
     if found is None:
         return None
     name, header, orientation = found

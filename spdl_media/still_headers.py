@@ -72,11 +72,12 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
     return header if header and header.width > 0 and header.height > 0 else None
 
 
-def read_still(read: Read, size: int) -> tuple[str, StillHeader, int] | None:
+def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, int] | None:
     """Read the header and the orientation of a still that has its end.
 
     Args:
-        read: Gives bytes of the file.
+        head: The first 64 KiB of the file.
+        read: Gives other bytes of the file.
         size: Bytes of the file.
 
     Returns:
@@ -86,7 +87,6 @@ def read_still(read: Read, size: int) -> tuple[str, StillHeader, int] | None:
     Raises:
         SourceError: ``read`` cannot read the file.
     """
-    head = read(0, HEAD_SIZE)
     codec = still_codec(head) or container_still(head)
     # Profiles and thumbnails may stand before the size of a JPEG.
     if codec == "mjpeg" and len(head) < size and read_jpeg_head(head) is None:
