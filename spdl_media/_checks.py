@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+T = TypeVar("T")
+
 __all__ = (
     "OneThread",
+    "answers_unknown",
     "as_int",
     "check_callable",
     "check_choice",
@@ -159,6 +164,27 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
     close = difflib.get_close_matches(name, list(names), n=3)
     close.sort(key=lambda found: (found != name, found != likely))
     return f"Did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
+def answers_unknown(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Decorate a class so that unknown keyword arguments are answered with what to say instead."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        init = cls.__init__
+        known = inspect.signature(cls).parameters
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **given: Any) -> None:
+            for name in given:
+                if name not in known:
+                    hint = hints.get(name) or did_you_mean(name, known)
+                    raise TypeError(f"{cls.__name__} takes no argument {name!r}. {hint}".rstrip())
+            init(self, *args, **given)
+
+        cls.__init__ = checked  # type: ignore[assignment]  # wraps says less of it
+        return cls
+
+    return decorate
 
 
 def listed(choices: Iterable[object]) -> str:

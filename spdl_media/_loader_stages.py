@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import os
 import threading
 from asyncio import CancelledError, current_task
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import CoroutineType
 from typing import Any, Self, TypeAlias
 
@@ -29,6 +32,8 @@ _SNAPSHOT_INTERVAL = 16
 _FORMER_READ_SECONDS = 30.0
 
 _END: Any = object()
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def checked_source(source: Any) -> AnySource:
@@ -73,6 +78,20 @@ def check_functions(**functions: Callable[..., Any] | None) -> None:
                 "transfer_fn must be a plain function, which runs in a thread of its own, and "
                 f"{name_of(fn)} is a coroutine function; await in the aggregator"
             )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and the limit of its container (cgroup 2)."""
+    if hasattr(os, "process_cpu_count"):  # CPython 3.13
+        count = os.process_cpu_count()
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = math.inf
+    # Without a limit the file says "max".
+    with suppress(OSError, ValueError):
+        quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
+        limit = max(1, math.ceil(int(quota) / int(period)))
+    return int(min(count or 1, limit))
 
 
 class Tagged:
@@ -128,6 +147,13 @@ class SharedSource:
         self._lock = threading.Lock()
         # What `epoch` of the source was when the latest epoch had begun.
         self._epoch_left: int | None = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the lock, which cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def chosen_by_user(self) -> int | None:
         """Return the epoch that the user has set at the source since the latest one was begun."""

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._checks import (
+    answers_unknown,
+    check_callable,
+    check_choice,
+    check_int,
+    check_seconds,
+)
 from spdl_media._collate import collate
 from spdl_media._epochs import Stateful, iterator_in, order_of, place_of
+from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
 from spdl_media._loader_stages import (
     SharedSource,
     check_functions,
     checked_source,
     stage_of,
-    tags_of,
     takes_rng,
+    usable_cores,
     value_of,
 )
 from spdl_media._resume import Ledger, State
-from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
     Pipeline,
     PipelineBuilder,
-    PipelineFailure,
     PipelineStatistics,
-    PipelineStopped,
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit, failure_limit
-from spdl_media.pipeline.pipeline import heard_again
 from spdl_media.pipeline.stages import source_length
 from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator, SupportsGetItem
@@ -49,7 +51,25 @@ __all__ = (
     "sample_rng",
 )
 
-_CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
+E = TypeVar("E", Epoch, AsyncEpoch)
+
+# What the arguments of PyTorch's DataLoader are called here.
+_TORCH_NAMES = {
+    "dataset": "Use src=dataset",
+    "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
+    "num_workers": "Use num_threads=",
+    "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
+    "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
+    "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
+    "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
+    "pin_memory_device": "Use transfer_fn=transfer_tensor",
+    "prefetch_factor": "Use buffer_size=, the finished batches that wait",
+    "in_order": "Use output_order='input'",
+    "generator": "Use seed=",
+    "worker_init_fn": "Leave it out: threads share all that is set up before",
+    "multiprocessing_context": "Leave it out: threads load",
+    "persistent_workers": "Leave it out: threads start quickly",
+}
 
 
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
@@ -80,6 +100,7 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     )
 
 
+@answers_unknown(_TORCH_NAMES)
 @dataclass(eq=False, repr=False)
 class DataLoader:
     """Loads, preprocesses and batches the items of a source in threads.
@@ -115,7 +136,8 @@ class DataLoader:
             :func:`~spdl_media.to_jax`. On a device it is the consumer's stream that waits for them.
         buffer_size: Finished batches that may wait.
         num_threads: Threads, and the calls of the preprocessor and of the aggregator that may run
-            at a time.
+            at a time. ``None``: as many as the cores that this process may use, and at least 8 of coroutines.
+            More of them help where files are slow to read, such as over a network.
         timeout: Seconds to wait for a batch before a ``TimeoutError``. Iteration may continue after
             it. ``None``: no limit.
         output_order: ``"completion"``: whatever is ready first. ``"input"``: in the order of the
@@ -135,6 +157,9 @@ class DataLoader:
             ``batch_size``.
         MissingDependencyError: The library that ``to`` names is not installed.
 
+    Iterate by ``for`` or ``async for``. A loader can be pickled if its source and functions can; the copy
+    goes on where the loader is.
+
     Thread safety: an iterator serves one thread at a time; the loader itself is used by one thread.
 
     Example:
@@ -152,7 +177,7 @@ class DataLoader:
     transfer_fn: Callable[[Any], Any] | None = None
     to: Literal["torch", "numpy", "jax"] | None = None
     buffer_size: int = 3
-    num_threads: int = 8
+    num_threads: int | None = None
     timeout: float | None = None
     output_order: OutputOrder = "completion"
     max_failures: FailureLimit | None = None
@@ -170,12 +195,13 @@ class DataLoader:
         elif self.drop_last:
             raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
         check_int("buffer_size", self.buffer_size)
-        check_int("num_threads", self.num_threads)
+        if self.num_threads is not None:
+            check_int("num_threads", self.num_threads)
         check_seconds("timeout", self.timeout)
         if self.to is not None:
-            check_choice("to", self.to, tuple(_CONVERTERS))
+            check_choice("to", self.to, tuple(CONVERTERS))
             # A missing package is told of here, before anything is loaded.
-            _CONVERTERS[self.to](())
+            CONVERTERS[self.to](())
         check_choice("output_order", self.output_order, ("completion", "input"))
         failure_limit("max_failures", self.max_failures)
         if self.on_failure is not None:
@@ -219,12 +245,38 @@ class DataLoader:
                 iteration. Another try may follow when that has ended.
             ValueError: The source can be read once, and was read.
         """
+        return self._iterate(Epoch)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Do as :meth:`__iter__` for a task of any event loop, which goes on with others meanwhile.
+
+        A ``TimeoutError`` ends the iteration.
+
+        Raises:
+            TimeoutError: As in :meth:`__iter__`.
+            ValueError: As in :meth:`__iter__`.
+        """
+        return self._iterate(AsyncEpoch)
+
+    def _iterate(self, kind: type[E]) -> E:
         start = self._begin()
         ledger = Ledger(self._from_here(start))
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
-        return _Epoch(self, self._pipeline, ledger)
+        return kind(self._pipeline, ledger, self.timeout, self.to, self._complete)
+
+    def _complete(self, ledger: Ledger) -> None:
+        # The state is now the beginning of the next epoch, unless that has begun.
+        if self._ledger is ledger:
+            self._ledger = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
+        state = {**self.__dict__, "_ledger": None, "_pipeline": None}
+        if self._ledger is not None:
+            state |= {"_next": self._ledger.state(), "_is_pinned": True}
+        return state
 
     @property
     def epoch(self) -> int:
@@ -349,8 +401,8 @@ class DataLoader:
                 f"the source, a {name}, can be read once: another iteration gives what is left of it, "
                 "without what was under way when the last one stopped. Pass a list, or an object whose "
                 "__iter__ starts anew",
-                # Past __iter__, to the loop.
-                stacklevel=3,
+                # Past _iterate and __iter__, to the loop.
+                stacklevel=4,
             )
         # After the checks: from here on, former iterations read nothing.
         self._source.take_turn()
@@ -363,13 +415,24 @@ class DataLoader:
         drops_none = self.preprocessor is None and fetch is None
         feed = self._source.feed(start, ledger, drops_none=drops_none)
         builder = PipelineBuilder().add_source(feed)
-        parallel: Any = {"concurrency": self.num_threads, "output_order": self.output_order}
+        num_threads = self.num_threads or usable_cores()
+
+        def parallel(fn: Callable[..., Any]) -> Any:
+            # Coroutines wait rather than compute, so more of them than cores may run.
+            is_waiting = self.num_threads is None and "async" in kind_of(fn)
+            concurrency = max(8, num_threads) if is_waiting else num_threads
+            return {
+                "concurrency": concurrency,
+                "output_order": self.output_order,
+                "name": name_of(fn),
+            }
+
         if fetch is not None:
             # In the threads: to read an item of a dataset is often the dear part.
-            builder.pipe(stage_of(fetch, ledger), name="dataset", **parallel)
+            builder.pipe(stage_of(fetch, ledger), **parallel(fetch) | {"name": "dataset"})
         if self.preprocessor is not None:
             stage = stage_of(self.preprocessor, ledger, self._rng_maker(start))
-            builder.pipe(stage, name=name_of(self.preprocessor), **parallel)
+            builder.pipe(stage, **parallel(self.preprocessor))
         if self.batch_size is not None:
             builder.aggregate(self.batch_size, drop_last=self.drop_last)
         aggregator = self.aggregator
@@ -377,7 +440,7 @@ class DataLoader:
             aggregator = collate
         if aggregator is not None:
             stage = stage_of(aggregator, ledger)
-            builder.pipe(stage, name=name_of(aggregator), **parallel)
+            builder.pipe(stage, **parallel(aggregator))
         if self.transfer_fn is not None:
             stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
@@ -385,7 +448,7 @@ class DataLoader:
             builder.pipe(stage, name=name_of(self.transfer_fn), executor=one_thread)
         on_failure = self.on_failure
         return builder.add_sink(self.buffer_size).build(
-            num_threads=self.num_threads,
+            num_threads=num_threads,
             max_failures=self.max_failures,
             on_failure=None
             if on_failure is None
@@ -398,58 +461,3 @@ class DataLoader:
         rank, world_size = place_of(self._source.source)
         # The sample's place among those of all ranks: no two share random numbers.
         return lambda position: sample_rng(start.seed, start.epoch, rank + world_size * position)
-
-
-class _Epoch(Iterator[Any]):
-    """An iteration under way. Its pipeline ends with it."""
-
-    # Nothing is to be closed if __init__ fails.
-    _is_over = True
-
-    def __init__(self, loader: DataLoader, pipeline: Pipeline[Any], ledger: Ledger) -> None:
-        self._loader = loader
-        self._pipeline = pipeline
-        self._ledger = ledger
-        self._is_over = False
-        pipeline.start()
-
-    def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        with contextlib.suppress(PipelineStopped):
-            try:
-                tagged = self._pipeline.get_item(timeout=self._loader.timeout)
-                value = value_of(tagged)
-                if (to := self._loader.to) is not None:
-                    # In this thread, whose stream is to wait for arrays on a device.
-                    (value,) = _CONVERTERS[to]((value,))
-            except (TimeoutError, PipelineStopped):
-                # After a time-out the batch is still being made, and another call may get it.
-                raise
-            except PipelineFailure as failure:
-                self.close()
-                # Tracebacks are to show the user's lines.
-                raise failure.with_traceback(None) from None
-            except BaseException:
-                self.close()
-                raise
-            self._ledger.settle(tags_of(tagged))
-            return value
-        if self._loader._ledger is self._ledger:
-            # Complete: the state is now the beginning of the next epoch.
-            self._loader._ledger = None
-        # Not while the error is handled, which would stand in the traceback of a Ctrl-C.
-        self.close()
-        raise StopIteration
-
-    def close(self) -> None:
-        """Stop loading. Batches that were not handed out are not done."""
-        self._is_over = True
-        self._ledger.close()
-        self._pipeline.stop()
-
-    def __del__(self) -> None:
-        # A loop that is left by "break" drops its iterator without closing it.
-        if not self._is_over:
-            with heard_again():
-                self.close()

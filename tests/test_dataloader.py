@@ -6,10 +6,13 @@ import asyncio
 import gc
 import inspect
 import itertools
+import os
+import pickle
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,7 +91,7 @@ def test_parameters_of_the_documentation() -> None:
         "transfer_fn": None,
         "to": None,
         "buffer_size": 3,
-        "num_threads": 8,
+        "num_threads": None,
         "timeout": None,
         "output_order": "completion",
     }
@@ -728,3 +731,141 @@ async def transfer_async(batch: Any) -> Any:
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DataLoader(**{"src": [1], **arguments})
+
+
+def test_unknown_arguments_are_answered_with_ours() -> None:
+    for name, answer in {
+        "collate_fn": "Use aggregator=collate_fn",
+        "num_workers": "Use num_threads=",
+        "shuffle": ".*DistributedRandomSampler",
+        "sampler": r".*MapIterator\(dataset, sampler\)",
+        "in_order": "Use output_order='input'",
+        "batchsize": "Did you mean 'batch_size'?",
+        "xyz": "$",
+    }.items():
+        with pytest.raises(TypeError, match=f"DataLoader takes no argument '{name}'. *{answer}"):
+            DataLoader([1], **{name: 1})
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        DataLoader()  # type: ignore[call-arg]
+    assert "collate_fn" not in inspect.signature(DataLoader).parameters
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", 6), ("150000 100000", 2), ("20000 100000", 1), ("900000 100000", 6), (None, 6)],
+)
+def test_threads_are_as_many_as_the_cores_that_this_process_may_use(
+    limit: str | None, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpu.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr("spdl_media._loader_stages.CPU_LIMIT", file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
+    loader = DataLoader(range(3), preprocessor=double, aggregator=transfer_async)
+    assert sorted(loader) == [0, 2, 4]
+    statistics = loader.statistics()
+    assert statistics is not None
+    concurrency = {stage.name: stage.concurrency for stage in statistics.stages}
+    assert concurrency == {"double": cores, "transfer_async": 8}
+
+
+class TestPickling:
+    def test_a_copy_goes_on_where_the_loader_is(self) -> None:
+        source = MapIterator(list(range(20)), DistributedRandomSampler(20, seed=4))
+        loader = DataLoader(
+            source, preprocessor=double, batch_size=3, output_order="input", seed=5, num_threads=3
+        )
+        fresh = pickle.loads(pickle.dumps(loader))
+        assert (fresh.batch_size, fresh.seed, fresh.num_threads, fresh.epoch) == (3, 5, 3, 0)
+        first = list(loader)
+        assert list(fresh) == first
+        assert (second := list(loader)) == list(pickle.loads(pickle.dumps(fresh)))
+        iterator = iter(loader)
+        begun = [next(iterator), next(iterator)]
+        copy = pickle.loads(pickle.dumps(loader))
+        rest = list(iterator)
+        assert list(copy) == rest
+        assert begun + rest not in (first, second)
+        assert copy.epoch == loader.epoch == 3
+        assert list(copy) == list(loader)
+
+    def test_the_epoch_that_the_user_chose_is_kept(self) -> None:
+        loader = DataLoader(DistributedRandomSampler(9, seed=1), batch_size=9)
+        loader.set_epoch(7)
+        assert pickle.loads(pickle.dumps(loader)).epoch == 7
+
+    def test_what_cannot_be_pickled_is_told_of(self) -> None:
+        with pytest.raises(TypeError, match="generator"):
+            pickle.dumps(DataLoader(item for item in range(3)))
+
+
+class TestTasks:
+    def test_async_for_gives_what_for_does(self) -> None:
+        loader = DataLoader(
+            range(10), preprocessor=double, batch_size=4, to="numpy", output_order="input"
+        )
+
+        async def consume() -> list[Any]:
+            return [batch.tolist() async for batch in loader]
+
+        for _ in range(2):
+            assert asyncio.run(consume()) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
+        assert loader.epoch == 2
+        assert [batch.tolist() for batch in loader][2] == [16, 18]
+
+    def test_the_state_of_an_iteration_that_is_broken_off(self) -> None:
+        loader = DataLoader(range(10), batch_size=4, output_order="input")
+
+        async def take_one() -> Any:
+            iterator = aiter(loader)
+            return await anext(iterator)
+
+        before = set(threading.enumerate())
+        assert asyncio.run(take_one()) == [0, 1, 2, 3]
+        gc.collect()
+        for thread in my_threads(before):
+            thread.join(20)
+            assert not thread.is_alive()
+        assert loader.state_dict()["num_done"] == 4
+        resumed = DataLoader(range(10), batch_size=4, output_order="input")
+        resumed.load_state_dict(loader.state_dict())
+        assert list(resumed) == [[4, 5, 6, 7], [8, 9]]
+
+    def test_other_tasks_go_on_meanwhile(self) -> None:
+        gate = threading.Event()
+        loader = DataLoader([1], preprocessor=lambda item: gate.wait(20) and item)
+
+        async def consume() -> list[int]:
+            return [item async for item in loader]
+
+        async def both() -> list[int]:
+            task = asyncio.create_task(consume())
+            await asyncio.sleep(0)
+            gate.set()
+            return await task
+
+        assert asyncio.run(both()) == [1]
+
+    def test_failures_and_timeouts_end_it(self) -> None:
+        gate = threading.Event()
+
+        async def consume(loader: DataLoader, error: type[Exception]) -> None:
+            iterator = aiter(loader)
+            with pytest.raises(error):
+                await anext(iterator)
+            with pytest.raises(StopAsyncIteration):
+                await anext(iterator)
+            assert loader.epoch == 1
+
+        asyncio.run(consume(DataLoader([1], preprocessor=fail_always), PipelineFailure))
+        waiting = DataLoader([1], preprocessor=lambda _: gate.wait(20), timeout=0.01)
+        try:
+            asyncio.run(consume(waiting, TimeoutError))
+        finally:
+            gate.set()
+
+
+def fail_always(item: int) -> int:
+    raise ValueError(item)
