@@ -15,7 +15,7 @@ from spdl_media._rows import PictureRows, colors_differ, colors_of, decode_rows,
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
-from spdl_media.crops import CropPlan, with_cut
+from spdl_media.crops import CropPlan
 from spdl_media.decode import Default, decode_packets, filtered, naming
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
@@ -28,7 +28,6 @@ from spdl_media.errors import (
     with_message,
 )
 from spdl_media.formats import is_yuv, pixel_layout
-from spdl_media.geometry import fits
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
@@ -178,14 +177,7 @@ def decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames
     def cut(width: int, height: int, orientation: int) -> PictureOps:
         swaps = config.orient and swaps_sides(orientation)
         size = (height, width) if swaps else (width, height)
-        drawn = request.cuts.draw(position, size)
-        if drawn.box is not None and not fits(drawn.box, *size):
-            raise ConvertError(
-                f"the crop {drawn.box} (x, y, width, height) does not lie inside the image, which is "
-                f"{size[0]}x{size[1]}",
-                source=packets.source,
-            )
-        return with_cut(drawn, size, request.desc)
+        return request.cuts.filter(position, size, request.desc, packets.source)
 
     if config.downscale is not None and head is not None and head.is_ycc:
         # How far it is shrunk while it is decoded depends on the crop.

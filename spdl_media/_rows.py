@@ -239,9 +239,8 @@ class PictureRows:
         """
         (frame,) = av_frames(picture)
         if self._array is None:
-            name = "the image"
-            plan = RowPlan(frame, self._layout, name, picture.source, self._values)
-            self._plan = plan
+            args = frame, self._layout, "the image", picture.source, self._values
+            plan = self._plan = RowPlan(*args)
             self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
             self._places = plan.places(self._array)
         self._plan.copy(frame, self._places, row)

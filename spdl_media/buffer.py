@@ -54,17 +54,7 @@ class BufferMetadata(TypedDict, total=False):
 class _Buffer:
     """An array and what is known of how it was made, wherever its memory lies."""
 
-    __slots__ = (
-        "__weakref__",
-        "_array",
-        "_kept",
-        "boxes",
-        "color_range",
-        "colorspace",
-        "failures",
-        "flips",
-        "indices",
-    )
+    __slots__ = ("__weakref__", "_array", "_kept", *BufferMetadata.__annotations__)
 
     def __init__(self, array: Any, **metadata: Unpack[BufferMetadata]) -> None:
         self._array = array

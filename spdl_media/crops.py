@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import as_int, check_int
+from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import picture_ops
-from spdl_media.geometry import Size, place
+from spdl_media.geometry import Size, fits, place
 from spdl_media.operations import PictureOps, ScaleMode
 from spdl_media.orientation import Box
 
@@ -304,13 +305,38 @@ class CropPlan:
         if is_random and not (count == 1 and isinstance(rng, np.random.Generator)):
             self._rngs = np.random.default_rng(rng).integers(1 << 63, size=count)
 
-    def draw(self, position: int, size: Size) -> _Cut:
-        """The cut of the image at a position, which is of this size upright; drawn at the first call.
+    def filter(
+        self, position: int, size: Size, filter: str | PictureOps | None, source: str
+    ) -> PictureOps:
+        """The filters of the image at a position, its cut before those of all.
+
+        Args:
+            position: Of the image.
+            size: Of the upright image.
+            filter: The filters of all.
+            source: What it is read from, for messages.
 
         Raises:
+            ConvertError: Its box does not lie inside it.
             TypeError: A function gives what is no box.
             ValueError: A function gives an empty box, or one that begins outside the image.
         """
+        box, mirror = self._draw(position, size)
+        if box is not None and not fits(box, *size):
+            raise ConvertError(
+                f"the crop {box} (x, y, width, height) does not lie inside the image, which is "
+                f"{size[0]}x{size[1]}",
+                source=source,
+            )
+        # Boxes are those of upright images, and without any filter none would be turned. Images without a
+        # box or a flip are turned, too: otherwise the orientations of one batch would differ.
+        ops = picture_ops(filter)
+        if ops is None:
+            own = filter if isinstance(filter, str) else None
+            ops = PictureOps(filter_desc=own, pix_fmt=None)
+        return ops.with_cut(None if box == (0, 0, *size) else box, mirror=mirror)
+
+    def _draw(self, position: int, size: Size) -> _Cut:
         if position not in self._drawn:
             crop, flip = self._crops[position], self._flips[position]
             # A generator takes 8 microseconds to make, and this function takes none.
@@ -334,17 +360,6 @@ class CropPlan:
             return None, None
         cuts = [self._drawn[at] if at in loaded else _Cut() for at in positions]
         return tuple(cut.box for cut in cuts), tuple(cut.mirror for cut in cuts)
-
-
-def with_cut(cut: _Cut, size: Size, filter: str | PictureOps | None) -> PictureOps:
-    """The filters of an image that is cut first."""
-    # Boxes are those of upright images, and without any filter none would be turned. Images without a
-    # box or a flip are turned, too: otherwise the orientations of one batch would differ.
-    ops = picture_ops(filter)
-    if ops is None:
-        own = filter if isinstance(filter, str) else None
-        ops = PictureOps(filter_desc=own, pix_fmt=None)
-    return ops.with_cut(None if cut.box == (0, 0, *size) else cut.box, mirror=cut.mirror)
 
 
 def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice
+from spdl_media.errors import TransferError
 from spdl_media.formats import is_yuv, pixel_layout
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -116,24 +117,46 @@ def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array 
         return scale, offset, None if is_near else table.astype(values.dtype)
 
 
-def parse_values(dtype: Any, mean: Any, std: Any) -> Values | None:
+def parse_values(
+    dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None, on_device: bool
+) -> Values | None:
     """Check the options of the same names; ``None``: values stay as they are.
+
+    Args:
+        dtype: As the option, as are the next two.
+        mean: One number or several, or an array or tensor of them.
+        std: Likewise.
+        pix_fmt: Format of the pixels, if it is known.
+        on_device: The result is to lie on a device.
 
     Raises:
         TypeError: ``mean`` or ``std`` are no numbers.
-        ValueError: An unknown type, numbers that are not finite, ``std`` that is not positive, or either of
-            them without floats.
+        ValueError: An unknown type, numbers that are not finite or as many as channels, ``std`` that is not
+            positive, either of them without floats, or a format that does not become such numbers.
+        TransferError: Floats on a device.
     """
     if dtype is mean is std is None:
         return None
     check_choice("dtype", dtype, (*get_args(DType), None))
-    if dtype not in (None, "uint8"):
+    if dtype in (None, "uint8"):
+        for name, given in (("mean", mean), ("std", std)):
+            if given is not None:
+                remedy = "give dtype='float32' or 'float16' beside it"
+                raise ValueError(f"{name}= is for floats: {remedy}")
+        if dtype is None:
+            return None
+        values = Values(dtype)
+    elif on_device:
+        raise TransferError(
+            f"dtype={dtype!r} is not there for cuda= yet: load uint8 and convert it on the device, or load "
+            "floats without cuda= and copy them by transfer_buffer"
+        )
+    else:
         means = (0.0,) if mean is None else _numbers("mean", mean)
-        return Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))
-    for name, given in (("mean", mean), ("std", std)):
-        if given is not None:
-            raise ValueError(f"{name}= is for floats: give dtype='float32' or 'float16' beside it")
-    return None if dtype is None else Values(dtype)
+        values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))
+    if pix_fmt is not None and (reason := values.refusal(pix_fmt)):
+        raise ValueError(reason)
+    return values
 
 
 def _numbers(name: str, given: Any, above: float = -math.inf) -> tuple[float, ...]:

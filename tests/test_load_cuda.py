@@ -259,6 +259,11 @@ def test_crops_and_flips_are_finished_on_the_cpu(
     }
     buffer = sm.load_image_batch(PHOTOS, cuda=0, **cuts, **OPTIONS)
     np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **cuts, **OPTIONS))
+    drawn: dict[str, Any] = {"crops": sm.RandomResizedCrop(), "flips": 0.5, "rng": 0}
+    buffer = sm.load_image_batch(PHOTOS, cuda=0, **drawn, **OPTIONS)
+    expected = sm.load_image_batch(PHOTOS, **drawn, **OPTIONS)
+    np.testing.assert_array_equal(host(buffer), expected)
+    assert (buffer.boxes, buffer.flips) == (expected.boxes, expected.flips)
 
 
 @needs_dali
