@@ -43,13 +43,7 @@ from spdl_media.pipeline.stages import source_length
 from spdl_media.samplers import Purpose, random_bits
 from spdl_media.source import MapIterator, SupportsGetItem
 
-__all__ = (
-    "DataLoader",
-    "MapIterator",
-    "Pipeline",
-    "PipelineBuilder",
-    "sample_rng",
-)
+__all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "sample_rng")
 
 E = TypeVar("E", Epoch, AsyncEpoch)
 
@@ -62,7 +56,6 @@ _TORCH_NAMES = {
     "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
     "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
     "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
-    "pin_memory_device": "Use transfer_fn=transfer_tensor",
     "prefetch_factor": "Use buffer_size=, the finished batches that wait",
     "in_order": "Use output_order='input'",
     "generator": "Use seed=",
@@ -419,20 +412,16 @@ class DataLoader:
 
         def parallel(fn: Callable[..., Any]) -> Any:
             # Coroutines wait rather than compute, so more of them than cores may run.
-            is_waiting = self.num_threads is None and "async" in kind_of(fn)
-            concurrency = max(8, num_threads) if is_waiting else num_threads
-            return {
-                "concurrency": concurrency,
-                "output_order": self.output_order,
-                "name": name_of(fn),
-            }
+            least = 8 if self.num_threads is None and "async" in kind_of(fn) else 1
+            concurrency = max(least, num_threads)
+            return {"concurrency": concurrency, "output_order": self.output_order}
 
         if fetch is not None:
             # In the threads: to read an item of a dataset is often the dear part.
-            builder.pipe(stage_of(fetch, ledger), **parallel(fetch) | {"name": "dataset"})
+            builder.pipe(stage_of(fetch, ledger), name="dataset", **parallel(fetch))
         if self.preprocessor is not None:
             stage = stage_of(self.preprocessor, ledger, self._rng_maker(start))
-            builder.pipe(stage, **parallel(self.preprocessor))
+            builder.pipe(stage, name=name_of(self.preprocessor), **parallel(self.preprocessor))
         if self.batch_size is not None:
             builder.aggregate(self.batch_size, drop_last=self.drop_last)
         aggregator = self.aggregator
@@ -440,7 +429,7 @@ class DataLoader:
             aggregator = collate
         if aggregator is not None:
             stage = stage_of(aggregator, ledger)
-            builder.pipe(stage, **parallel(aggregator))
+            builder.pipe(stage, name=name_of(aggregator), **parallel(aggregator))
         if self.transfer_fn is not None:
             stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
