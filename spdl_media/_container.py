@@ -295,8 +295,8 @@ class Container:
             stream = self.av.streams[index]
             # In fragments the index grows while it is read, and the header states no packets.
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
-                stated = [entry.timestamp for entry in stream.index_entries]
-                self._starts[index] = counted_starts(self.audio(index)[1], stated)
+                codec = self.audio(index)[1]
+                self._starts[index] = counted_starts(codec, stream.index_entries)
         return self._starts.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:

@@ -112,7 +112,9 @@ class _Packets(Generic[C]):
     def get_timestamps(self, *, raw: bool = False) -> tuple[float, ...]:
         """Presentation times of the packets in seconds on the container's clock, in display order.
 
-        Packets to which the file gives no time at all are left out.
+        Packets to which the file gives no time at all are left out, and so are frames of VP9 that are not
+        shown. Those of raw streams are counted at the stated rate. Where each field is a packet (H.264 in
+        MPEG-TS), each has its time.
 
         Args:
             raw: Also those that an edit list hides, and those outside the window, which are there
