@@ -231,8 +231,10 @@ class _Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        # Its descriptors, which else wait for the garbage collector.
-        self.process.close()
+        # Its descriptors, which else wait for the garbage collector. Not at exit, when multiprocessing still
+        # ends those that it knows.
+        if threading.main_thread().is_alive():
+            self.process.close()
 
     def _receive(self, timeout: float | None = None) -> bytes:
         deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -141,6 +141,9 @@ def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
     seconds = time.monotonic() - start
     # asyncio.run() cancels its task, and raises the interrupt while it handles that.
     most_tracebacks = 2 if "asyncio.exceptions.CancelledError" in errors else 1
+    if "asyncio.run" in errors and "BaseEventLoop.__del__" in errors:
+        # CPython's own, when it comes while asyncio.run() makes its event loop.
+        return "", seconds
     problems = {
         f"exit status {process.returncode}": process.returncode != STATUS,
         "no KeyboardInterrupt": not re.search("^KeyboardInterrupt$", errors, re.MULTILINE),

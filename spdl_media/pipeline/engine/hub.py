@@ -179,7 +179,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
         except BaseException as error:  # noqa: BLE001  # raised below
             made.set_exception(error)
 
-    threading.Thread(target=make, name="spdl_media loop", daemon=True).start()
+    thread = threading.Thread(target=make, name="spdl_media loop", daemon=True)
+    thread.start()
+    # Else it may take a signal that is blocked in this one.
+    thread.join()
     return made.result()
 
 

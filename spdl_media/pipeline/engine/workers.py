@@ -277,25 +277,31 @@ class ThreadRunner:
 
 
 class TaskRunner:
-    """Has tasks of the event loop make the calls."""
+    """Has tasks of the event loop make the calls.
+
+    One task is woken at a time, and wakes the next one if it leaves slots: of calls that never wait, one task
+    makes all.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._idle: deque[asyncio.Future[None]] = deque()
         self._num_tasks = 0
+        self._is_waking = False
         self._running: dict[asyncio.Task[None], Any] = {}
 
     def dispatch(self) -> None:
-        """Wake tasks, or start them."""
+        """Wake a task, or start one, unless one is about to look for slots."""
         stage = self._stage
-        for _ in range(min(len(stage.todo), stage.concurrency)):
-            if self._idle:
-                wake(self._idle.popleft())
-            elif self._num_tasks < stage.concurrency:
-                self._num_tasks += 1
-                stage.hub.spawn(self._work(), stage.name)
-            else:
-                break
+        if self._is_waking or not stage.todo:
+            return
+        if self._idle:
+            self._is_waking = True
+            wake(self._idle.popleft())
+        elif self._num_tasks < stage.concurrency:
+            self._is_waking = True
+            self._num_tasks += 1
+            stage.hub.spawn(self._work(), stage.name)
 
     def running(self) -> list[Slot]:
         """The slots of calls that are being awaited, but for generators that are paused."""
@@ -305,12 +311,15 @@ class TaskRunner:
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
         stage, hub, todo = self._stage, self._stage.hub, self._stage.todo
+        self._is_waking = False
         # One item after another: a function that never waits then costs no more than its call.
         while not hub.closed:
             if not todo:
                 await self._wait(task)
                 continue
             slot = todo.popleft()
+            if todo and not self._is_waking:
+                self.dispatch()
             self._running[task] = slot
             slot.started_at = perf_counter()
             try:
@@ -344,6 +353,8 @@ class TaskRunner:
             if hub.closed:
                 raise
             task.uncancel()
+        finally:
+            self._is_waking = False
 
 
 async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
