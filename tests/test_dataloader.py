@@ -172,6 +172,7 @@ def test_aggregators_keep_the_order(is_async: bool) -> None:
         preprocessor=double,
         batch_size=4,
         aggregator=aggregate_async if is_async else aggregate,
+        num_threads=2,
         output_order="input",
     )
     assert list(loader) == [0, 8]
