@@ -12,6 +12,7 @@ import logging
 import math
 import multiprocessing.connection
 import os
+import pickle
 import re
 import sys
 import threading
@@ -306,15 +307,14 @@ def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
 ) -> None:
     connection = multiprocessing.connection.Connection
     receive = connection.recv_bytes
-    number = itertools.count()
 
-    def receive_two(self: Any) -> bytes:
-        """The word that the worker is ready, one result, and half of the next one."""
-        if next(number) == 2:
+    def receive_half(self: Any) -> bytes:
+        data = receive(self)
+        if data.startswith(b"\x80") and pickle.loads(data) == (True, 2, ""):
             raise OSError("got end of file during message")
-        return receive(self)
+        return data
 
-    monkeypatch.setattr(connection, "recv_bytes", receive_two)
+    monkeypatch.setattr(connection, "recv_bytes", receive_half)
     builder = PipelineBuilder().add_source([1, 2, 3])
     builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig())
     pipeline = builder.build(max_failures=math.inf)
