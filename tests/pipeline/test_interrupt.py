@@ -149,8 +149,8 @@ def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
         "no KeyboardInterrupt": not re.search("^KeyboardInterrupt$", errors, re.MULTILINE),
         f"took {seconds:.1f} s": seconds > MOST_SECONDS,
     }
-    # CPython's server and its children print tracebacks of their own if they are just starting.
-    if kind != "forkserver":
+    # Processes print tracebacks of their own where multiprocessing is interrupted in starting them.
+    if kind not in ("forkserver", "spawn"):
         problems |= {
             "other tracebacks": errors.count("Traceback") > most_tracebacks,
             "more on stderr": any(one in errors for one in ("ignored", "Exception in", "Warning")),

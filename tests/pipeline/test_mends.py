@@ -308,8 +308,8 @@ def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
     connection = multiprocessing.connection.Connection
     receive = connection.recv_bytes
 
-    def receive_half(self: Any) -> bytes:
-        data = receive(self)
+    def receive_half(self: Any, *args: Any) -> bytes:
+        data = receive(self, *args)
         if data.startswith(b"\x80") and pickle.loads(data) == (True, 2, ""):
             raise OSError("got end of file during message")
         return data
