@@ -507,7 +507,7 @@ class TestFailures:
         loader = DataLoader(range(5), preprocessor=broken)
         with pytest.raises(PipelineFailure, match="broken") as caught:
             list(loader)
-        assert isinstance(caught.value.__cause__, ValueError)
+        assert isinstance(caught.value.exceptions[0], ValueError)
 
     def test_up_to_a_limit(self) -> None:
         def fragile(item: int) -> int:
@@ -531,7 +531,7 @@ class TestFailures:
         assert list(itertools.islice(iterator, 4)) == [0, 2, 4, 6]
         with pytest.raises(PipelineFailure, match="source") as caught:
             next(iterator)
-        assert isinstance(caught.value.__cause__, OSError)
+        assert isinstance(caught.value.exceptions[0], OSError)
         with pytest.raises(StopIteration):
             next(iterator)
 

@@ -6,7 +6,6 @@ import math
 import numbers
 import os
 import reprlib
-import sys
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -52,28 +51,20 @@ class MissingPackageError(PipelineError, ImportError):
 class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  # says what happened
     """The run ended early because a stage or the source failed.
 
-    It is an ``ExceptionGroup`` of the original exception, so ``except*`` catches that by its class.
-    ``__cause__`` is the original exception as well.
+    It is an ``ExceptionGroup`` of the original exception, ``exceptions[0]``, so ``except*`` catches that by
+    its class. It has no ``__cause__``, which a traceback would print beside its members.
 
     Attributes:
         stage: Name of the stage that failed; ``"source"`` for a source.
     """
 
     stage: str = ""
-    _original: BaseException | None = None
-
-    @property
-    def __cause__(self) -> BaseException | None:  # type: ignore[override]
-        # A traceback shows the members of a group. With a cause it would show the same error again.
-        is_printed = sys._getframe(1).f_globals.get("__name__") == "traceback"
-        return None if is_printed else self._original
 
     def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
         """The same failure with some of its exceptions: what ``except*`` and ``split`` make."""
         return _rebuild(self.message, excs, {"stage": self.stage})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions do not pickle their causes by themselves.
         return _rebuild, (self.message, list(self.exceptions), dict(self.__dict__))
 
 
@@ -82,7 +73,6 @@ def _rebuild(
 ) -> PipelineFailure:
     failure = PipelineFailure(message, exceptions)
     failure.__dict__.update(state)
-    failure._original = exceptions[0]
     return failure
 
 
@@ -103,10 +93,12 @@ def pipeline_failure(
     A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program,
     so it is wrapped: a group of plain exceptions can hold none.
     """
-    plain = original if isinstance(original, Exception) else PipelineError(describe(original))
+    plain = original
+    if not isinstance(plain, Exception):
+        plain = PipelineError(describe(original))
+        plain.__cause__ = original
     failure = PipelineFailure(message, [plain])
     failure.stage = stage
-    failure._original = original
     if raised_at:
         failure.add_note(f"Raised at:\n{raised_at.rstrip()}")
     return failure

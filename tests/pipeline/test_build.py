@@ -175,8 +175,8 @@ def test_a_callers_pool_that_breaks_ends_the_run() -> None:
             pytest.raises(PipelineFailure, match=r"die_at_three") as info,
         ):
             list(pipeline)
-    assert isinstance(info.value.__cause__, PoolBroken)
-    assert "takes no more items" in str(info.value.__cause__)
+    assert isinstance(info.value.exceptions[0], PoolBroken)
+    assert "takes no more items" in str(info.value.exceptions[0])
     assert info.value.stage == "die_at_three"
 
 
@@ -185,15 +185,15 @@ def test_a_callers_pool_that_was_shut_down_ends_the_run() -> None:
     executor.shutdown()
     with pytest.raises(PipelineFailure, match=r"'double'") as info:
         run(source().pipe(double, executor=executor))
-    assert "cannot schedule new futures" in str(info.value.__cause__)
+    assert "cannot schedule new futures" in str(info.value.exceptions[0])
 
 
 def test_an_initializer_that_fails_ends_the_run() -> None:
     executor = ProcessPoolExecutorConfig(initializer=fail, initargs=(7,))
     with pytest.raises(PipelineFailure, match="'double'") as info:
         run(source().pipe(double, executor=executor), max_failures=math.inf)
-    assert isinstance(info.value.__cause__, PoolBroken)
-    assert "initializer failed: LookupError: no item 7" in str(info.value.__cause__)
+    assert isinstance(info.value.exceptions[0], PoolBroken)
+    assert "initializer failed: LookupError: no item 7" in str(info.value.exceptions[0])
 
 
 def test_a_timeout_in_a_process_kills_its_worker(tmp_path: Path) -> None:
@@ -235,5 +235,5 @@ def test_sub_interpreters_run_pure_python_and_say_what_they_cannot() -> None:
     assert run(source(5).pipe(math.factorial, executor=executor)) == [1, 1, 2, 6, 24]
     with pytest.raises(PipelineFailure, match="sqrt") as info:
         run(source(5).pipe(np.sqrt, executor=executor), max_failures=0)
-    assert type(info.value.__cause__) is PipelineError
-    assert "cannot run in a sub-interpreter" in str(info.value.__cause__)
+    assert type(info.value.exceptions[0]) is PipelineError
+    assert "cannot run in a sub-interpreter" in str(info.value.exceptions[0])

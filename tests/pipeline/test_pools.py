@@ -462,7 +462,7 @@ def test_generators_end_with_a_callers_pool_that_is_shut_down() -> None:
         with pytest.raises(PipelineFailure, match="of stage 'fan_out' takes no more items") as info:
             pipeline.get_item(timeout=10)
         gate.set()
-    assert isinstance(info.value.__cause__, PoolBroken)
+    assert isinstance(info.value.exceptions[0], PoolBroken)
     executor.shutdown()
 
 

@@ -383,7 +383,7 @@ def test_an_initializer_that_raises_ends_the_run() -> None:
     ) as info:
         list(pipeline)
     assert info.value.stage == "double"
-    assert isinstance(info.value.__cause__, OSError)
+    assert isinstance(info.value.exceptions[0], OSError)
 
 
 def test_coroutines_may_use_threads() -> None:
