@@ -60,6 +60,7 @@ NOISY = {
     "aac": "noise substitution and its generator's state (PNS)",
     "ac3": "dither",
     "eac3": "dither",
+    "mp2": "dither of the last bit",
     "atrac3p": "noise bands",
     "twinvq": "noise",
     "wmavoice": "noise",
