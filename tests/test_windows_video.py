@@ -164,7 +164,9 @@ def shown(start: Fraction, end: Fraction, rate: Fraction) -> list[tuple[int, Fra
 @pytest.mark.parametrize("format", ["mp4", "matroska"])
 @settings(max_examples=examples(25))
 @given(
-    start=st.one_of(st.sampled_from(UNEVEN[:-1]), st.integers(-100, 1900)),
+    start=st.one_of(
+        st.sampled_from([time for time in UNEVEN if time < 1990]), st.integers(-100, 1900)
+    ),
     length=st.integers(1, 1900),
     rate=st.sampled_from([Fraction(3), Fraction(10), Fraction(30000, 1001), Fraction(200)]),
 )

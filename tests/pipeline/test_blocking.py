@@ -299,7 +299,7 @@ def test_the_callers_loop_goes_on_while_a_run_is_stopped(
 
     async def open_gate() -> None:
         while pipeline._run is None or not pipeline._run.was_stopped:  # noqa: ASYNC110, RUF100
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # without a pause it would keep the GIL from the run
         gate.set()
 
     async def consume() -> None:

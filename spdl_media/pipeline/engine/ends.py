@@ -304,12 +304,12 @@ class Sink:
         self._waited += perf_counter() - start
 
     def _leave(self, call: Callable[[], object]) -> None:
-        try:
+        with contextlib.suppress(ValueError):
             self._waiters.remove(call)
-        except ValueError:
-            # Woken, perhaps for an item that another consumer was meant to have as well.
-            if self._ready or self.has_ended or self._closed is not None:
-                self._wake_one()
+            return
+        # Woken, perhaps for an item that another consumer was meant to have as well.
+        if self._ready or self.has_ended or self._closed is not None:
+            self._wake_one()
 
     def _wake_one(self) -> None:
         while True:
