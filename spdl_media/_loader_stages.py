@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import os
@@ -295,7 +296,9 @@ class SharedSource:
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter named ``rng``, apart from its first, which is the item."""
+    """Whether a function has a free parameter named ``rng``, apart from its first, which is the item."""
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return False
     try:
         _, *others = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters

@@ -69,7 +69,11 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
         header = _HEADERS[codec](view) if codec in _HEADERS else None
     except (struct.error, IndexError):
         return None
-    return header if header and header.width > 0 and header.height > 0 else None
+    if header is None or header.width <= 0 or header.height <= 0:
+        return None
+    # What FFmpeg takes for a size that cannot be: av_image_check_size().
+    fits = (header.width + 128) * (header.height + 128) < (2**31 - 1) // 8
+    return header if fits else None
 
 
 def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, int] | None:
@@ -128,15 +132,18 @@ _WITH_ALPHA = {"gray": "ya8", "gray16be": "ya16be", "rgb24": "rgba", "rgb48be": 
 def _png(view: memoryview) -> StillHeader | None:
     width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
     pix_fmt = _PNG_FORMATS.get((color, depth))
-    primaries, transfer = 2, 2
+    primaries, transfer, others = 2, 2, set[bytes]()
     for kind, _, _ in PNG.of(view):
         if kind == b"tRNS":
             pix_fmt = _WITH_ALPHA.get(pix_fmt or "", pix_fmt)
-        elif kind == b"cICP":
-            return None  # It overrules all others, and is rare.
+        elif kind in (b"cICP", b"gAMA", b"cHRM"):
+            # What they mean is FFmpeg's to say, unless it is sRGB, which overrules the last two.
+            others.add(kind)
         elif kind == b"sRGB":
             primaries, transfer = _BT709, _SRGB
         elif kind == b"IDAT":
+            if b"cICP" in others or (others and transfer != _SRGB):
+                return None
             return StillHeader(width, height, pix_fmt, (_FULL, _RGB, primaries, transfer))
     return None
 

@@ -311,19 +311,26 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
 
     Returns:
-        Containers of the same kinds. A dataclass is a copy whose fields are set, without its ``__init__``.
+        Containers of the same kinds; a dict for a mapping of the user's that copies no items. A dataclass is
+        a copy whose fields are set, without its ``__init__``.
     """
     fields = fields_of(value)
     if fields is None:
         return move(value)
     moved = {key: map_nested(one, move) for key, one in fields.items()}
-    if is_sequence(value):
+    if isinstance(value, list):
         return type(value)(list(moved.values()))
-    if isinstance(value, MutableMapping):
+    is_mutable = isinstance(value, MutableMapping)
+    if isinstance(value, dict) or (is_mutable and hasattr(value, "__copy__")):
         # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
         like = copy.copy(value)
-        like.update(moved)
+        if getattr(value, "__dict__", None) is value:  # its items are its attributes
+            like.__dict__ = like
+        for key, one in moved.items():  # update() of a Counter adds
+            like[key] = one
         return like
+    if is_mutable:
+        return moved
     if isinstance(value, Mapping):
         return type(value)(moved)  # type: ignore[call-arg]  # those of Python take a dict
     return with_fields(value, moved)
@@ -350,13 +357,10 @@ def is_sequence(value: Any) -> bool:
 
 
 def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
-    """A named tuple or dataclass like this one, of other values.
-
-    Raises:
-        TypeError: The class of the tuple does not take its fields as arguments.
-    """
+    """A tuple or dataclass like this one, of other values."""
     if isinstance(value, tuple):
-        return type(value)(*fields.values())
+        # Without its own __new__, which may take other arguments.
+        return tuple.__new__(type(value), fields.values())
     # Without its __init__, which may check or compute. This sets the fields of frozen ones too.
     result = copy.copy(value)
     for name, one in fields.items():

@@ -170,8 +170,10 @@ def _numbers(name: str, given: Any, above: float = -math.inf) -> tuple[float, ..
         raise TypeError(
             f"{name} must be a number, or one for each channel, not {given!r}"
         ) from error
+    with np.errstate(over="ignore"):
+        rounded = array.astype(np.float32).ravel().tolist()
     # Written so that NaN fails.
-    if not numbers or not all(above < number < math.inf for number in numbers):
+    if not numbers or not all(above < number < math.inf for number in rounded):
         wanted = "finite and above 0" if above == 0 else "finite"
         raise ValueError(f"{name} must be numbers that are {wanted}, not {given!r}")
     return numbers

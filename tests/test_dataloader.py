@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import itertools
@@ -573,6 +574,12 @@ class TestChance:
             return list(DataLoader(source, preprocessor=draw))
 
         assert sorted(of_rank(0, 2) + of_rank(1, 2)) == sorted(of_rank(0, 1))
+
+    def test_one_that_is_bound_already_stays(self) -> None:
+        def draw(item: int, rng: int) -> tuple[int, int]:
+            return item, rng
+
+        assert list(DataLoader([1], preprocessor=functools.partial(draw, rng=7))) == [(1, 7)]
 
     def test_never_changes(self) -> None:
         """Written down once: what a training draws must not change with a release."""

@@ -114,6 +114,28 @@ def test_what_the_header_does_not_state_is_none(decoded: list[sm.ImagePackets]) 
     assert not decoded
 
 
+def test_colours_of_png_are_those_of_the_decoder() -> None:
+    png = _saved("PNG", "RGB")
+    for kind, content, name, told in (
+        (b"gAMA", struct.pack(">I", 45455), "color_trc", "bt470m"),
+        (
+            b"cHRM",
+            struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000),
+            "color_primaries",
+            "bt709",
+        ),
+    ):
+        video = sm.probe(png[:33] + png_chunk(kind, content) + png[33:]).video
+        assert getattr(video, name) == told
+
+
+def test_sizes_that_cannot_be_are_told_by_the_decoder() -> None:
+    header = struct.pack(">2I5B", 2**31 - 1, 5, 8, 2, 0, 0, 0)
+    png = _saved("PNG", "RGB")
+    with pytest.raises(sm.DecodeError):
+        sm.probe(png[:8] + png_chunk(b"IHDR", header) + png[33:])
+
+
 def test_damage_and_animations_are_told_as_before() -> None:
     for format in ("JPEG", "PNG", "WEBP", "BMP"):
         whole = _saved(format, "RGB")

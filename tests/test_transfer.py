@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import fake_cuda
 import numpy as np
@@ -607,6 +607,53 @@ def test_mappings_of_the_users_keep_their_fields(torch: FakeTorch) -> None:
     assert (type(first), first.note, first.kept) == (Record, "a", True)
     assert first["image"].device.type == second["image"].device.type == "cuda"
     assert record["image"].device.type == user["image"].device.type == "cpu"
+
+
+class Attributes(dict[str, Any]):
+    """A mapping whose items are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Plain(MutableMapping[str, Any]):
+    """A mapping that copies share."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_ = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Second(Pair):
+    def __new__(cls, first: Any) -> Self:
+        return super().__new__(cls, first, 2)
+
+
+def test_items_of_a_batch_come_over_once_and_alone(torch: FakeTorch) -> None:
+    image = fake_cuda.HostTensor(torch, np.arange(3))
+    plain = Plain(image=image)
+    batch = [collections.Counter(a=3), Attributes(image=image), plain, Second(image)]
+    counter, attributes, mapping, pair = sm.transfer_tensor(batch)
+    assert counter == {"a": 3}
+    assert attributes.image is attributes["image"] is not image
+    assert mapping["image"].device.type == "cuda"
+    assert plain["image"] is image
+    assert (type(pair), pair.first.device.type, pair.second) == (Second, "cuda", 2)
 
 
 def test_tensors_are_ready_and_pinned_and_kept_for_the_default_stream(

@@ -137,6 +137,8 @@ def test_videos() -> None:
             "std .* are 1, not 3",
         ),
         ({"dtype": "float32", "std": (1, 0, 1)}, ValueError, "std .* finite and above 0, not"),
+        ({"dtype": "float32", "std": 1e-50}, ValueError, "std .* finite and above 0, not 1e-50"),
+        ({"dtype": "float32", "mean": 1e300}, ValueError, "mean .* finite, not 1e\\+300"),
         ({"dtype": "float32", "std": ()}, ValueError, "std must be numbers that are finite and"),
         (
             {"dtype": "float32", "mean": float("nan")},
