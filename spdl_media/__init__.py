@@ -27,6 +27,8 @@ The modules with public names, of which each imports only those above it:
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 ``samplers``      indices for the processes of a distributed training
 ``source``        samplers, and sources made of others
+``image_folder``  :class:`ImageFolder`: a folder for each class
+``mix``           :class:`Mix`: sources in given proportions
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
 Beside them stands ``pipeline``, which knows nothing of media. It, ``source`` and ``dataloader`` are
@@ -119,6 +121,8 @@ if TYPE_CHECKING:
     from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
     from spdl_media.cuda.nvjpeg import decode_image_nvjpeg, load_image_batch_nvjpeg
     from spdl_media.dataloader import DataLoader
+    from spdl_media.image_folder import ImageFolder
+    from spdl_media.mix import Mix
 
 # In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
 __all__ = ["ConvertError", "DecodeError", "DemuxError", "FilterError", "MediaError", "SourceError"]
@@ -148,7 +152,7 @@ __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabi
 __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
 __all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
-__all__ += ["DataLoader"]
+__all__ += ["DataLoader", "ImageFolder", "Mix"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")
@@ -161,6 +165,8 @@ _LAZY_NAMES = {
     "cuda.nvdec": ("decode_packets_nvdec", "streaming_load_video_nvdec"),
     "cuda.nvjpeg": ("decode_image_nvjpeg", "load_image_batch_nvjpeg"),
     "dataloader": ("DataLoader",),
+    "image_folder": ("ImageFolder",),
+    "mix": ("Mix",),
 }
 
 

@@ -73,18 +73,22 @@ def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
     if begin is not None:
         items: Sequence[Any] | None = begin(epoch)
         return items
-    # Having __getitem__ is not enough: that of a table takes names of columns. A class with it and
-    # without __iter__ is one that Python itself reads by position.
-    is_indexed = isinstance(source, Sequence | np.ndarray) or (
-        hasattr(source, "__getitem__")
-        and isinstance(source, Sized)
-        and not hasattr(source, "__iter__")
-    )
-    if not is_indexed:
+    if not is_indexed(source):
         return None
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
     return source  # type: ignore[return-value]  # a sequence in all but name
+
+
+def is_indexed(source: object) -> bool:
+    """Whether ``source[0]`` is the first of ``len(source)`` items."""
+    # Having __getitem__ is not enough: that of a table takes names of columns. A class with it and
+    # without __iter__ is one that Python itself reads by position.
+    return isinstance(source, Sequence | np.ndarray) or (
+        hasattr(source, "__getitem__")
+        and isinstance(source, Sized)
+        and not hasattr(source, "__iter__")
+    )
 
 
 class Mapped(Sequence[T_co]):

@@ -320,6 +320,7 @@ class Purpose(IntEnum):
     SAMPLE = 1
     MERGE = 2
     FILES = 3
+    MIX = 4
 
 
 def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:

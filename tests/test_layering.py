@@ -61,7 +61,7 @@ ORDER = [
     ["cuda"],
     ["load", "async_load"],
     ["encode", "mux"],
-    ["_epochs", "samplers", "source"],
+    ["_epochs", "samplers", "source", "image_folder", "mix"],
     ["_resume", "_loader_stages", "_loader_epoch", "dataloader"],
     ["cli", "__main__"],
 ]

@@ -1,0 +1,150 @@
+"""Mixtures of sources: proportions, epochs, ranks, places."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.source import (
+    DistributedDeterministicSampler,
+    DistributedRandomSampler,
+    LocalDirectory,
+    MapIterator,
+    embed_shuffle,
+)
+
+
+class Squares:
+    """A map-style dataset, as PyTorch's are."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < 4:
+            raise IndexError(index)
+        return f"square {index * index}"
+
+
+def test_an_epoch_without_weights_has_each_item_once() -> None:
+    mix = sm.Mix([list("abc"), range(50), Squares()])
+    first, second = list(mix), list(mix)
+    assert Counter(first) == Counter(second) == Counter([*"abc", *range(50), *Squares()])
+    assert first != second
+    assert len(mix) == 57
+    mix.set_epoch(0)
+    assert list(pickle.loads(pickle.dumps(mix))) == first
+    assert list(sm.Mix([list("abc"), range(50), Squares()], seed=1)) != first
+
+
+def test_orders_never_change() -> None:
+    mix = sm.Mix([["a", "b"], range(3)], weights=[1, 3], length=8, seed=1)
+    assert list(mix) == [0, 1, 2, "a", 0, "b", 1, 2]
+    assert list(mix) == ["a", 0, 1, 2, 0, "b", 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("weights", "length", "counts"),
+    [([3, 1], 8, [6, 2]), ([1, 1], 5, [3, 2]), ([0.1, 0.2], 100, [33, 67]), ([0, 1], None, [0, 7])],
+)
+def test_an_epoch_has_the_shares_of_the_weights(
+    weights: list[float], length: int | None, counts: list[int]
+) -> None:
+    mix = sm.Mix([["a"] * 3, ["b"] * 7], weights, length=length)
+    items = list(mix)
+    assert mix.counts == [items.count("a"), items.count("b")] == counts
+    assert len(mix) == len(items)
+
+
+def test_no_item_comes_again_before_all_have_come() -> None:
+    shuffled = DistributedRandomSampler(10, rank=0, world_size=1, seed=3)
+    mix = sm.Mix([shuffled, ["x", "y", "z"]], weights=[1, 2], length=12)
+    epochs = [list(mix) for _ in range(5)]
+    numbers = [item for epoch in epochs for item in epoch if isinstance(item, int)]
+    letters = [item for epoch in epochs for item in epoch if isinstance(item, str)]
+    # 4 of 10 in an epoch: the source's own epochs begin in the middle of the mixture's.
+    expected = [shuffled.begin_by_position(epoch) for epoch in (0, 1)]
+    assert numbers == [*expected[0], *expected[1]]
+    assert letters == [*"xyz"] * (5 * 8 // 3) + ["x"]
+
+
+def test_all_that_can_be_read_by_position_can_be_mixed(tmp_path: Any) -> None:
+    (tmp_path / "a").touch()
+    sources = [
+        MapIterator({"k": "v"}),
+        LocalDirectory(tmp_path),
+        embed_shuffle(LocalDirectory(tmp_path)),
+        np.array([7]),
+        sm.Mix([["inner"], [8]]),
+    ]
+    found = list(sm.Mix(sources))
+    assert Counter(map(str, found)) == Counter(["v", "7", "8", "inner", *[str(tmp_path / "a")] * 2])
+
+
+def test_ranks_are_those_of_the_sources() -> None:
+    def of_rank(rank: int) -> sm.Mix:
+        place = {"rank": rank, "world_size": 2}
+        one = MapIterator(list("abcd"), DistributedDeterministicSampler(4, **place))
+        return sm.Mix([one, DistributedRandomSampler(6, **place)], weights=[1, 1])
+
+    ranks = [list(of_rank(rank)) for rank in (0, 1)]
+    # 5 of each rank: 3 of the first source, which has 2 for each, and 2 of the other.
+    assert Counter(item for item in ranks[0] + ranks[1] if isinstance(item, str)).total() == 6
+    assert set(ranks[0]).isdisjoint(ranks[1])
+    state = sm.DataLoader(of_rank(1)).state_dict()
+    with pytest.raises(ValueError, match="'rank': 1, 'world_size': 2"):
+        sm.DataLoader(of_rank(0)).load_state_dict(state)
+
+
+def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
+    read: list[int] = []
+
+    class Noted(Squares):
+        def __getitem__(self, index: int) -> str:
+            read.append(index)
+            return super().__getitem__(index)
+
+    def loader() -> sm.DataLoader:
+        mix = sm.Mix([Noted(), range(100, 120)], weights=[1, 1])
+        return sm.DataLoader(mix, batch_size=4, output_order="input", num_threads=2)
+
+    whole, stopped, resumed = list(loader()), loader(), loader()
+    begun = list(itertools.islice(stopped, 3))
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    read.clear()
+    rest = list(resumed)
+    assert begun + rest == whole
+    assert len(read) == sum(isinstance(item, str) for batch in rest for item in batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sm.Mix([]), "sources must hold at least one source"),
+        (lambda: sm.Mix([[1], iter([2])]), r"sources\[1\], a list_iterator, cannot be read by pos"),
+        (lambda: sm.Mix([{"a": 1}]), r"sources\[0\], a dict, cannot be read by position.*MapIter"),
+        (lambda: sm.Mix([MapIterator([1], iter([0]))]), r"sources\[0\]: the source has no length"),
+        (
+            lambda: sm.Mix([[1], []], weights=[1, 1]),
+            r"sources\[1\] has no items; give it the weight 0",
+        ),
+        (lambda: sm.Mix([[1], [2]], weights=[1]), "weights must have one number for each source"),
+        (lambda: sm.Mix([[1], [2]], weights=[1, -1]), r"weights\[1\] is -1.0"),
+        (lambda: sm.Mix([[1]], length=0), "length must be at least 1, not 0"),
+        (
+            lambda: sm.Mix([[1], DistributedRandomSampler(4, rank=1, world_size=2)]),
+            r"different \(rank, world size\): \[\(0, 1\), \(1, 2\)\]. Split each by the same",
+        ),
+    ],
+)
+def test_bad_mixtures(make: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
