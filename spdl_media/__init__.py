@@ -23,6 +23,7 @@ The modules with public names, of which each imports only those above it:
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``async_load``    the same as awaitables
+``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 ``samplers``      indices for the processes of a distributed training
@@ -105,6 +106,7 @@ from spdl_media.load import (
     load_video,
 )
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
+from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 from spdl_media.transfer import (
@@ -146,6 +148,7 @@ __all__ += ["transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transf
 __all__ += ["Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video"]
 __all__ += ["async_load_audio", "async_load_clip", "async_load_image", "async_load_image_batch"]
 __all__ += ["RandomResizedCrop", "ResizeCenterCrop", "apply_crop", "async_load_video"]
+__all__ += ["IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe"]
 __all__ += ["ArrayFormatError", "NpzFile", "WAVHeader", "iter_samples", "iter_tarfile"]
 __all__ += ["load_npy", "load_npz", "load_wav", "parse_wav"]
 __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabilities"]

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from spdl_media._landing import landed
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,
@@ -199,6 +200,8 @@ def _convert(kind: str, values: list[Any], storage: Storage | None, where: str) 
         return convert_frames(values, storage)
     if kind == "numbers":
         return convert_array(values, storage)
+    if (buffer := landed(values, storage)) is not None:
+        return buffer
     arrays = [as_numpy(value) for value in values]
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):

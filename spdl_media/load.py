@@ -98,7 +98,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    request = _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
+    request = image_request(**arguments)
 
     def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
         rows = PictureRows(1, request.storage, request.layout, request.values)
@@ -355,6 +355,17 @@ def prepare_image_batch(
         raise ConvertError("there are no inputs to load: the sequence is empty")
     request = _image_request(arguments, len(inputs))
     return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
+
+
+@declared(ImageArguments)
+def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> ImageRequest:
+    """Check the arguments of :func:`load_image`.
+
+    Raises:
+        ValueError: An option is invalid.
+        TypeError: An option has the wrong type.
+    """
+    return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
 
 
 def _steps(

@@ -317,7 +317,11 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     fields = fields_of(value)
     if fields is None:
         return move(value)
-    moved = {key: map_nested(one, move) for key, one in fields.items()}
+    return rebuilt(value, {key: map_nested(one, move) for key, one in fields.items()})
+
+
+def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
+    """A container like this one, of other values for its fields."""
     if isinstance(value, list):
         return type(value)(list(moved.values()))
     is_mutable = isinstance(value, MutableMapping)

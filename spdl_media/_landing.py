@@ -1,0 +1,83 @@
+"""An image that is copied once, to where it is wanted first: a row of its batch, or an array of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
+
+from spdl_media._rows import PictureRows
+from spdl_media.buffer import BufferMetadata, CPUBuffer
+from spdl_media.image_frames import ImageFrames
+from spdl_media.storage import Storage
+from spdl_media.values import Values
+
+
+class ImageBuffer(CPUBuffer):
+    """A buffer of a decoded image, whose array is made when somebody asks for it.
+
+    A batch does not ask: :func:`landed` writes the image to its row. So floats of an image are written once,
+    and until then it is kept in bytes, a quarter of their size.
+
+    Thread safety: safe.
+    """
+
+    __slots__ = ("_image", "_layout", "_lock", "_values")
+
+    def __init__(
+        self,
+        image: ImageFrames,
+        layout: Literal["NCHW", "NHWC"] | None,
+        values: Values | None,
+        **metadata: Unpack[BufferMetadata],
+    ) -> None:
+        # No array yet; None would be a released one.
+        super().__init__((), **metadata)  # type: ignore[arg-type]
+        self._image: ImageFrames | None = image
+        self._layout, self._values = layout, values
+        self._lock = threading.Lock()
+
+    def _alive(self) -> Any:
+        with self._lock:
+            if self._image is not None:
+                rows = self.rows(1, None)
+                rows.put(0, self._image)
+                self._array, self._image = rows.take([0]).array[0], None
+        return super()._alive()
+
+    def release(self) -> None:
+        """Give the memory back, as other buffers do."""
+        with self._lock:
+            self._image = None
+            super().release()
+
+    def rows(self, count: int, storage: Storage | None) -> PictureRows:
+        """Rows for so many images like this one."""
+        return PictureRows(count, storage, self._layout, self._values)
+
+    def on_its_way(self) -> tuple[ImageFrames, object] | None:
+        """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
+        image = self._image
+        if image is None:
+            return None
+        return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
+
+
+def landed(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
+    """Copy images to the rows of a buffer, each once.
+
+    Returns:
+        The buffer; ``None``: they are no such images, or not alike, or arrays already.
+    """
+    found = [one.on_its_way() if type(one) is ImageBuffer else None for one in images]
+    pairs = [pair for pair in found if pair is not None]
+    if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
+        return None
+    rows = images[0].rows(len(images), storage)
+    for row, (image, _) in enumerate(pairs):
+        rows.put(row, image)
+    buffer: CPUBuffer = rows.take(range(len(images)))
+    if images[0].boxes is not None:
+        buffer.boxes = tuple(box for one in images for box in one.boxes)
+        buffer.flips = tuple(flip for one in images for flip in one.flips)
+    return buffer

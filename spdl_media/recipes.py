@@ -1,0 +1,134 @@
+"""What classifiers are trained with: from a path and its label to an image for the batch, and its label."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Final
+
+from spdl_media._arguments import ArrayLayout
+from spdl_media._batch import decode_cut
+from spdl_media._checks import check_int
+from spdl_media._landing import ImageBuffer
+from spdl_media.buffer import CPUBuffer
+from spdl_media.config import DecodeConfig
+from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
+from spdl_media.load import image_request
+from spdl_media.operations import Quality, ScaleAlgo
+from spdl_media.transfer import Key, fields_of, rebuilt
+from spdl_media.values import DType, PerChannel
+
+__all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
+
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+"""Mean of ImageNet's red, green and blue, for ``mean=``."""
+
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+"""Standard deviation of the same, for ``std=``."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRecipe:
+    """A preprocessor of images as classifiers take them: cut, scaled, mirrored and normalised in one pass.
+
+    For training, a random box is stretched to a square; without ``random_crop``, for evaluation, the shorter
+    side is scaled and the square in the middle cut out, as by torchvision's ``Resize`` and ``CenterCrop``.
+    A batch of :func:`~spdl_media.collate` gets each image by one copy, in which it becomes floats, and has
+    ``boxes`` and ``flips``, which say what was drawn.
+
+    Args:
+        size: Side of the square.
+        random_crop: True for ``RandomResizedCrop()``, or another function for ``crops=``.
+        flip: Probability to exchange left and right.
+        dtype: As of :func:`~spdl_media.load_image`, as are the next two; uint8 without one.
+        mean: A number for each channel, or one for all, such as ``IMAGENET_MEAN``.
+        std: Likewise.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        resize_size: What the shorter side is scaled to for evaluation. ``None``: ``size * 256 / 224``.
+        scale_algo: Name of FFmpeg's scaling algorithm.
+        quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
+        decode_config: How to decode, such as ``decode_config(downscale="dct")``.
+        field: Where the source of the image is in items that are tuples, lists, dictionaries or dataclasses.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An option is invalid, or ``resize_size`` stands beside ``random_crop``.
+
+    Thread safety: immutable, free to share. Can be pickled.
+
+    Example:
+        >>> recipe = ImageRecipe(224, random_crop=True, flip=0.5)
+        >>> image, label = recipe(("photo.jpg", 3), rng=np.random.default_rng(0))  # doctest: +SKIP
+        >>> image  # doctest: +SKIP
+        <ImageBuffer: (3, 224, 224) uint8>
+    """
+
+    size: int
+    _: KW_ONLY
+    random_crop: bool | Crop = False
+    flip: float = 0.0
+    dtype: DType | None = None
+    mean: PerChannel | None = None
+    std: PerChannel | None = None
+    layout: ArrayLayout = "NCHW"
+    resize_size: int | None = None
+    scale_algo: ScaleAlgo = "bicubic"
+    quality: Quality = "accurate"
+    decode_config: DecodeConfig | None = None
+    field: Key = 0
+
+    def __post_init__(self) -> None:
+        size, crop = check_int("size", self.size), self.random_crop
+        if not crop:
+            resized = size * 256 // 224 if self.resize_size is None else self.resize_size
+            crop = ResizeCenterCrop(resized, size)
+        elif self.resize_size is not None:
+            raise ValueError(
+                f"resize_size={self.resize_size} is for evaluation, random_crop for training; leave one out"
+            )
+        cuts: Any = {"crops": RandomResizedCrop() if crop is True else crop, "flips": self.flip}
+        request = image_request(
+            width=size,
+            height=size,
+            scale_mode=None,
+            scale_algo=self.scale_algo,
+            quality=self.quality,
+            layout=self.layout,
+            dtype=self.dtype,
+            mean=self.mean,
+            std=self.std,
+            decode_config=self.decode_config,
+            **cuts,
+        )
+        # Checked once, for all images.
+        object.__setattr__(self, "_prepared", (request, cuts))
+
+    def __call__(self, item: Any, rng: Rng | None = None) -> Any:
+        """Load an image, and pass on what else is in the item.
+
+        Args:
+            item: A source as of :func:`~spdl_media.load_image`, or what has one in ``field``.
+            rng: What is drawn comes from it, a generator of NumPy's or a seed. ``None``: others each time.
+
+        Returns:
+            A buffer ``(3, size, size)`` (or ``(size, size, 3)``), or the item with it in the place of the
+            source.
+
+        Raises:
+            MediaError: As for :func:`~spdl_media.load_image`.
+            KeyError: The item has no such field.
+        """
+        fields = fields_of(item)
+        if fields is None:
+            return self._load(item, rng)
+        if self.field not in fields:
+            raise KeyError(
+                f"the item has the fields {list(fields)}, and not {self.field!r}; pass ImageRecipe(field=)"
+            )
+        return rebuilt(item, {**fields, self.field: self._load(fields[self.field], rng)})
+
+    def _load(self, src: Any, rng: Rng | None) -> CPUBuffer:
+        request, cuts = self._prepared  # type: ignore[attr-defined]  # set above
+        request = replace(request, cuts=CropPlan(rng=rng, **cuts))
+        image = decode_cut(src, 0, request)
+        boxes, flips = request.cuts.drawn([0], [0])
+        return ImageBuffer(image, request.layout, request.values, boxes=boxes, flips=flips)
