@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from spdl_media._checks import check_int
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open intervals ``start <= number < stop``, in order, with gaps between them."""
 
 
 @runtime_checkable
@@ -62,8 +65,13 @@ def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
     return iter(source)
 
 
-def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
+def begin_by_position(source: object, epoch: int, before: Pairs = ()) -> Sequence[Any] | None:
     """Begin an epoch whose items are asked for by position, and leave the source as an iteration does.
+
+    Args:
+        source: The source.
+        epoch: The epoch.
+        before: What other ranks than those of now have done of it, of a source that can leave that out.
 
     Returns:
         The items, which stay the same until the next epoch of the source begins; ``None``, with
@@ -71,7 +79,7 @@ def begin_by_position(source: object, epoch: int) -> Sequence[Any] | None:
     """
     begin = getattr(source, "begin_by_position", None)
     if begin is not None:
-        items: Sequence[Any] | None = begin(epoch)
+        items: Sequence[Any] | None = begin(epoch, before) if before else begin(epoch)
         return items
     if not is_indexed(source):
         return None
@@ -127,7 +135,8 @@ def length_of(source: object) -> int:
 
 
 # PyTorch's DistributedSampler has num_replicas.
-_PLACE = ("rank", "world_size", "num_replicas")
+PLACE = ("rank", "world_size", "num_replicas")
+_ORDER = ("seed", "shuffle_shards", "shuffle_buffer")
 
 
 def place_of(source: object) -> tuple[int, int]:
@@ -138,10 +147,23 @@ def place_of(source: object) -> tuple[int, int]:
     return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)
 
 
+def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
+    """Return the function from an item's position in the source to its place in the order of all ranks."""
+    sampler = getattr(source, "sampler", source)
+    if not hasattr(sampler, "places_of_rank"):
+        rank, world_size = place_of(source)
+        return lambda position: rank + world_size * position
+    places = sampler.places_of_rank(before)
+    if before:
+        return lambda position: int(places[position])
+    # Not by index: a subclass may give more than its places.
+    return lambda position: places.start + places.step * position
+
+
 def order_of(source: object) -> dict[str, Any] | None:
     """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
     sampler = getattr(source, "sampler", source)
-    given = {name: getattr(sampler, name, None) for name in ("seed", *_PLACE)}
+    given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     numbers = {name: value for name, value in given.items() if isinstance(value, int)}
     return {"sampler": type(sampler).__name__, **numbers} if numbers else None
 

@@ -253,7 +253,7 @@ class SharedSource:
         with self._lock:
             by_key = self.fetch is not None
             begin = self.source.begin_keys if by_key else partial(begin_by_position, self.source)
-            items = begin(start.epoch)
+            items = begin(start.epoch, start.before)
             if items is not None:
                 self._epoch_left = getattr(self.source, "epoch", None)
         return items

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-VERSION = 1
+import numpy as np
 
-Pairs: TypeAlias = tuple[tuple[int, int], ...]
-"""Half-open intervals ``start <= number < stop``, in order, with gaps between them."""
+from spdl_media._epochs import PLACE, Pairs, Stateful
+
+VERSION = 1
 
 Tag: TypeAlias = tuple[int, int | None]
 """The origin of a sample: position in the source, and offset among the samples of that item.
@@ -42,6 +43,8 @@ class State:
             not done.
         source_length: Items of an epoch, if the source knows it.
         order: What the order of the source depends on beside the epoch, if it says so.
+        before: Places in the order of all ranks that were done when there were other ranks than now.
+            Positions count what those have left.
     """
 
     epoch: int
@@ -51,11 +54,12 @@ class State:
     snapshot: Snapshot | None = None
     source_length: int | None = None
     order: Mapping[str, Any] | None = None
+    before: Pairs = ()
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing of the epoch is done."""
-        return not self.done and not self.partly_done
+        return not (self.done or self.partly_done or self.before)
 
     def to_dict(self) -> dict[str, Any]:
         """Return lists, numbers and dictionaries, and the source's own state as it is."""
@@ -75,6 +79,7 @@ class State:
             "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
             "order": self.order,
+            "before": [list(pair) for pair in self.before],
         }
 
     @classmethod
@@ -120,6 +125,7 @@ class State:
             source_length=None if length is None else _count(length),
             # States of earlier releases have none.
             order=state.get("order"),
+            before=_pairs(state.get("before", ())),
         )
 
 
@@ -136,6 +142,105 @@ def _pairs(intervals: Any) -> Pairs:
     if any(left >= right for left, right in pairwise(bounds)):
         raise ValueError(f"{pairs} are no intervals in order")
     return pairs
+
+
+def loaded_state(
+    given: Mapping[str, Any] | Sequence[Mapping[str, Any]], own: State, source: object
+) -> State:
+    """Read what ``state_dict`` of a loader returned, or those of all ranks.
+
+    Args:
+        given: The state, or the states.
+        own: The loader's, at the start of an epoch.
+        source: The loader's.
+
+    Raises:
+        TypeError: It is no mapping, or the source cannot be shared out anew.
+        ValueError: It is no state, or not one of such a source.
+    """
+    if isinstance(given, Sequence):
+        return _regrouped([State.from_dict(one) for one in given], own, source)
+    state = State.from_dict(given)
+    remedy = "rank and world size that it had, or load the states of all ranks"
+    if state.source_length != own.source_length:
+        raise ValueError(
+            f"the state is that of a source of {state.source_length} items, and this one has "
+            f"{own.source_length}; make the loader with the source, {remedy}"
+        )
+    if state.order not in (None, own.order):
+        raise ValueError(
+            f"the state is that of a source in the order of {state.order}, and this one has {own.order}; "
+            f"make the loader with the sampler, its seed, {remedy}"
+        )
+    if state.snapshot is not None and not isinstance(source, Stateful):
+        raise ValueError(
+            f"the state holds that of a source with load_state_dict(), which {type(source).__name__} lacks"
+        )
+    return state
+
+
+def _regrouped(states: Sequence[State], own: State, source: object) -> State:
+    """Make one state of those of all ranks, for a loader among another number of them."""
+    sampler: Any = getattr(source, "sampler", source)
+    if not hasattr(sampler, "places_of_rank"):
+        raise TypeError(
+            "states of several ranks are taken for a sampler of spdl_media.source, a MapIterator over one, "
+            f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not"
+        )
+    orders = [dict(state.order or {}) for state in states]
+    ranks = sorted((order.pop("world_size", 0), order.pop("rank", 0)) for order in orders)
+    if not ranks or ranks != [(len(ranks), rank) for rank in range(len(ranks))]:
+        raise ValueError(
+            f"the states are those of (world size, rank) {ranks}; pass one of each rank that there was"
+        )
+    same = {name: value for name, value in (own.order or {}).items() if name not in PLACE}
+    if any(order != same for order in orders):
+        raise ValueError(
+            f"the states are those of sources in the orders {orders}, and this one has {same}; make the "
+            "loaders with the same sampler and seed"
+        )
+    # A rank that has ended the epoch is at the start of the next one.
+    epoch = min(state.epoch for state in states)
+    first, *others = (state for state in states if state.epoch == epoch)
+    if any(
+        (state.epoch, state.is_fresh) != (epoch + 1, True)
+        for state in states
+        if state.epoch != epoch
+    ) or any((state.seed, state.before) != (first.seed, first.before) for state in others):
+        raise ValueError(
+            f"the states are of the epochs {[state.epoch for state in states]}, of several seeds, or resumed "
+            "from different states; pass what all ranks have saved at one time"
+        )
+    return _left_by(
+        states, replace(own, epoch=epoch, seed=first.seed, before=first.before), sampler
+    )
+
+
+def _left_by(states: Sequence[State], own: State, sampler: Any) -> State:
+    """Return the beginning of what the ranks have left of the epoch of ``own``."""
+    is_done = np.zeros(sampler.num_draws, bool)
+    for start, stop in own.before:
+        is_done[start:stop] = True
+    partly: dict[int, Pairs] = {}
+    for state in states:
+        old = sampler.of_rank(state.order["rank"], state.order["world_size"])  # type: ignore[index]  # checked
+        if state.source_length != len(old):
+            raise ValueError(
+                f"rank {old.rank} of {old.world_size} had {state.source_length} items, and would have "
+                f"{len(old)} of this source; make it of the same data"
+            )
+        # Padding repeats the first ones.
+        places = np.asarray(old.places_of_rank(own.before)) % sampler.num_draws
+        has_ended = state.epoch != own.epoch
+        for start, stop in ((0, len(places)),) if has_ended else state.done:
+            is_done[places[start:stop]] = True
+        partly |= {int(places[position]): offsets for position, offsets in state.partly_done}
+    # Where the numbers change from not done to done, and back.
+    bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
+    before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+    places = sampler.places_of_rank(before) if partly else ()
+    mine = [(at, partly[int(place)]) for at, place in enumerate(places) if int(place) in partly]
+    return replace(own, before=before, partly_done=tuple(mine))
 
 
 class Positions:

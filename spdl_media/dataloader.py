@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -17,7 +25,7 @@ from spdl_media._checks import (
     check_seconds,
 )
 from spdl_media._collate import collate
-from spdl_media._epochs import Stateful, iterator_in, order_of, place_of
+from spdl_media._epochs import iterator_in, order_of, place_maker
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
 from spdl_media._loader_stages import (
     SharedSource,
@@ -28,7 +36,7 @@ from spdl_media._loader_stages import (
     usable_cores,
     value_of,
 )
-from spdl_media._resume import Ledger, State
+from spdl_media._resume import Ledger, State, loaded_state
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -303,7 +311,9 @@ class DataLoader:
         state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
         return state.to_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], /
+    ) -> None:
         """Make the next iteration resume where :meth:`state_dict` was called.
 
         It gives the rest of that epoch, each sample once; with ``output_order="input"`` in the same
@@ -313,32 +323,19 @@ class DataLoader:
         state.
 
         Args:
-            state_dict: What :meth:`state_dict` of a loader with an equal source returned.
+            state_dict: What :meth:`state_dict` of a loader with an equal source returned. Or a sequence of
+                those of all ranks, saved at one time: what is left of the epoch is shared out anew over the
+                ranks that there are now, each sample once. The sampler treats a last round that is too short
+                for all ranks as ever. The order stays that of the epoch; ``rng`` of a sample stays the same.
 
         Raises:
-            TypeError: It is no mapping.
+            TypeError: It is no mapping, or states of several ranks are loaded for a source that is not shared
+                out by a sampler of :mod:`spdl_media.source`, ``ImageFolder`` or ``Shards``.
             ValueError: It is no such state, or that of a source of another length or kind, or of a sampler
-                with another seed, rank or world size.
+                with another seed, rank or world size. Of several, one is missing, or they are of different
+                epochs.
         """
-        state = State.from_dict(state_dict)
-        source = self._source.source
-        own = self._fresh(state.epoch)
-        if state.source_length != own.source_length:
-            raise ValueError(
-                f"the state is that of a source of {state.source_length} items, and this one has "
-                f"{own.source_length}; make the loader with the source (and the rank and world size) that it "
-                "had"
-            )
-        if state.order not in (None, own.order):
-            raise ValueError(
-                f"the state is that of a source in the order of {state.order}, and this one has {own.order}; "
-                "make the loader with the sampler, its seed, rank and world size that it had"
-            )
-        if state.snapshot is not None and not isinstance(source, Stateful):
-            raise ValueError(
-                "the state holds that of a source with load_state_dict(), which "
-                f"{type(source).__name__} lacks"
-            )
+        state = loaded_state(state_dict, self._fresh(0), self._source.source)
         self.seed = state.seed
         self._pin(state)
 
@@ -447,6 +444,6 @@ class DataLoader:
     def _rng_maker(self, start: State) -> Callable[[int], np.random.Generator] | None:
         if self.preprocessor is None or not takes_rng(self.preprocessor):
             return None
-        rank, world_size = place_of(self._source.source)
         # The sample's place among those of all ranks: no two share random numbers.
-        return lambda position: sample_rng(start.seed, start.epoch, rank + world_size * position)
+        place = place_maker(self._source.source, start.before)
+        return lambda position: sample_rng(start.seed, start.epoch, place(position))

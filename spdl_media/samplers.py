@@ -8,18 +8,19 @@ repeated.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_weights
-from spdl_media._epochs import Mapped
+from spdl_media._epochs import Mapped, Pairs
 
 __all__ = (
     "DistributedDeterministicSampler",
@@ -41,6 +42,7 @@ class _DistributedSampler:
         rank: The process that the indices are for.
         world_size: How many processes there are.
         epoch: The epoch of the next iteration.
+        num_draws: Indices of an epoch, over all ranks.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class _DistributedSampler:
         self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
-        self._num_draws = num_draws
+        self.num_draws = num_draws
         if num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
                 f"{num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
@@ -80,20 +82,25 @@ class _DistributedSampler:
 
     def __len__(self) -> int:
         """The number of indices that the rank gets in an epoch."""
-        return len(self._positions())
+        return len(self._share(self.num_draws))
 
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self._indices(epoch)
 
     def _indices(self, epoch: int) -> Iterator[int]:
-        order = self._order_of_rank(epoch)
+        order = self._order_of_rank(epoch, ())
         # One tolist() of all would hold an object for each index at once.
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
-    def begin_by_position(self, epoch: int) -> Sequence[int]:
+    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[int]:
         """Begin an epoch; return its indices by position, in the order of an iteration.
+
+        Args:
+            epoch: The epoch.
+            before: Places in the order of all ranks that were done by other ranks than there are now. The
+                others are shared out.
 
         Raises:
             ValueError: The epoch is negative.
@@ -101,22 +108,37 @@ class _DistributedSampler:
         # As an iteration leaves it.
         self.set_epoch(epoch + 1)
         # Each is made Python's int when it is asked for.
-        return Mapped(int, self._order_of_rank(epoch))
+        return Mapped(int, self._order_of_rank(epoch, before))
 
-    def _positions(self) -> range:
-        """Return the rank's positions in the order of all ranks; with padding, some are beyond its end."""
-        rounds, rest = divmod(self._num_draws, self.world_size)
+    def places_of_rank(self, before: Pairs = ()) -> range | npt.NDArray[np.int64]:
+        """Return where the rank's indices stand in the order of all ranks; padding stands beyond its end."""
+        if not before:
+            return self._share(self.num_draws)
+        is_left = np.ones(self.num_draws, bool)
+        for start, stop in before:
+            is_left[start:stop] = False
+        (left,) = is_left.nonzero()
+        # Modulo: padding goes on from the start.
+        return left[_array(self._share(len(left))) % max(1, len(left))].astype(np.int64, copy=False)
+
+    def of_rank(self, rank: int, world_size: int) -> Self:
+        """Return the sampler of another rank, or of one among more or less of them."""
+        other = copy.copy(self)
+        other.rank, other.world_size = rank, world_size
+        return other
+
+    def _share(self, count: int) -> range:
+        """Return which of so many places are the rank's; with padding, some are beyond them."""
+        rounds, rest = divmod(count, self.world_size)
         if self._uneven == "keep":
-            return range(self.rank, self._num_draws, self.world_size)
+            return range(self.rank, count, self.world_size)
         # The last, incomplete round counts if it is filled up.
         rounds += rest > 0 and self._uneven == "pad"
         return range(self.rank, rounds * self.world_size, self.world_size)
 
-    def _order_of_rank(self, epoch: int) -> npt.NDArray[np.int64]:
-        positions = self._positions()
+    def _order_of_rank(self, epoch: int, before: Pairs) -> npt.NDArray[np.int64]:
         # Modulo: padding goes on from the start of the order.
-        places = np.arange(positions.start, positions.stop, positions.step) % self._num_draws
-        return self._draw(epoch, places)
+        return self._draw(epoch, _array(self.places_of_rank(before)) % self.num_draws)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """Return the indices at some places of the order of all ranks."""
@@ -183,7 +205,7 @@ class DistributedDeterministicSampler(_DistributedSampler):
             )
 
     def __repr__(self) -> str:
-        return self._describe(str(self._num_draws))
+        return self._describe(str(self.num_draws))
 
 
 class DistributedRandomSampler(_DistributedSampler):
@@ -258,12 +280,19 @@ class DistributedRandomSampler(_DistributedSampler):
         bits = random_bits(Purpose.ORDER, self.seed, epoch)
         if self._cumulative is None:
             return permutation(bits, self._n)[places]
-        return weighted_choice(self._cumulative, uniform(bits, self._num_draws)[places])
+        return weighted_choice(self._cumulative, uniform(bits, self.num_draws)[places])
 
     def __repr__(self) -> str:
         weights = [] if self._cumulative is None else ["weights=..."]
-        draws = f"num_draws={self._num_draws}"
+        draws = f"num_draws={self.num_draws}"
         return self._describe(str(self._n), draws, *weights, f"seed={self.seed}")
+
+
+def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    # NumPy would ask a range for each number.
+    if isinstance(places, range):
+        return np.arange(places.start, places.stop, places.step)
+    return places
 
 
 def _size(n: int) -> int:
@@ -321,6 +350,7 @@ class Purpose(IntEnum):
     MERGE = 2
     FILES = 3
     MIX = 4
+    SHARDS = 5
 
 
 def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:

@@ -19,6 +19,7 @@ from spdl_media._epochs import (
     HasEpochs,
     IterableWithShuffle,
     Mapped,
+    Pairs,
     RepeatedSource,
     ShuffledSource,
     SizedIterable,
@@ -140,14 +141,18 @@ class MapIterator(Generic[V_co]):
         keys: Callable[[], Iterable[Any]] | None = getattr(self.mapping, "keys", None)
         return range(len(self)) if keys is None else keys()
 
-    def begin_keys(self, epoch: int) -> Sequence[Any] | None:
+    def begin_keys(self, epoch: int, before: Pairs = ()) -> Sequence[Any] | None:
         """Begin an epoch; return its keys by position, or ``None`` if they have no length.
+
+        Args:
+            epoch: The epoch.
+            before: What other ranks than those of now have done of it.
 
         Raises:
             ValueError: The sampler refuses the epoch.
         """
         keys = self.keys
-        order = begin_by_position(keys, epoch)
+        order = begin_by_position(keys, epoch, before)
         # An iterator would be used up by listing it.
         if order is None and not isinstance(keys, Iterator):
             try:
@@ -157,13 +162,17 @@ class MapIterator(Generic[V_co]):
             order = list(begin_epoch(keys, epoch))
         return order
 
-    def begin_by_position(self, epoch: int) -> Sequence[V_co] | None:
+    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[V_co] | None:
         """Begin an epoch; return its values by position, or ``None`` if the keys have no length.
+
+        Args:
+            epoch: The epoch.
+            before: What other ranks than those of now have done of it.
 
         Raises:
             ValueError: The sampler refuses the epoch.
         """
-        order = self.begin_keys(epoch)
+        order = self.begin_keys(epoch, before)
         return None if order is None else Mapped(self.mapping.__getitem__, order)
 
 

@@ -40,6 +40,7 @@ def state_of(done: Iterable[int], partly_done: Any = (), **others: Any) -> dict[
         "source": None,
         "source_length": N,
         "order": None,
+        "before": [],
         **others,
     }
 
@@ -114,7 +115,7 @@ GOOD = state_of([0, 1])
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
-        ([1], TypeError, "must be a mapping, as state_dict.. returns, not list"),
+        ([1], TypeError, "must be a mapping, as state_dict.. returns, not int"),
         ({}, ValueError, "has version None, and this release reads version 1"),
         ({**GOOD, "version": 2}, ValueError, "has version 2"),
         ({**GOOD, "epoch": -1}, ValueError, "damaged .ValueError: -1 is no count"),

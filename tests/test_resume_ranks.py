@@ -1,0 +1,160 @@
+"""An epoch goes on with another number of ranks: what they have left is given once, whoever had it before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spdl_media.dataloader import DataLoader, MapIterator, sample_rng
+from spdl_media.source import (
+    DistributedDeterministicSampler,
+    DistributedRandomSampler,
+    Uneven,
+)
+
+EPOCH = 3
+KINDS: dict[str, Callable[..., Any]] = {
+    "random": lambda n, **place: DistributedRandomSampler(n, seed=5, **place),
+    "in order": lambda n, **place: DistributedDeterministicSampler(
+        n, **{"uneven": "keep", **place}
+    ),
+    "mapping": lambda n, **place: MapIterator(range(n), DistributedRandomSampler(n, **place)),
+}
+
+
+def with_number(item: int, rng: Any) -> tuple[int, int]:
+    return item, int(rng.integers(2**60))
+
+
+def several(item: int) -> Iterator[tuple[int, int]]:
+    for offset in range(item % 4):
+        yield item, offset
+
+
+def run(loader: DataLoader, state: Any, count: int | None) -> tuple[list[Any], Any]:
+    """Take some samples after a state; return them, and the new state as JSON keeps it."""
+    if state is None:
+        loader.set_epoch(EPOCH)
+    else:
+        loader.load_state_dict(state)
+    taken = list(itertools.islice(iter(loader), count))
+    return taken, json.loads(json.dumps(loader.state_dict()))
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([with_number, several]),
+    st.integers(4, 40),
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.sampled_from(["drop", "pad", "keep"]),
+    st.data(),
+)
+def test_worlds_share_an_epoch(
+    kind: str, preprocessor: Any, n: int, worlds: list[int], uneven: Uneven, data: st.DataObject
+) -> None:
+    """Worlds follow each other, each stops somewhere, and the last one ends the epoch."""
+    expected = {
+        item: sample_rng(0, EPOCH, place).integers(2**60)
+        for place, item in enumerate(order_of(KINDS[kind](n, rank=0, world_size=1)))
+    }
+    given: list[tuple[int, int]] = []
+    states = None
+    for number, world_size in enumerate(worlds):
+        saved = []
+        for rank in range(world_size):
+            source = KINDS[kind](n, rank=rank, world_size=world_size, uneven=uneven)
+            loader = DataLoader(source, preprocessor=preprocessor, num_threads=2)
+            count = data.draw(st.integers(0, 12)) if number + 1 < len(worlds) else None
+            samples, state = run(loader, states, count)
+            given += samples
+            saved.append(state)
+        states = data.draw(st.permutations(saved))
+        if all(state["epoch"] > EPOCH for state in states):
+            break
+    counts = Counter(given)
+    if preprocessor is several:
+        every = Counter(sample for item in range(n) for sample in several(item))
+    else:
+        every = Counter((item, int(number)) for item, number in expected.items())
+    if uneven == "keep":
+        assert counts == every
+    if uneven == "drop":
+        assert counts <= every
+        assert len({item for item, _ in (every - counts)}) < world_size
+    if uneven == "pad":
+        # What is given again has numbers of its own.
+        assert {item for item, _ in counts} == {item for item, _ in every}
+        assert len({item for item, _ in (counts - every)}) < sum(worlds)
+
+
+def order_of(source: Any) -> list[int]:
+    source.set_epoch(EPOCH)
+    return list(source)
+
+
+def states_of(world_size: int, **options: Any) -> list[Any]:
+    sources = (
+        DistributedRandomSampler(20, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    )
+    return [run(DataLoader(source), None, 2)[1] for source in sources]
+
+
+def test_a_state_after_the_change_resumes_by_itself() -> None:
+    first = states_of(3)
+    whole = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1), output_order="input")
+    head, state = run(whole, first, 4)
+    other = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1), output_order="input")
+    assert state["before"]
+    tail, _ = run(other, state, None)
+    assert head + tail == run(whole, first, None)[0]
+    assert len(head + tail) == 14
+    assert len(list(other)) == 20  # the next epoch is a whole one
+
+
+@pytest.mark.parametrize(
+    ("states", "error", "message"),
+    [
+        (list, ValueError, r"rank\) \[\]; pass one of each"),
+        (lambda: states_of(2)[:1], ValueError, r"\[\(2, 0\)\]; pass one of each rank"),
+        (lambda: states_of(2) + states_of(2), ValueError, "pass one of each rank that there was"),
+        (lambda: states_of(2, seed=1), ValueError, "'seed': 1.*make the loaders with the same"),
+        (lambda: [*states_of(2)[:1], 3], TypeError, "must be a mapping"),
+        (
+            lambda: [states_of(2)[0], {**states_of(2)[1], "epoch": EPOCH + 1}],
+            ValueError,
+            r"of the epochs \[3, 4\].*at one time",
+        ),
+        (
+            lambda: [{**state, "source_length": 11} for state in states_of(2)],
+            ValueError,
+            "rank 0 of 2 had 11 items, and would have 10 of this source",
+        ),
+    ],
+)
+def test_what_are_no_states_of_all_ranks(
+    states: Callable[[], list[Any]], error: type[Exception], message: str
+) -> None:
+    loader = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1))
+    with pytest.raises(error, match=message):
+        loader.load_state_dict(states())
+
+
+def test_a_source_that_is_not_shared_out_has_no_ranks_to_change() -> None:
+    with pytest.raises(TypeError, match="share out anew what is left; list does not"):
+        DataLoader([1, 2]).load_state_dict([DataLoader([1, 2]).state_dict()])
+
+
+def test_one_state_of_another_world_says_what_to_pass() -> None:
+    loader = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1))
+    with pytest.raises(ValueError, match="or load the states of all ranks"):
+        loader.load_state_dict(states_of(2)[0])
