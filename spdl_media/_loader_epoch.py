@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from spdl_media._loader_stages import tags_of, value_of
-from spdl_media._resume import Ledger
+from spdl_media._resume import Ledger, Tag
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
 from spdl_media.pipeline.pipeline import heard_again
@@ -19,7 +19,10 @@ CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 
 
 class _Hand:
-    """Hands out what a pipeline gives, as arrays of the library ``to``; calls ``complete`` at the end."""
+    """Hands out what a pipeline gives, as arrays of the library ``to``.
+
+    Calls ``note`` with the tags of each, and ``complete`` at the end.
+    """
 
     # Nothing is to be closed if __init__ fails.
     _is_over = True
@@ -30,12 +33,14 @@ class _Hand:
         ledger: Ledger,
         timeout: float | None,
         to: str | None,
+        note: Callable[[Ledger, Sequence[Tag]], object],
         complete: Callable[[Ledger], object],
     ) -> None:
         self._pipeline = pipeline
         self._ledger = ledger
         self._timeout = timeout
         self._convert = None if to is None else CONVERTERS[to]
+        self._note = note
         self._complete = complete
         self._is_over = False
 
@@ -44,7 +49,7 @@ class _Hand:
         if self._convert is not None:
             # In the consumer's thread, whose stream is to wait for arrays on a device.
             (value,) = self._convert((value,))
-        self._ledger.settle(tags_of(tagged))
+        self._note(self._ledger, tags_of(tagged))
         return value
 
     def close(self) -> None:

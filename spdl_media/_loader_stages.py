@@ -186,12 +186,15 @@ class SharedSource:
         # Copied, because a source may hand out the dictionary that it goes on to change.
         return Snapshot(position, copy.deepcopy(self.source.state_dict()))
 
-    def feed(self, start: State, ledger: Ledger, *, drops_none: bool) -> AnySource:
+    def feed(
+        self, start: State, ledger: Ledger, given: Sequence[Any] | None, *, drops_none: bool
+    ) -> AnySource:
         """Give what a run reads: the items that are not done, tagged with their positions.
 
         Args:
             start: Where the run begins.
             ledger: Of the run.
+            given: The items, if :meth:`begin_by_position` has begun the epoch.
             drops_none: Whether there is no stage to see ``None``, which then drops the item.
         """
         done, turn = Positions(start.done), self._turn
@@ -201,7 +204,9 @@ class SharedSource:
             return _tagged(value, tags, ledger) if drops_none else Tagged(value, tags)
 
         def read() -> Iterator[Tagged]:
-            items: Any = None if start.is_fresh else self._begin_by_position(start)
+            items: Any = given
+            if items is None and not start.is_fresh:
+                items = self.begin_by_position(start)
             for position in range(0 if items is None else len(items)):
                 # Asked before the item is fetched: that may be the dear part.
                 if position not in done and (item := tagged(position, items[position])):
@@ -246,9 +251,9 @@ class SharedSource:
             self._keep_snapshot(position, ledger, turn)
         return position, iterator
 
-    def _begin_by_position(self, start: State) -> Any:
+    def begin_by_position(self, start: State) -> Any:
         """Begin an epoch whose items are asked for by position; ``None`` if the source has none."""
-        if self.is_stateful:
+        if self.is_stateful or self.is_async:
             return None
         with self._lock:
             by_key = self.fetch is not None
@@ -341,7 +346,7 @@ def stage_of(
 _Call: TypeAlias = Callable[[Any], Any]
 
 
-class _One:
+class One:
     """A call that gives one result: tags it, or settles what it is for when nothing comes of it."""
 
     def __init__(self, tagged: Any, ledger: Ledger) -> None:
@@ -352,7 +357,7 @@ class _One:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None and not _ends_with_run(error):
+        if error is not None and not ends_with_run(error):
             self._ledger.settle(self._tags)
 
     def tag(self, value: Any) -> Tagged | None:
@@ -360,7 +365,7 @@ class _One:
         return _tagged(value, self._tags, self._ledger)
 
 
-class _Several(_One):
+class _Several(One):
     """A call that gives several samples of one item, with the offset of each in its tag."""
 
     def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
@@ -370,7 +375,7 @@ class _Several(_One):
         self._count = 0
 
     def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
-        if error is None or not _ends_with_run(error):
+        if error is None or not ends_with_run(error):
             self._ledger.count_samples(self._position, self._count)
 
     def tag(self, value: Any) -> Tagged | None:
@@ -397,7 +402,7 @@ def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
 
 def _coroutine_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
     async def stage(tagged: Any) -> Tagged | None:
-        with _One(tagged, ledger) as one:
+        with One(tagged, ledger) as one:
             return one.tag(await call(tagged))
 
     return stage
@@ -432,7 +437,7 @@ _KINDS = {
 }
 
 
-def _ends_with_run(error: BaseException) -> bool:
+def ends_with_run(error: BaseException) -> bool:
     """Whether a call was ended by its run, not by itself: the next run makes it again."""
     if not isinstance(error, CancelledError):
         return isinstance(error, GeneratorExit)

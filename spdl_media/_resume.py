@@ -284,6 +284,9 @@ class Ledger:
 
     An item under way is not done, so a loader that resumes from here processes it again.
 
+    Attributes:
+        is_closed: Whether the consumer has gone.
+
     Thread safety: safe.
     """
 
@@ -296,7 +299,7 @@ class Ledger:
         self._counts: dict[int, int] = {}
         # Each is needed until the next one is usable: when all items before that one are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
-        self._is_closed = False
+        self.is_closed = False
 
     def done_offsets(self, position: int) -> Positions:
         """Return which samples of an item were done at the start."""
@@ -305,7 +308,7 @@ class Ledger:
     def settle(self, tags: Iterable[Tag]) -> None:
         """Note that samples were handed out, or that nothing will come of them."""
         with self._lock:
-            for position, offset in tags if not self._is_closed else ():
+            for position, offset in tags if not self.is_closed else ():
                 if offset is None:
                     self._done.add(position)
                 else:
@@ -315,7 +318,7 @@ class Ledger:
     def count_samples(self, position: int, count: int) -> None:
         """Note that an item has given all its samples, and how many they were."""
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._counts[position] = count
                 self._finish_if_complete(position)
 
@@ -328,7 +331,7 @@ class Ledger:
     def close(self) -> None:
         """Ignore what comes later: the consumer has gone, so it gets nothing of that."""
         # Without the lock: the garbage collector may call this in the middle of any other call.
-        self._is_closed = True
+        self.is_closed = True
 
     def state(self) -> State:
         """Return how far the epoch has come."""

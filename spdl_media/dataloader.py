@@ -15,8 +15,6 @@ from collections.abc import (
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from spdl_media._checks import (
     answers_unknown,
     check_callable,
@@ -27,6 +25,8 @@ from spdl_media._checks import (
 from spdl_media._collate import collate
 from spdl_media._epochs import iterator_in, order_of, place_maker
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
+from spdl_media._loader_items import RngMaker, item_stages, sample_rng
+from spdl_media._loader_policies import OnError, Replaced, check_policy, policy_of, replaced_in
 from spdl_media._loader_stages import (
     SharedSource,
     check_functions,
@@ -36,22 +36,26 @@ from spdl_media._loader_stages import (
     usable_cores,
     value_of,
 )
-from spdl_media._resume import Ledger, State, loaded_state
+from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.pipeline import (
+    AggregateConfig,
     FailureRecord,
     OutputOrder,
+    PipeConfig,
     Pipeline,
     PipelineBuilder,
+    PipelineConfig,
     PipelineStatistics,
+    SinkConfig,
+    SourceConfig,
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit, failure_limit
-from spdl_media.pipeline.stages import source_length
-from spdl_media.samplers import Purpose, random_bits
+from spdl_media.pipeline.stages import StageConfig, source_length
 from spdl_media.source import MapIterator, SupportsGetItem
 
-__all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "sample_rng")
+__all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng")
 
 E = TypeVar("E", Epoch, AsyncEpoch)
 
@@ -71,34 +75,6 @@ _TORCH_NAMES = {
     "multiprocessing_context": "Leave it out: threads load",
     "persistent_workers": "Leave it out: threads start quickly",
 }
-
-
-def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """Make the random number generator of one item in one epoch.
-
-    A :class:`DataLoader` passes it to a preprocessor with a parameter named ``rng``. Its numbers
-    depend neither on threads, nor on other items, nor on a stop and resume.
-
-    Args:
-        seed: Seed of the loader.
-        epoch: The epoch, counted from 0.
-        position: Position of the item in the epoch, counted from 0. If the source knows its rank (a
-            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one), the
-            position among the items of all ranks, ``rank + world_size * position``, so that no two
-            ranks get the same numbers.
-
-    Returns:
-        NumPy's generator, over PCG64.
-
-    Raises:
-        ValueError: One of the three is negative.
-
-    Thread safety: each call gives a generator of its own.
-    """
-    key = (check_int("epoch", epoch, at_least=0), check_int("position", position, at_least=0))
-    return np.random.Generator(
-        random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
-    )
 
 
 @answers_unknown(_TORCH_NAMES)
@@ -149,13 +125,19 @@ class DataLoader:
             ``float("inf")`` or -1: any number.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
             its own. An exception from it ends the epoch.
+        on_error: What becomes of an item that fails in the preprocessor or the source's dataset. It counts
+            as a failure in each case. ``"skip"`` drops it. ``"raise"`` ends the epoch, as
+            ``max_failures=0`` does. ``"replace"`` puts a good sample of the same rank's share in its place,
+            see :attr:`replaced`; the source must have positions, as sequences, samplers and datasets have.
+            A function ``f(item, error)`` makes the sample, of the item as the source gave it (the key, for
+            a dataset), or drops it by ``None``; what it raises is a second failure.
         seed: Seed of :func:`sample_rng`.
 
     Raises:
         TypeError: An argument of the wrong type, such as a ``transfer_fn`` that is a coroutine
             function.
-        ValueError: A number that is too small, an unknown order, or ``drop_last`` without
-            ``batch_size``.
+        ValueError: A number that is too small, an unknown order or policy, ``drop_last`` without
+            ``batch_size``, or an ``on_error`` that does not go with ``max_failures`` or the preprocessor.
         MissingDependencyError: The library that ``to`` names is not installed.
 
     Iterate by ``for`` or ``async for``. A loader can be pickled if its source and functions can; the copy
@@ -183,6 +165,7 @@ class DataLoader:
     output_order: OutputOrder = "completion"
     max_failures: FailureLimit | None = None
     on_failure: Callable[[FailureRecord, Any], object] | None = None
+    on_error: OnError = "skip"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -207,6 +190,7 @@ class DataLoader:
         failure_limit("max_failures", self.max_failures)
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
+        check_policy(self.on_error, self.preprocessor, self.max_failures)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
         self._next = self._fresh(0)
@@ -216,6 +200,8 @@ class DataLoader:
         self._ledger: Ledger | None = None
         # Of the latest iteration.
         self._pipeline: Pipeline[Any] | None = None
+        # Of what iteration has handed out last.
+        self._tags: Sequence[Tag] = ()
 
     def __len__(self) -> int:
         """The batches of an epoch in which nothing is dropped or fails (without ``batch_size``, the samples).
@@ -244,7 +230,8 @@ class DataLoader:
         Raises:
             TimeoutError: The source is an iterator, or has a state, and is still in a read of the last
                 iteration. Another try may follow when that has ended.
-            ValueError: The source can be read once, and was read.
+            ValueError: The source can be read once, and was read; or ``on_error="replace"`` needs positions,
+                which it does not have.
         """
         return self._iterate(Epoch)
 
@@ -265,7 +252,11 @@ class DataLoader:
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
-        return kind(self._pipeline, ledger, self.timeout, self.to, self._complete)
+        return kind(self._pipeline, ledger, self.timeout, self.to, self._hand_out, self._complete)
+
+    def _hand_out(self, ledger: Ledger, tags: Sequence[Tag]) -> None:
+        ledger.settle(tags)
+        self._tags = tags
 
     def _complete(self, ledger: Ledger) -> None:
         # The state is now the beginning of the next epoch, unless that has begun.
@@ -274,7 +265,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
-        state = {**self.__dict__, "_ledger": None, "_pipeline": None}
+        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
         if self._ledger is not None:
             state |= {"_next": self._ledger.state(), "_is_pinned": True}
         return state
@@ -349,6 +340,14 @@ class DataLoader:
         """How many inputs failed in the latest iteration, by name of the stage."""
         return {} if self._pipeline is None else self._pipeline.failure_counts
 
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """The rows of the batch that iteration gave last whose own items failed (see ``on_error``).
+
+        Ask in the thread that iterates, before the next batch.
+        """
+        return replaced_in(self._tags)
+
     def statistics(self) -> PipelineStatistics | None:
         """Return the statistics of the latest iteration; ``None`` before the first one."""
         return None if self._pipeline is None else self._pipeline.statistics()
@@ -400,50 +399,45 @@ class DataLoader:
         return self._ledger.state() if leads_back and self._ledger is not None else start
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
-        fetch = self._source.fetch
-        # Otherwise the first stage sees a None, and drops it.
-        drops_none = self.preprocessor is None and fetch is None
-        feed = self._source.feed(start, ledger, drops_none=drops_none)
-        builder = PipelineBuilder().add_source(feed)
-        num_threads = self.num_threads or usable_cores()
-
-        def parallel(fn: Callable[..., Any]) -> Any:
-            # Coroutines wait rather than compute, so more of them than cores may run.
-            least = 8 if self.num_threads is None and "async" in kind_of(fn) else 1
-            concurrency = max(least, num_threads)
-            return {"concurrency": concurrency, "output_order": self.output_order}
-
-        if fetch is not None:
-            # In the threads: to read an item of a dataset is often the dear part.
-            builder.pipe(stage_of(fetch, ledger), name="dataset", **parallel(fetch))
-        if self.preprocessor is not None:
-            stage = stage_of(self.preprocessor, ledger, self._rng_maker(start))
-            builder.pipe(stage, name=name_of(self.preprocessor), **parallel(self.preprocessor))
+        source, preprocessor, make_rng = self._source, self.preprocessor, None
+        if preprocessor is not None and takes_rng(preprocessor):
+            # The sample's place among those of all ranks: no two share random numbers.
+            place = place_maker(source.source, start.before)
+            make_rng = RngMaker(start.seed, start.epoch, place)
+        policy = policy_of(self.on_error, source, start, ledger)
+        stages: list[StageConfig] = [
+            *item_stages(source.fetch, preprocessor, make_rng, ledger, policy, self._parallel)
+        ]
+        # Without a stage for items, none sees a None, and drops it.
+        items = None if policy is None else policy.items
+        feed = source.feed(start, ledger, items, drops_none=not stages)
         if self.batch_size is not None:
-            builder.aggregate(self.batch_size, drop_last=self.drop_last)
+            stages.append(AggregateConfig(self.batch_size, drop_last=self.drop_last))
         aggregator = self.aggregator
         if aggregator is None and self.batch_size is not None and self.to is not None:
             aggregator = collate
         if aggregator is not None:
             stage = stage_of(aggregator, ledger)
-            builder.pipe(stage, name=name_of(aggregator), **parallel(aggregator))
+            stages.append(PipeConfig(stage, name_of(aggregator), **self._parallel(aggregator)))
         if self.transfer_fn is not None:
             stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
             one_thread = ThreadPoolExecutorConfig(max_workers=1)
-            builder.pipe(stage, name=name_of(self.transfer_fn), executor=one_thread)
+            stages.append(PipeConfig(stage, name_of(self.transfer_fn), executor=one_thread))
         on_failure = self.on_failure
-        return builder.add_sink(self.buffer_size).build(
-            num_threads=num_threads,
-            max_failures=self.max_failures,
+        return Pipeline(
+            PipelineConfig(SourceConfig(feed), stages, SinkConfig(self.buffer_size)),
+            num_threads=self.num_threads or usable_cores(),
+            max_failures=0 if self.on_error == "raise" else self.max_failures,
             on_failure=None
             if on_failure is None
             else lambda record, tagged: on_failure(record, value_of(tagged)),
         )
 
-    def _rng_maker(self, start: State) -> Callable[[int], np.random.Generator] | None:
-        if self.preprocessor is None or not takes_rng(self.preprocessor):
-            return None
-        # The sample's place among those of all ranks: no two share random numbers.
-        place = place_maker(self._source.source, start.before)
-        return lambda position: sample_rng(start.seed, start.epoch, place(position))
+    def _parallel(self, fn: Callable[..., Any]) -> dict[str, Any]:
+        """Options of a stage that makes as many calls at a time as there are threads."""
+        concurrency = self.num_threads or usable_cores()
+        # Coroutines wait rather than compute, so more of them than cores may run.
+        if self.num_threads is None and "async" in kind_of(fn):
+            concurrency = max(8, concurrency)
+        return {"concurrency": concurrency, "output_order": self.output_order}

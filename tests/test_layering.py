@@ -62,7 +62,14 @@ ORDER = [
     ["load", "async_load", "recipes"],
     ["encode", "mux"],
     ["_epochs", "samplers", "source", "image_folder", "mix"],
-    ["_resume", "_loader_stages", "_loader_epoch", "dataloader"],
+    [
+        "_resume",
+        "_loader_stages",
+        "_loader_policies",
+        "_loader_items",
+        "_loader_epoch",
+        "dataloader",
+    ],
     ["cli", "__main__"],
 ]
 HELPERS = {
@@ -74,6 +81,8 @@ FLAT = [module for row in ORDER for module in row]
 BESIDE = {"testing", "pipeline"}
 JOINS_PIPELINE = {
     "_loader_stages",
+    "_loader_policies",
+    "_loader_items",
     "_loader_epoch",
     "dataloader",
     "cli",
@@ -87,7 +96,7 @@ PURE = {
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
-    "asyncio": {"pipeline", "_loader_stages", "_loader_epoch", "async_load"},
+    "asyncio": {"pipeline", "_loader_stages", "_loader_items", "_loader_epoch", "async_load"},
     # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},

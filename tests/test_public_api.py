@@ -65,7 +65,7 @@ NOT_REEXPORTED = {
 
 # Names that a module has from elsewhere, so that programs written for SPDL find them.
 FROM_ELSEWHERE = {
-    "dataloader": {"MapIterator", "Pipeline", "PipelineBuilder"},
+    "dataloader": {"MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng"},
     "source": {
         *("DistributedDeterministicSampler", "DistributedRandomSampler", "HasEpochs"),
         *("IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle", "Stateful", "Uneven"),

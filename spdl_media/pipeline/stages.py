@@ -130,6 +130,8 @@ class PipeConfig:
             may fail here before the run ends; -1 or ``math.inf`` allows any number; ``None`` leaves it to
             the limit of the whole pipeline.
         timeout: Seconds an item may take. ``None`` is no limit.
+        around: For the DataLoader: makes what this process calls with an item, of the function or what has
+            the executor call it, and of the node.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -143,6 +145,7 @@ class PipeConfig:
     output_order: OutputOrder = "completion"
     max_failures: FailureLimit | None = None
     timeout: float | None = None
+    around: Callable[[Callable[[Any], Any], Any], Callable[[Any], Any]] | None = None
 
     def __post_init__(self) -> None:
         _check_function(self.fn)

@@ -240,6 +240,7 @@ class StageCounters:
     """Counters of one stage, written by the event loop. Other threads may read it at any time.
 
     Attributes:
+        early: Failures that were counted before their calls have ended.
         busy: Seconds of calls that have ended.
         running: Seconds so far of calls that have not. Set by who reads.
         queued: Seconds that items have waited for their calls.
@@ -251,6 +252,7 @@ class StageCounters:
         "concurrency",
         "dropped",
         "durations",
+        "early",
         "failures",
         "outputs",
         "queued",
@@ -260,7 +262,7 @@ class StageCounters:
 
     def __init__(self, concurrency: int = 1) -> None:
         self.concurrency = concurrency
-        self.calls = self.failures = self.dropped = self.outputs = 0
+        self.calls = self.failures = self.early = self.dropped = self.outputs = 0
         self.busy = self.running = self.queued = 0.0
         self.durations: deque[float] = deque(maxlen=RECENT)
         self.waits: deque[float] = deque(maxlen=RECENT)
@@ -357,12 +359,12 @@ class StageDropRate:
 
     @property
     def calls(self) -> int:
-        """Calls that have ended in this epoch."""
-        return self.counters.calls - self._calls_before
+        """Calls that have ended in this epoch, or failed so far."""
+        return self.counters.calls + self.counters.early - self._calls_before
 
     def begin_epoch(self) -> None:
         """Count from 0 again: losing all of an epoch is an error, however good those before were."""
-        self._calls_before = self.counters.calls
+        self._calls_before = self.counters.calls + self.counters.early
         self._failures_before = self.counters.failures
 
     def part_kept(self, min_calls: int) -> float:

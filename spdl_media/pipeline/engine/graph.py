@@ -251,8 +251,7 @@ class Graph:
             fn = awaited.generate if kind == "generator" else awaited.call
         elif kind in ("function", "generator"):
             threads = self._threads_of(config)
-        node = FanOut if kind in ("generator", "async_generator") else Stage
-        return node(
+        node = (FanOut if kind in ("generator", "async_generator") else Stage)(
             self._hub,
             self._hooked(fn, name),
             name,
@@ -261,6 +260,9 @@ class Graph:
             ordered=config.output_order == "input",
             timeout=timeout,
         )
+        if config.around is not None:
+            node.fn = config.around(node.fn, node)
+        return node
 
     def _threads_of(self, config: PipeConfig) -> WorkerThreads:
         executor, name = config.executor, config.name

@@ -296,6 +296,29 @@ class Node:
         """For how long the calls have run, all together, that have not ended. From any thread."""
         return 0.0
 
+    def fail_early(self, item: Any, error: BaseException) -> None:
+        """Count and report an item as failed by a call that goes on, or one yet to come. From any thread."""
+        slot = Slot(self, item)
+        slot.fail(error)
+        self.hub.post(self._count_early, slot)
+
+    def end_early(self) -> None:
+        """Say that the call of such an item is about to end. From any thread."""
+        self.hub.post(self._forget_early, None)
+
+    def _count_early(self, slot: Slot) -> None:
+        # Until it has been reported, so that the epoch does not end before.
+        self.held += 1
+        self.counters.early += 1
+        self.hub.events.item_failed(slot, self.counters, self._end_report)
+
+    def _end_report(self, _: Slot) -> None:
+        self.held -= 1
+        self.hub.touch(self)
+
+    def _forget_early(self, _: None) -> None:
+        self.counters.early -= 1
+
     def is_drained(self) -> bool:
         """Whether an epoch may end now that nothing is held. Makes what is due at the end."""
         return True

@@ -1,0 +1,222 @@
+"""What stands in for the items of a DataLoader that fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from spdl_media._checks import check_choice
+from spdl_media._loader_stages import SharedSource, Tagged, ends_with_run
+from spdl_media._resume import Ledger, State, Tag
+from spdl_media.pipeline.executors import kind_of, name_of
+from spdl_media.pipeline.failures import PoolBroken
+
+if TYPE_CHECKING:
+    from spdl_media.pipeline.engine.hub import Node
+
+OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
+
+
+def check_policy(
+    on_error: object, preprocessor: Callable[..., Any] | None, max_failures: object
+) -> None:
+    """Check ``on_error``, and whether it goes with the other arguments of the loader.
+
+    Raises:
+        TypeError: It is neither a word nor a plain function.
+        ValueError: The word is unknown, or does not go with the preprocessor or ``max_failures``.
+    """
+    if callable(on_error):
+        if (kind := kind_of(on_error)) != "function":
+            raise TypeError(
+                f"on_error must be a plain function f(item, error), and {name_of(on_error)} is of kind "
+                f"{kind!r}"
+            )
+    else:
+        check_choice(
+            "on_error", on_error, ("skip", "raise", "replace"), remedy="a function does as well"
+        )
+    if on_error == "raise" and max_failures is not None:
+        raise ValueError(
+            f"on_error='raise' ends the epoch with the first failure, so max_failures={max_failures!r} "
+            "has no meaning; leave one of them out"
+        )
+    replaces = on_error == "replace" or callable(on_error)
+    if replaces and preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise ValueError(
+            f"on_error={on_error!r} puts one sample in the place of one, and the preprocessor "
+            f"{name_of(preprocessor)} is a generator, which gives any number; use a function, or catch the "
+            "error in the generator"
+        )
+
+
+class Replaced(NamedTuple):
+    """A row of a batch whose own item failed, so that another sample stands in it.
+
+    Attributes:
+        row: The row, counted from 0; without ``batch_size`` always 0.
+        position: Position in the epoch of the item that failed, counted from 0 in the share of this rank.
+        item: That item, as the source gave it; of a dataset, its key.
+        by: Position of the good item whose sample stands in; ``None`` for the result of a function.
+    """
+
+    row: int
+    position: int
+    item: Any
+    by: int | None
+
+
+class StandInTag(tuple[int, int | None]):  # noqa: SLOT001  # a tag that says more
+    """The tag of a sample that stands in for the item at that position."""
+
+    item: Any
+    by: int | None
+
+
+def replaced_in(tags: Iterable[Tag]) -> tuple[Replaced, ...]:
+    """Return the rows of a batch in which other samples stand."""
+    return tuple(
+        Replaced(row, tag[0], tag.item, tag.by)
+        for row, tag in enumerate(tags)
+        if isinstance(tag, StandInTag)
+    )
+
+
+# Makes the sample of an item, with the random numbers of a position.
+_Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
+# What stands in for an item that failed, and the position of its own item.
+_StandIn: TypeAlias = tuple[Any, int | None]
+
+
+class Policy:
+    """Has each failure counted once, and finds what stands in for the item.
+
+    Attributes:
+        items: Those of the epoch, where it had to be begun for the policy.
+    """
+
+    items: Sequence[Any] | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counted: set[int] = set()
+
+    async def stand_in(
+        self, tagged: Tagged, error: BaseException, load: _Load, node: Node
+    ) -> _StandIn | None:
+        """Return what stands in for an item that failed; ``None`` drops it.
+
+        Raises:
+            PoolBroken: No item can be loaded any more.
+            BaseException: What a function of the user's raised.
+        """
+        self.count(tagged, error, node)
+        try:
+            return await self.find(tagged, error, load, node)
+        finally:
+            node.end_early()
+
+    def count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
+        """Report a failure, unless that of the item was before."""
+        position = tagged.tags[0][0]
+        with self._lock:
+            is_new = position not in self._counted
+            self._counted.add(position)
+        if is_new:
+            node.fail_early(tagged, error)
+
+    async def find(
+        self, tagged: Tagged, error: BaseException, load: _Load, node: Node
+    ) -> _StandIn | None:
+        """Do as :meth:`stand_in`, once the failure has been counted."""
+        raise NotImplementedError
+
+
+class ByFunction(Policy):
+    """Has a function of the user's make what stands in."""
+
+    def __init__(self, fn: Callable[[Any, BaseException], Any]) -> None:
+        super().__init__()
+        self._fn = fn
+
+    async def find(
+        self, tagged: Tagged, error: BaseException, _load: _Load, _node: Node
+    ) -> _StandIn | None:
+        """Call the function."""
+        value = self._fn(tagged.value, error)
+        return None if value is None else (value, None)
+
+
+class ByNeighbour(Policy):
+    """Chooses good samples in the place of bad ones, each for one at most, as brackets are matched.
+
+    A bad item is an opening bracket, a good one closes it, and the positions form a ring. So the choice
+    depends on which items are good and on nothing else: not on threads, nor on where an epoch was resumed.
+    """
+
+    def __init__(self, items: Sequence[Any], ledger: Ledger) -> None:
+        super().__init__()
+        self.items: Sequence[Any] = items
+        self._ledger = ledger
+        # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
+        self._turns: dict[int, int] = {}
+
+    async def find(
+        self, tagged: Tagged, _error: BaseException, load: _Load, node: Node
+    ) -> _StandIn | None:
+        """Walk ahead to the good item that closes the bracket."""
+        position, depth = tagged.tags[0][0], 1
+        self._turns[position] = 1
+        for by in chain(range(position + 1, len(self.items)), range(position)):
+            # The consumer has gone, and the way may be long.
+            if self._ledger.is_closed:
+                break
+            turn, sample = self._turns.get(by), None
+            if turn is None or (turn < 0 and depth == 1):
+                turn, sample = await self._try(by, position, load, node)
+            depth += turn
+            if not depth:
+                return sample, by
+        return None
+
+    async def _try(self, by: int, position: int, load: _Load, node: Node) -> tuple[int, Any]:
+        turn, sample, item = 1, None, None
+        try:
+            item = self.items[by]
+            sample = await load(item, position)
+            turn = 0 if sample is None else -1
+        except BaseException as error:
+            if is_final(error):
+                raise
+            self.count(Tagged(item, ((by, None),)), error, node)
+        self._turns[by] = turn
+        return turn, sample
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error says nothing of an item: the run ends, or its pool."""
+    return isinstance(error, PoolBroken) or ends_with_run(error)
+
+
+def policy_of(
+    on_error: OnError, source: SharedSource, start: State, ledger: Ledger
+) -> Policy | None:
+    """Make the policy of a run; one that looks for other items begins the epoch of the source.
+
+    Raises:
+        ValueError: The source has no positions at which to look.
+    """
+    if callable(on_error):
+        return ByFunction(on_error)
+    if on_error != "replace":
+        return None
+    items = source.begin_by_position(start)
+    if items is None:
+        raise ValueError(
+            "on_error='replace' looks for another good item by its position, and the source, a "
+            f"{type(source.source).__name__}, can only be read from its start; pass a sequence, a sampler or "
+            "MapIterator(dataset, sampler), or a function as on_error"
+        )
+    return ByNeighbour(items, ledger)
