@@ -22,6 +22,7 @@ The modules with public names, of which each imports only those above it:
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``load``          :func:`load_image_batch` and others: all of it in one call
+``clips``         :func:`load_clip`: frames and audio of one interval
 ``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
@@ -61,6 +62,7 @@ from spdl_media.async_load import (
 )
 from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
+from spdl_media.clips import Clip, load_clip
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import (
     CUDAConfig,
@@ -97,14 +99,7 @@ from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_de
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import (
-    Clip,
-    load_audio,
-    load_clip,
-    load_image,
-    load_image_batch,
-    load_video,
-)
+from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage

@@ -21,6 +21,7 @@ from typing import (
 )
 
 from spdl_media._checks import check_choice, did_you_mean
+from spdl_media._lengths import OnShort
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
@@ -182,14 +183,26 @@ class _Stream(_Result, total=False):
     """The stream to load.
 
     Attributes:
-        num_frames: At most this many frames, or samples of each channel; no more are decoded than needed.
         stream_index: Index of the stream in its container. The default is FFmpeg's best one.
         name: What to call the source in messages.
     """
 
-    num_frames: int | None
     stream_index: int | None
     name: str | None
+
+
+class _Length(TypedDict, total=False):
+    """How long results are.
+
+    Attributes:
+        num_frames: At most this many frames, and with ``on_short`` exactly; no more are decoded than needed.
+        num_samples: At most this many samples of each channel, and with ``on_short`` exactly.
+        on_short: What becomes of fewer: ``"error"`` raises a ConvertError, ``"repeat_last"`` repeats the last
+            one, ``"wrap"`` goes on from the first, ``"zeros"`` adds zeros, which are silence. ``None``: they
+            stay fewer.
+    """
+
+    on_short: OnShort | None
 
 
 class _Cuts(TypedDict, total=False):
@@ -227,7 +240,7 @@ class BatchArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=Fal
     decoder: ImageDecoder
 
 
-class VideoArguments(ImageOptions, _Stream, _Arguments[Device], total=False):
+class VideoArguments(ImageOptions, _Stream, _Length, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_video`.
 
     Attributes:
@@ -238,17 +251,23 @@ class VideoArguments(ImageOptions, _Stream, _Arguments[Device], total=False):
             A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.
     """
 
+    num_frames: int | None
     frame_rate: Rate | None
     decoder: VideoDecoder
 
 
-class AudioArguments(AudioOptions, _Stream, _Arguments[Device], total=False):
+class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_audio`."""
+
+    num_samples: int | None
 
 
 class ClipArguments(ImageOptions, AudioOptions, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_clip`, which explains those of its own."""
 
+    num_frames: int | None
+    num_samples: int | None
+    on_short: OnShort
     frame_rate: Rate | None
     video_storage: Storage | None
     audio_storage: Storage | None
@@ -270,7 +289,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 # Their sections "Attributes:" explain the arguments to the users of all functions.
-_DECLARATIONS = (_Arguments, ImageOptions, _Cuts, AudioOptions, _Result, _Stream, VideoArguments)
+_DECLARATIONS = (
+    *(_Arguments, ImageOptions, _Cuts, AudioOptions, _Result, _Stream, _Length, VideoArguments),
+)
 
 
 def _texts() -> dict[str, str]:

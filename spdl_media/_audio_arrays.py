@@ -9,16 +9,18 @@ from itertools import chain
 
 import numpy as np
 
-from spdl_media._checks import check_int
+from spdl_media._audio_chunks import silence_of
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._jpeg import keep_freed_memory
+from spdl_media._lengths import OnShort, check_enough, fill_up
 from spdl_media._rows import Array, new_array
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media._sample_rows import SampleRows, layout_name
 from spdl_media._wav import read_wav
 from spdl_media._window import audio_packets, read_audio
 from spdl_media.buffer import CPUBuffer
+from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.decode import decode_audio_into, decode_packets, naming
 from spdl_media.errors import ConvertError, DecodeError, DemuxError
@@ -65,8 +67,7 @@ def _copy_samples(target: Array, frames: AudioFrames) -> None:
             for channel, samples in enumerate(planes):
                 target[start:stop, channel] = samples
         start = stop
-    # Silence is half of the range in unsigned samples, and 0 in all others.
-    target[start:] = 128 if target.dtype == np.uint8 else 0
+    target[start:] = silence_of(frames.sample_fmt)
 
 
 def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
@@ -94,7 +95,7 @@ def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
     if len(set(lengths)) > 1 and not pad:
         raise ConvertError(
             f"the items have different lengths: {_some(lengths)} samples. convert_frames(..., pad=True) "
-            "fills with silence to the longest; timestamp= and num_frames= cut"
+            "fills with silence to the longest; timestamp= and num_samples= cut"
         )
 
 
@@ -122,17 +123,20 @@ class AudioRequest:
         desc: The filter graph; ``None`` for none.
         storage: Memory to fill; fresh memory without one.
         config: How to decode.
-        num_frames: At most so many samples of each channel.
+        num_samples: At most so many samples of each channel.
+        on_short: What fills up to ``num_samples``; ``None``: nothing does.
     """
 
     desc: str | None
     storage: Storage | None
     config: DecodeConfig
-    num_frames: int | None = None
+    num_samples: int | None = None
+    on_short: OnShort | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_frames is not None:
-            check_int("num_frames", self.num_frames)
+    @property
+    def ops(self) -> SoundOps | None:
+        """What the graph makes of the samples; ``None``: it is one of the caller's own."""
+        return SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
 
     def rows(self, zero: Fraction = Fraction(0), end: Fraction | None = None) -> SampleRows | None:
         """A sink for the result; ``None``: a graph has to see the frames as they are decoded.
@@ -141,14 +145,9 @@ class AudioRequest:
             zero: Second 0 of the container on the stream's own clock.
             end: Where the last sample is expected, in seconds on the container's clock, if known.
         """
-        ops = SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
-        # Filters of the caller's own may depend on where frames begin, and only the graph knows how many
-        # samples of one rate make so many of another.
-        if (
-            ops is None
-            or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None)
-            or (self.num_frames is not None and ops.sample_rate is not None)
-        ):
+        ops = self.ops
+        # Filters of the caller's own may depend on where frames begin.
+        if ops is None or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None):
             return None
         return SampleRows(
             ops,
@@ -156,8 +155,31 @@ class AudioRequest:
             lambda size: lease_memory(size, None),
             zero=zero,
             end=end,
-            limit=self.num_frames,
+            limit=self.num_samples,
         )
+
+    def result(
+        self, array: Array, sample_fmt: str, metadata: PacketMetadata, sample_rate: int, first: int
+    ) -> AudioArray:
+        """The samples, as many as are asked for, in the memory that is asked for.
+
+        Raises:
+            ConvertError: They are too few, or the storage is too small.
+        """
+        planar = sample_fmt.endswith("p")
+        found = array.shape[planar]
+        wanted = found if self.on_short is None else self.num_samples or found
+        check_enough(found, wanted, self.on_short, "samples", metadata.window, metadata.source)
+        if self.storage is not None or found < wanted:
+            # The length was not known before, so it was made in other memory.
+            shape = (len(array), wanted) if planar else (wanted, array.shape[1])
+            array, made = new_array(shape, array.dtype.str, self.storage), array
+            # Samples along the first axis, whichever way the array has them.
+            rows = array.T if planar else array
+            rows[:found] = made.T if planar else made
+            if self.on_short is not None:
+                fill_up(rows, found, self.on_short, silence_of(sample_fmt))
+        return AudioArray(CPUBuffer(array), sample_rate, first / sample_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +246,15 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
     # Into one array where that is possible, which saves keeping the frames.
     rows = request.rows(metadata.zero, _end_of(packets))
     if rows is not None:
-        decode_audio_into(rows, packets, request.config, request.num_frames)
+        decode_audio_into(rows, packets, request.config, request.num_samples)
         if not rows.mixed:
-            return _finished(rows, request, metadata)
+            return _finished(rows, request, metadata, packets.codec)
     # The graph may bring all of them to one format.
-    frames = decode_packets(packets, request.desc, request.config, num_frames=request.num_frames)
-    buffer = convert_audio([frames], request.storage, single=True, pad=False)
-    return AudioArray(buffer, frames.sample_rate, frames.timestamp)
+    frames = decode_packets(packets, request.desc, request.config, num_samples=request.num_samples)
+    array = convert_audio([frames], None, single=True, pad=False).array
+    return request.result(
+        array, frames.sample_fmt, metadata, frames.sample_rate, frames.first_sample
+    )
 
 
 def _decode_while_reading(
@@ -260,7 +284,7 @@ def _decode_while_reading(
     # The other path finds out what is wrong, and says so.
     if rows.mixed or last is None or container.missing_end((last,)):
         return None
-    return _finished(rows, request, metadata)
+    return _finished(rows, request, metadata, codec)
 
 
 def _stated_end(container: Container, index: int, window: Window) -> Fraction | None:
@@ -290,7 +314,14 @@ def _load_wav(input: Input, window: Window, request: AudioRequest) -> AudioArray
     rows = request.rows()
     if rows is None or request.config.decoder is not None or request.config.decoder_options:
         return None
-    found = read_wav(input, window, request.num_frames)
+    ops, most = request.ops, request.num_samples
+    rate = None if ops is None else ops.sample_rate
+    if rate is not None and most is not None:
+        # More than enough for whatever the resampler holds back.
+        begin = max(window.start or Fraction(0), Fraction(0))
+        end = begin + Fraction(most, rate) + Fraction(1, 10)
+        window = Window(window.start, end if window.end is None else min(end, window.end))
+    found = read_wav(input, window, most if rate is None else None)
     if found is None:
         return None
     info, array, first = found
@@ -298,15 +329,20 @@ def _load_wav(input: Input, window: Window, request: AudioRequest) -> AudioArray
     with naming(input.name):
         rows.put_array(array, format, first)
         rows.flush()
-    return _finished(rows, request, PacketMetadata(input.name, window=window))
+    return _finished(rows, request, PacketMetadata(input.name, window=window), None)
 
 
-def _finished(rows: SampleRows, request: AudioRequest, metadata: PacketMetadata) -> AudioArray:
+def _finished(
+    rows: SampleRows, request: AudioRequest, metadata: PacketMetadata, codec: AudioCodec | None
+) -> AudioArray:
     array = rows.array()
-    if array is None:
+    if array is not None:
+        return request.result(array, rows.sample_fmt, metadata, rows.sample_rate, rows.first)
+    ops = request.ops
+    sample_fmt = ops and codec and (ops.sample_fmt or codec.sample_fmt)
+    if request.on_short != "zeros" or ops is None or codec is None or not sample_fmt:
         raise _no_samples(metadata.window, metadata.source)
-    if request.storage is not None:
-        # The length was not known before, so it was made in other memory.
-        array, made = new_array(array.shape, array.dtype.str, request.storage), array
-        array[...] = made
-    return AudioArray(CPUBuffer(array), rows.sample_rate, rows.first / rows.sample_rate)
+    channels, rate = ops.num_channels or codec.num_channels, ops.sample_rate or codec.sample_rate
+    shape = (channels, 0) if sample_fmt.endswith("p") else (0, channels)
+    empty = np.empty(shape, SAMPLE_DTYPES[sample_fmt.removesuffix("p")])
+    return request.result(empty, sample_fmt, metadata, rate, metadata.window.samples(rate)[0])

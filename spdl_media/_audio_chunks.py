@@ -68,6 +68,25 @@ def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
     return result
 
 
+def silent_frame(like: av.AudioFrame, count: int) -> av.AudioFrame:
+    """A frame of so many samples of silence, in the format of another one."""
+    packed = like.format.packed.name
+    frame = av.AudioFrame(packed, like.layout.name, count)
+    frame.sample_rate = like.sample_rate
+    np.frombuffer(memoryview(frame.planes[0]), np.uint8)[:] = silence_of(packed)
+    if like.format.is_planar:
+        # The planes of some cannot be listed, so they are made of one.
+        resampler = av.AudioResampler(like.format.name, like.layout, like.sample_rate)
+        (frame,) = resampler.resample(frame)
+    frame.time_base = time_base_of(like)
+    return frame
+
+
+def silence_of(sample_fmt: str) -> int:
+    """The number that is silence in a format: half of the range in unsigned samples, and 0 in all others."""
+    return 128 if sample_fmt.startswith("u8") else 0
+
+
 def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> Iterator[AudioChunk]:
     """The samples ``start`` to ``stop`` of a run of chunks, counted from its first sample."""
     position = 0

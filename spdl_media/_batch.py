@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
-from spdl_media._rows import PictureRows, colors_differ, colors_of, decode_rows, why_no_array
+from spdl_media._lengths import OnShort
+from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
+from spdl_media._video_rows import decode_rows
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
@@ -107,6 +109,7 @@ class VideoRequest:
     desc: str | None
     filter_desc: str | Default | None
     num_frames: int | None
+    on_short: OnShort | None
     decode_config: DecodeConfig | None
     storage: Storage | None
     layout: ArrayLayout | None
@@ -125,6 +128,7 @@ class VideoRequest:
             storage=self.storage,
             layout=self.layout,
             values=self.values,
+            on_short=self.on_short,
         )
 
 

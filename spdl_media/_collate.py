@@ -46,9 +46,9 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         :class:`~spdl_media.CPUBuffer` in place of each field: frames as
         :func:`~spdl_media.convert_frames` makes them, numbers ``(B,)`` with the type that
         :func:`~spdl_media.convert_array` gives them, arrays with B in front and their own type. What a
-        dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` is an array, such as the times of a
-        :class:`~spdl_media.Clip`, so that clips become a clip of batches. Strings,
-        NumPy's too, dates, ``None`` and all others become lists of the values as they are.
+        named tuple or dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` is an array, such as
+        the times of a :class:`~spdl_media.Clip`, so that clips become a clip of batches. Strings, NumPy's
+        too, dates, ``None`` and all others become lists of the values as they are.
 
     Raises:
         ConvertError: There are no items, their structure differs, a field has values of two kinds (numbers
@@ -98,8 +98,8 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
 
 @cache
 def _rows_of_numbers(cls: type) -> dict[Key, type]:
-    """The fields that a dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, with the type."""
-    if not dataclasses.is_dataclass(cls):
+    """The fields that a class declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, with the type."""
+    if not dataclasses.is_dataclass(cls) and not hasattr(cls, "_fields"):
         return {}
     try:
         hints = get_type_hints(cls)

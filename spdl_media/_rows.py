@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_int
-from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.decode import Default, decode_into, picture_filter
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import picture_ops
 from spdl_media.formats import (
     COLOR_RANGES,
     COLORSPACES,
@@ -28,10 +20,8 @@ from spdl_media.formats import (
 )
 from spdl_media.frames import frame_metadata
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
-from spdl_media.operations import PictureOps
-from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.storage import Bytes, CPUStorage, Storage, StoragePool, lease_memory
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.packets import VideoPackets
+from spdl_media.storage import Storage, lease_memory
 from spdl_media.values import Values
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -262,188 +252,6 @@ class PictureRows:
     def release(self) -> None:
         """Let go of the memory."""
         self._array, self._places = None, []
-
-
-# A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
-# memory that is not touched is address space alone.
-_RESERVE = 8
-
-
-class VideoRows:
-    """A sink that copies the frames of a video into rows of an array, so that none is kept.
-
-    How many frames come is known at the end: headers are wrong, filters repeat frames or leave some out. So
-    memory is reserved for as many as can be expected, and what is left over is never touched. A storage
-    lends its whole block.
-
-    Args:
-        packets: What is decoded.
-        filter_desc: The filters behind the decoder.
-        storage: Memory to fill; fresh memory without one.
-        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
-        limit: How many frames are wanted; ``None``: all.
-        values: The numbers that pixels become; ``None``: they stay as they are.
-
-    Thread safety: one thread at a time.
-    """
-
-    def __init__(
-        self,
-        packets: VideoPackets,
-        filter_desc: str | PictureOps | None,
-        storage: Storage | None,
-        layout: Literal["NCHW", "NHWC"] | None,
-        limit: int | None,
-        values: Values | None = None,
-    ) -> None:
-        self._packets = packets
-        self._storage = storage
-        self._layout, self._values = layout, values
-        self._limit = limit
-        # Counted by the packets: the header's number of frames may be wrong.
-        self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
-        self._pts: list[int | None] = []
-        # Arrays that are full or filled now, and how many frames they hold together.
-        self._arrays: list[Array] = []
-        self._places: list[Array] = []
-        self._start = self._capacity = 0
-
-    def put(self, frame: Any) -> bool:
-        """Copy a frame of FFmpeg's into the next row.
-
-        Raises:
-            ConvertError: It has another size, format, matrix or range than the first, or makes no array.
-        """
-        row, source = len(self._pts), self._packets.source
-        if row == 0:
-            name = f"frame 0 of item 0 ({source})"
-            self._plan = RowPlan(frame, self._layout, name, source, self._values)
-            # Filters may have changed it, so it is that of the frames and not of the packets.
-            self._time_base = as_fraction(frame.time_base) or Fraction(1)
-        self._plan.check(frame, lambda: f"frame {row} of item 0 ({source})", source)
-        if row == self._capacity:
-            self._make_room()
-        if self._places:
-            self._plan.copy(frame, self._places, row - self._start)
-        self._pts.append(frame.pts)
-        return row + 1 == self._limit
-
-    def _make_room(self) -> None:
-        nbytes = self._plan.nbytes
-        self._start = self._capacity
-        if isinstance(self._storage, CPUStorage | StoragePool):
-            # Whether it is large enough shows with the last frame, and the error shall name the whole size.
-            # So frames that find no room are only counted.
-            if self._start or nbytes > self._storage.nbytes:
-                self.release()
-                self._capacity = sys.maxsize
-                return
-            memory = self._storage.acquire(nbytes)
-        else:
-            memory = self._reserve(nbytes)
-        count = memory.size // nbytes
-        array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
-        self._arrays.append(array)
-        self._places = self._plan.places(array)
-        self._capacity += count
-
-    def _reserve(self, nbytes: int) -> Bytes:
-        """Fresh memory for all rows that can be expected, or for as many again as there are."""
-        count = self._start or self._expected
-        # Page-locked memory is there from the start, touched or not.
-        if self._storage is None and not self._is_exact:
-            try:
-                return lease_memory(_RESERVE * count * nbytes, None)
-            except MemoryError:  # the system does not reserve more than it has
-                pass
-        return lease_memory(count * nbytes, self._storage)
-
-    def take(self) -> CPUBuffer:
-        """The rows that were filled.
-
-        Raises:
-            ConvertError: There are none.
-            StorageTooSmallError: They are more than the storage holds.
-        """
-        count = len(self._pts)
-        if not count:
-            raise no_frames(self._packets)
-        if not self._arrays:
-            # The frames found no room and were only counted, so the storage is too small for certain.
-            lease_memory(count * self._plan.nbytes, self._storage)  # which says what it lacks
-        array = self._arrays[0][:count]
-        if len(self._arrays) > 1:
-            array = new_array((count, *self._plan.shape), self._plan.dtype, self._storage)
-            start = 0
-            while self._arrays:
-                part = self._arrays.pop(0)[: count - start]
-                array[start : start + len(part)] = part
-                start += len(part)
-        self.release()
-        return self._plan.buffer(array)
-
-    def timestamps(self) -> tuple[float, ...]:
-        """Seconds of each row on the container's clock; ``nan``: the file has none."""
-        zero = metadata_of(self._packets).zero
-        return tuple(
-            float("nan") if pts is None else float(ticks_to_seconds(pts, self._time_base, zero))
-            for pts in self._pts
-        )
-
-    def release(self) -> None:
-        """Let go of the memory."""
-        self._arrays, self._places = [], []
-
-
-def _expected_frames(
-    packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
-) -> tuple[int, bool]:
-    """How many frames are to be expected, and whether hardly more can come."""
-    start, end = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
-    first, stop = -math.inf if start is None else start, math.inf if end is None else end
-    pts = [packet.pts for packet in av_packets(packets)]
-    count = max(1, sum(p is None or first <= p < stop for p in pts))
-    if limit is not None and limit <= count:
-        return limit, True
-    ops = None if filter_desc is None else picture_ops(filter_desc)
-    is_exact = filter_desc is None or (
-        ops is not None and (ops.frame_rate, ops.num_frames, ops.filter_desc) == (None,) * 3
-    )
-    return count, is_exact
-
-
-def decode_rows(
-    packets: VideoPackets,
-    filter_desc: str | PictureOps | Default | None,
-    decode_config: DecodeConfig | None,
-    *,
-    num_frames: int | None,
-    storage: Storage | None,
-    layout: Literal["NCHW", "NHWC"] | None,
-    values: Values | None,
-) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-    """Decode the packets of a video into an array, each frame as it leaves the filters.
-
-    The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
-
-    Returns:
-        The array, and what gives the seconds of each row.
-
-    Raises:
-        DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
-        ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
-    """
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
-    desc = picture_filter(filter_desc)
-    rows = VideoRows(packets, desc, storage, layout, num_frames, values)
-    try:
-        decode_into(rows, packets, desc, as_decode_config(decode_config), num_frames)
-        return rows.take(), rows.timestamps
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        rows.release()
-        raise
 
 
 def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:

@@ -16,6 +16,7 @@ from spdl_media._audio_chunks import (
     frame_of,
     placed_chunk,
     sample_time_base,
+    silent_frame,
 )
 from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media._ffmpeg import AvPacket, current_log, describe
@@ -31,6 +32,9 @@ from spdl_media.timing import ticks_to_seconds
 
 Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]
 """Takes samples ``start`` to ``stop`` of a frame, and the position of the first; True: it has enough."""
+
+# Samples of silence at a time.
+_SILENCE = 16 * 1024
 
 # Sample numbers stay far below, so this is before the first one.
 _BEFORE_ALL = -(2**63)
@@ -70,6 +74,8 @@ class SampleDecoder:
         self._packet_index = -1
         self._position: int | None = None
         self._is_second = False
+        self._fills = config.gaps == "fill"
+        self._filled_to: int | None = None
         self._tail: DecodeError | None = None
         self._late = 2 * vorbis_lateness(codec)
         self._even = even_samples(codec)
@@ -115,6 +121,7 @@ class SampleDecoder:
             Whether ``put`` has had enough, which ends the loop.
         """
         decode, unit = self._context.decode, self._codec.time_base.denominator  # type: ignore[attr-defined]  # audio
+        put = self._filling(put) if self._fills else put
         lines = current_log()
         assert lines is not None, "decode in a block of ffmpeg_log()"
         for packet in packets:
@@ -153,9 +160,29 @@ class SampleDecoder:
                     self._finished = end >= self._stop
                     start = max(self._first - position, 0)
                     stop = min(self._stop - position, samples)
-                if start < stop and put(frame, start, stop, position + start):
+                # What lies past the window shows where a gap in it ends.
+                is_part = start < stop or (self._fills and position >= self._stop)
+                if is_part and put(frame, start, stop, position + start):
                     return True
         return False
+
+    def _filling(self, put: Put) -> Put:
+        """The same sink, which gets silence for what is missing before the samples that it is given."""
+
+        def fill(frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
+            begin = self._filled_to
+            if begin is None:
+                begin = position if self._metadata.window.start is None else self._first
+            position = min(position, self._stop)
+            while begin < position:
+                count = min(position - begin, _SILENCE)
+                if put(silent_frame(frame, count), 0, count, begin):
+                    return True
+                begin += count
+            self._filled_to = position + max(stop - start, 0)
+            return start < stop and put(frame, start, stop, position)
+
+        return fill
 
     def _set_rate(self, rate: int) -> None:
         """Compute what depends on the sample rate, which may change in a stream."""

@@ -39,12 +39,12 @@ class SampleRows:
         allocate: Gives memory of so many bytes.
         zero: Second 0 of the container on the stream's own clock.
         end: Where the last sample is expected, in seconds on the container's clock, if known.
-        limit: This many samples are enough.
+        limit: This many samples of the result are enough.
 
     Attributes:
         first: Position of the first sample of the result.
         sample_rate: Samples of one channel in a second of the result; 0: nothing came.
-        count: Samples of each channel that came in.
+        sample_fmt: Format of the result.
         mixed: A frame of another format came, so these rows are not all.
     """
 
@@ -58,15 +58,16 @@ class SampleRows:
         end: Fraction | None = None,
         limit: int | None = None,
     ) -> None:
-        self.first = self.sample_rate = self.count = 0
+        self.first = self.sample_rate = 0
         self.mixed = False
         self._ops, self._desc, self._allocate = ops, desc, allocate
         self._zero, self._end = zero, end
-        self._limit = sys.maxsize if limit is None else limit
-        self._channels = self._position = self._waiting = self._filled = 0
+        # Of what comes in and of what comes out.
+        self._wanted = self._limit = sys.maxsize if limit is None else limit
+        self._channels = self._position = self._taken = self._waiting = self._filled = 0
         self._graph: FrameFilter | None = None
         self._fifo = av.AudioFifo()
-        self._fmt = ""
+        self.sample_fmt = ""
         # Samples along the first axis, whichever way the array has them.
         self._rows: npt.NDArray[Any] | None = None
 
@@ -87,12 +88,17 @@ class SampleRows:
         if start:
             # The queue takes whole frames, so what is not wanted is read off again.
             self._fifo.read(start)
-        count = min(stop - start, self._limit - self.count)
-        self.count += count
+        count = min(stop - start, self._wanted - self._taken)
+        self._taken += count
         self._waiting += count
         while self._waiting >= _BLOCK:
             self._take_waiting(_BLOCK)
-        return self.count >= self._limit
+        return self._taken >= self._wanted or self._filled >= self._limit
+
+    @property
+    def count(self) -> int:
+        """Samples of each channel that were made."""
+        return min(self._filled, self._limit)
 
     def put_array(
         self, samples: npt.NDArray[Any], format: tuple[str, str, int], position: int
@@ -105,9 +111,8 @@ class SampleRows:
             position: Of the first sample.
         """
         self._begin(format, position)
-        self.count = len(samples)
         name, layout, rate = format
-        if self._graph is None and self._fmt == name and samples.flags.c_contiguous:
+        if self._graph is None and self.sample_fmt == name and samples.flags.c_contiguous:
             self._rows, self._filled = samples, len(samples)
         elif self._graph is None:
             self._copy([samples])
@@ -129,10 +134,10 @@ class SampleRows:
 
     def array(self) -> npt.NDArray[Any] | None:
         """The samples: ``(channels, samples)`` in planar formats, ``(samples, channels)`` in packed ones."""
-        rows, count = self._rows, self._filled
+        rows, count = self._rows, self.count
         if rows is None:
             return None
-        if not self._fmt.endswith("p"):
+        if not self.sample_fmt.endswith("p"):
             return rows[:count]
         channels, room = rows.T.shape
         # The memory as it lies: one channel behind the other.
@@ -147,8 +152,11 @@ class SampleRows:
         name, layout, rate = format
         self.first, self.sample_rate, self._position = position, rate, position
         self._channels = _num_channels(layout)
-        ops, self._fmt = self._ops, self._ops.sample_fmt or name
-        packed, into = name.removesuffix("p"), self._fmt.removesuffix("p")
+        ops, self.sample_fmt = self._ops, self._ops.sample_fmt or name
+        packed, into = name.removesuffix("p"), self.sample_fmt.removesuffix("p")
+        if ops.sample_rate not in (None, rate):
+            # Only the graph knows how many samples of one rate make so many of another.
+            self._wanted = sys.maxsize
         is_plain = (
             ops.sample_rate in (None, rate)
             and ops.num_channels in (None, _usual_channels(layout))
@@ -177,7 +185,7 @@ class SampleRows:
         for frame in frames:
             if self._rows is None:
                 self.first = placed_chunk(frame, self._zero).position or 0
-                self.sample_rate, self._fmt = frame.sample_rate, frame.format.name
+                self.sample_rate, self.sample_fmt = frame.sample_rate, frame.format.name
             self._copy(_planes(frame))
 
     def _copy(self, planes: Sequence[npt.NDArray[Any]]) -> None:
@@ -188,7 +196,7 @@ class SampleRows:
             channels = len(planes) if planes[0].ndim == 1 else planes[0].shape[1]
             self._rows = self._reserve(channels, begin, end)
         part = self._rows[begin:end]
-        if planes[0].ndim == 2 and not self._fmt.endswith("p"):
+        if planes[0].ndim == 2 and not self.sample_fmt.endswith("p"):
             _copy_numbers(planes[0], part)
             return
         # Channel by channel, which takes a quarter of the time of a transposed copy.
@@ -199,14 +207,14 @@ class SampleRows:
 
     def _reserve(self, channels: int, filled: int, needed: int) -> npt.NDArray[Any]:
         """Make room for what is expected, and then for twice as many as there are."""
-        dtype = np.dtype(SAMPLE_DTYPES[self._fmt.removesuffix("p")])
+        dtype = np.dtype(SAMPLE_DTYPES[self.sample_fmt.removesuffix("p")])
         size, room = channels * dtype.itemsize, 2 * needed
         if self._rows is None:
             left = (self._end or 0) - Fraction(self.first, self.sample_rate)
             # What a header states is not to be trusted, and untouched memory is only addresses.
             room = max(needed, min(math.ceil(left * self.sample_rate), _MOST_EXPECTED // size))
         memory = self._allocate(room * size)[: room * size].view(dtype)
-        planar = self._fmt.endswith("p")
+        planar = self.sample_fmt.endswith("p")
         rows = memory.reshape(-1, room).T if planar else memory.reshape(room, -1)
         if self._rows is not None:
             rows[:filled] = self._rows[:filled]

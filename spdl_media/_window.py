@@ -225,8 +225,15 @@ def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
             break
 
 
-def read_clip(container: Container, window: Window) -> tuple[VideoPackets, AudioPackets]:
+def read_clip(
+    container: Container, window: Window, of_audio: Window
+) -> tuple[VideoPackets, AudioPackets]:
     """Read the packets of :func:`read_video` and :func:`read_audio` in one pass over both streams.
+
+    Args:
+        container: The open container.
+        window: Of the video.
+        of_audio: Of the audio, with the same start.
 
     Raises:
         SourceError: The source cannot be read.
@@ -249,7 +256,7 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
         indices = (index, audio_index)
         packets, exact = _from_place(container, indices, codec, place, window, from_both)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
-        stop = _audio_stop(container, audio_codec, window, exact=exact)
+        stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples = _AudioRun(audio_codec, stop, audio_start if exact else None, tells)
         for packet in packets:
             run = frames if packet.stream_index == index else samples
@@ -259,7 +266,7 @@ def read_clip(container: Container, window: Window) -> tuple[VideoPackets, Audio
                 break
     return (
         our_packets(container, index, codec, frames.packets(), window, goes_on=frames.goes_on),
-        our_packets(container, audio_index, audio_codec, samples.packets(), window),
+        our_packets(container, audio_index, audio_codec, samples.packets(), of_audio),
     )
 
 

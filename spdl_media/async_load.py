@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar, cast
 
+from spdl_media.clips import load_clip
 from spdl_media.load import (
     load_audio,
-    load_clip,
     load_image,
     load_image_batch,
     load_video,

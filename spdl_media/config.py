@@ -22,6 +22,7 @@ __all__ = (
 Allocator: TypeAlias = tuple[Callable[[int, int, int], int], Callable[[int], object]]
 OnCorrupt = Literal["raise", "keep", "drop"]
 Downscale = Literal["dct"]
+Gaps = Literal["join", "fill"]
 Config = TypeVar("Config", "DemuxConfig", "DecodeConfig")
 
 _MIN_BUFFER_SIZE = 1024
@@ -66,6 +67,7 @@ class DecodeConfig:
     orient: bool = True
     on_corrupt: OnCorrupt = "raise"
     downscale: Downscale | None = None
+    gaps: Gaps = "join"
 
     def __post_init__(self) -> None:
         if self.decoder is not None and not isinstance(self.decoder, str):
@@ -74,12 +76,13 @@ class DecodeConfig:
             raise TypeError(f"orient must be True or False, not {self.orient!r}")
         check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
         check_choice("downscale", self.downscale, (*get_args(Downscale), None))
+        check_choice("gaps", self.gaps, get_args(Gaps))
         options = _string_options("decoder_options", self.decoder_options)
         object.__setattr__(self, "decoder_options", options)
 
     def __reduce__(self) -> tuple[object, ...]:
         options = dict(self.decoder_options)
-        plain = (self.decoder, options, self.orient, self.on_corrupt, self.downscale)
+        plain = (self.decoder, options, self.orient, self.on_corrupt, self.downscale, self.gaps)
         return DecodeConfig, plain
 
 
@@ -184,6 +187,7 @@ def decode_config(
     orient: bool = True,
     on_corrupt: OnCorrupt = "raise",
     downscale: Downscale | None = None,
+    gaps: Gaps = "join",
 ) -> DecodeConfig:
     """Choose how packets are decoded.
 
@@ -201,16 +205,19 @@ def decode_config(
             their sides but 1.2 times those of the result at least, by libjpeg-turbo; the filters then
             scale as they do without it. It needs the package simplejpeg. It has an effect on YCbCr images
             that a filter of this library scales to RGB; all others, and damaged ones, are decoded as usual.
+        gaps: What becomes of times for which the file has no audio: ``"join"`` lets the samples behind a gap
+            follow those before it; ``"fill"`` puts silence there, so that each sample stands at its time.
+            A window with a start begins there; silence is not added behind the last sample of the file.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``on_corrupt`` is none of the three, or ``downscale`` neither of its two.
+        ValueError: ``on_corrupt``, ``downscale`` or ``gaps`` is none of its values.
 
     See:
         FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
     """
     options = _string_options("decoder_options", decoder_options or {})
-    return DecodeConfig(decoder, options, orient, on_corrupt, downscale)
+    return DecodeConfig(decoder, options, orient, on_corrupt, downscale, gaps)
 
 
 def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:

@@ -117,7 +117,7 @@ def decode_packets(
     filter_desc: str | Default | None = ...,
     decode_config: DecodeConfig | None = ...,
     *,
-    num_frames: int | None = ...,
+    num_samples: int | None = ...,
 ) -> AudioFrames: ...
 def decode_packets(
     packets: Packets,
@@ -125,6 +125,7 @@ def decode_packets(
     decode_config: DecodeConfig | None = None,
     *,
     num_frames: int | None = None,
+    num_samples: int | None = None,
 ) -> Frames:
     """Decode packets, cut the result to their window, turn frames upright, and filter them.
 
@@ -137,8 +138,9 @@ def decode_packets(
             :func:`~spdl_media.get_video_filter_desc` writes. The default gives ``rgb24`` frames and
             ``fltp`` samples. ``None`` keeps what the decoder gives, neither turned nor converted.
         decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-        num_frames: At most this many frames (samples, for audio) come out, and no more than they need
-            is decoded. ``None``: all.
+        num_frames: At most this many frames of a video come out, and no more than they need is decoded.
+            ``None``: all.
+        num_samples: At most this many samples of each channel, likewise.
 
     Returns:
         ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, as the packets are. A window in which nothing
@@ -149,7 +151,8 @@ def decode_packets(
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
         FilterError: The filter graph cannot be used; a PictureSizeError: not for a still of this size.
         MissingDependencyError: ``decode_config(downscale="dct")`` needs simplejpeg.
-        ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
+        ValueError: A decoder or option of ``decode_config`` does not exist, or a number is below 1.
+        TypeError: ``packets`` are none, or ``num_frames`` is given for audio or ``num_samples`` for images.
 
     Thread safety: safe.
 
@@ -157,8 +160,8 @@ def decode_packets(
         FFmpeg's filters: https://ffmpeg.org/ffmpeg-filters.html
     """
     config = as_decode_config(decode_config)
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
+    if num_frames is not None or num_samples is not None:
+        _check_limit(packets, num_frames, num_samples)
     if isinstance(packets, ImagePackets):
         with naming(packets.source):
             return _decode_image(packets, picture_filter(filter_desc, "accurate"), config)
@@ -169,13 +172,25 @@ def decode_packets(
     if isinstance(packets, AudioPackets):
         desc = sample_filter(filter_desc)
         with naming(packets.source):
-            sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, num_frames)
-        metadata = decode_audio_into(sink, packets, config, num_frames)
-        chunks = sink.take(sink.count if num_frames is None else num_frames)
+            sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, num_samples)
+        metadata = decode_audio_into(sink, packets, config, num_samples)
+        chunks = sink.take(sink.count if num_samples is None else num_samples)
         return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0 if chunks else 0)
     raise TypeError(
         f"decode_packets takes AudioPackets, VideoPackets or ImagePackets, not {type(packets).__name__}"
     )
+
+
+def _check_limit(packets: Packets, num_frames: int | None, num_samples: int | None) -> None:
+    is_audio = isinstance(packets, AudioPackets)
+    if (num_frames if is_audio else num_samples) is not None:
+        raise TypeError(
+            f"num_frames= is for images and num_samples= for audio, and these are {type(packets).__name__}"
+        )
+    if is_audio:
+        check_int("num_samples", num_samples)
+    else:
+        check_int("num_frames", num_frames)
 
 
 def _decode_image(
@@ -407,7 +422,8 @@ def naming(source: str) -> Iterator[None]:
 class _AudioSink(Protocol):
     """Where decoded samples end: chunks of frames, or one array."""
 
-    count: int
+    @property
+    def count(self) -> int: ...
 
     def put(self, frame: av.AudioFrame, start: int, stop: int, position: int, /) -> bool:
         """Take samples ``start`` to ``stop`` of a frame, and the position of the first. True: enough.
@@ -427,7 +443,7 @@ class _AudioSink(Protocol):
 
 
 def decode_audio_into(
-    sink: _AudioSink, packets: AudioPackets, config: DecodeConfig, num_frames: int | None
+    sink: _AudioSink, packets: AudioPackets, config: DecodeConfig, num_samples: int | None
 ) -> FrameMetadata:
     """Decode audio packets, and put the samples of each frame into a sink; see :func:`decode_into`.
 
@@ -437,7 +453,7 @@ def decode_audio_into(
     """
     coded = av_packets(packets)
     missing = cut_short_error(packets, config)
-    if missing is not None and num_frames is None:
+    if missing is not None and num_samples is None:
         raise missing
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
     try:
@@ -449,7 +465,7 @@ def decode_audio_into(
     finally:
         decoder.close()
     # Enough samples came before the missing end.
-    if missing is not None and sink.count < (num_frames or 0):
+    if missing is not None and sink.count < (num_samples or 0):
         raise missing
     return decoder.take_metadata()
 

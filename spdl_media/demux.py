@@ -280,22 +280,30 @@ class Demuxer:
             return read_video(container, stream_index, window)
 
     def demux_clip(
-        self, timestamp: Timestamp | Window | None = None
+        self,
+        timestamp: Timestamp | Window | None = None,
+        *,
+        audio_timestamp: Timestamp | Window | None = None,
     ) -> tuple[VideoPackets, AudioPackets]:
         """Read the packets of the best video and the best audio stream for one window, in one pass.
 
-        The file is sought once and read once, in its own order. What the packets decode to is what those
-        of :meth:`demux_video` and :meth:`demux_audio` do.
+        Another ``audio_timestamp`` is a window of the audio's own, with the same start. The file is sought
+        once and read once, in its own order. What the packets decode to is what those of :meth:`demux_video`
+        and :meth:`demux_audio` do.
 
         Raises:
             SourceError: The source cannot be read.
             DemuxError: One of the two is missing, or the container is damaged.
-            ValueError: The window is empty, or the Demuxer is closed.
+            ValueError: The window is empty, the windows differ in their start, or the Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        window = parse_window(timestamp)
+        window, of_audio = parse_window(timestamp), parse_window(audio_timestamp)
+        if audio_timestamp is not None and of_audio.start != window.start:
+            raise ValueError(
+                f"timestamp and audio_timestamp begin at one time, not as {window} and {of_audio}"
+            )
         with self._guard:
-            return read_clip(self._opened(), window)
+            return read_clip(self._opened(), window, of_audio or window)
 
     def demux_audio(
         self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None

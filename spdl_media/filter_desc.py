@@ -124,7 +124,8 @@ def get_video_filter_desc(
         crop_width: Width of a piece from the middle, after scaling. Not above the image's.
         crop_height: Height of a piece from the middle.
         pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps what the filters give.
-        num_frames: Exactly so many frames: later ones are cut off, missing ones added.
+        num_frames: Exactly so many frames, as in SPDL: later ones are cut off, missing ones added. That of
+            :func:`~spdl_media.decode_packets` and :func:`~spdl_media.load_video` is at most so many.
         pad_mode: The frames added for ``num_frames``: ``None`` repeats the last one, a colour (a name or
             ``"#rrggbb"``) makes frames of that colour.
         pad_color: Colour of the border that ``scale_mode="pad"`` adds.

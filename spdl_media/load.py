@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, Unpack, overload
 
 from spdl_media._arguments import (
     AudioArguments,
     AudioOptions,
     BatchArguments,
-    ClipArguments,
     DeviceLike,
     ImageArguments,
     ImageDecoder,
@@ -23,7 +22,7 @@ from spdl_media._arguments import (
     declared,
     picked,
 )
-from spdl_media._audio_arrays import AudioRequest, decode_audio_array, load_audio_array
+from spdl_media._audio_arrays import AudioRequest, load_audio_array
 from spdl_media._batch import (
     PICTURE_COLORS,
     ImageRequest,
@@ -34,27 +33,24 @@ from spdl_media._batch import (
     load_rows,
 )
 from spdl_media._checks import check_int
+from spdl_media._lengths import check_length
 from spdl_media._rows import PictureRows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.codec import configs_by_kind
 from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
-from spdl_media.decode import DEFAULT_FILTER, Default
-from spdl_media.demux import Demuxer, demux_video
+from spdl_media.decode import Default
+from spdl_media.demux import demux_video
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
-from spdl_media.timing import Seconds, Timestamp, Window, clip_window, parse_window
+from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
 from spdl_media.values import Values, parse_values
 
 __all__ = (
-    "Clip",
     "load_audio",
-    "load_clip",
     "load_image",
     "load_image_batch",
     "load_video",
@@ -71,7 +67,7 @@ _IMAGE_OPS, _VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), S
 # Arguments that become operations, and those that go into requests as they are.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
 _OF_IMAGES = "demux_config decode_config layout on_error num_threads decoder name".split()
-_OF_VIDEOS = "filter_desc num_frames decode_config storage layout decoder".split()
+_OF_VIDEOS = "filter_desc num_frames on_short decode_config storage layout decoder".split()
 
 
 @overload
@@ -188,14 +184,15 @@ def load_video(
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
-        ConvertError: No frame lies in the window, the format makes no array, or the storage is too small.
+        ConvertError: No frame lies in the window (whatever ``on_short`` says), or too few, the format makes
+            no array, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     # The device is opened first: where there is none, nothing is read.
-    decode = _frame_steps(_video_request(arguments, "load_video(cuda=)"))
+    decode = frame_steps(video_request(arguments, "load_video(cuda=)"))
     packets = demux_video(
         src,
         timestamp=timestamp,
@@ -235,18 +232,20 @@ def load_audio(
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
-        ConvertError: No sample lies in the window, or the storage is too small.
+        ConvertError: No sample lies in the window (and ``on_short`` is not ``"zeros"``), or too few, or the
+            storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = chosen_filter(_sound_ops(arguments), arguments["filter_desc"], _SOUND_OPS)
+    desc = chosen_filter(sound_ops(arguments), arguments["filter_desc"], _SOUND_OPS)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
-    request = AudioRequest(
-        desc, memory, as_decode_config(arguments["decode_config"]), arguments["num_frames"]
-    )
+    num_samples = arguments["num_samples"]
+    check_length("num_samples", num_samples, arguments["on_short"])
+    decoding = as_decode_config(arguments["decode_config"])
+    request = AudioRequest(desc, memory, decoding, num_samples, arguments["on_short"])
     audio = load_audio_array(
         src,
         parse_window(timestamp),
@@ -256,85 +255,6 @@ def load_audio(
         name=arguments["name"],
     )
     return finish(audio.buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """Frames and audio of one interval. Made by :func:`load_clip`.
-
-    Attributes:
-        video: ``(N, height, width, 3)`` uint8 for ``rgb24``.
-        audio: ``(channels, samples)`` float32 for ``fltp``.
-        timestamps: Seconds of each frame on the container's clock.
-        audio_timestamp: Seconds of the first sample on the same clock.
-        sample_rate: Samples of one channel in a second.
-    """
-
-    video: Buffer
-    audio: Buffer
-    timestamps: tuple[float, ...]
-    audio_timestamp: float
-    sample_rate: int
-
-
-@declared(ClipArguments, quality="auto")
-def load_clip(
-    src: Source,
-    start: Seconds,
-    duration: Seconds,
-    **arguments: Unpack[ClipArguments[DeviceLike | None]],
-) -> Clip:
-    """Load the frames and the audio of one interval, reading the source once.
-
-    Args:
-        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
-        start: Seconds on the container's clock.
-        duration: Seconds. The interval is half-open.
-        video_storage: Memory for the frames; fresh memory without one.
-        audio_storage: Memory for the audio, another one; fresh memory without one.
-        decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
-            beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
-
-    Returns:
-        The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
-        sample, each what :func:`load_video` and :func:`load_audio` give.
-
-    Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or one of the streams is missing.
-        DecodeError: It is damaged.
-        ConvertError: No frame or no sample lies in the interval, or a storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: ``start`` is no finite time, ``duration`` is not positive, or an option is invalid.
-
-    Thread safety: safe, if no other thread uses a file-like ``src``.
-    """
-    for_video, for_audio = configs_by_kind(arguments["decode_config"])
-    # A clip has no graph of the caller's and no count, and each stream has a config and memory of its own.
-    of_video: Any = {
-        **arguments,
-        "filter_desc": DEFAULT_FILTER,
-        "num_frames": None,
-        "decode_config": for_video,
-        "storage": arguments["video_storage"],
-    }
-    request = _video_request(of_video, "load_clip(cuda=)")
-    audio_desc = FilterDesc(_sound_ops(arguments))
-    window = clip_window(start, duration)
-    decode = _frame_steps(request)
-    finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
-    with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
-        # Both streams are read before one is decoded, so that the source closes early.
-        frames, coded_audio = demuxer.demux_clip(window)
-    video, timestamps = decode(frames)
-    try:
-        audio = decode_audio_array(coded_audio, AudioRequest(audio_desc, memory, for_audio))
-        buffer = finish(audio.buffer)
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        video.release()
-        raise
-    return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
 
 
 @declared(BatchArguments)
@@ -381,7 +301,13 @@ def _steps(
     return device_steps(inputs, request, request.config, on_cpu)
 
 
-def _frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
+def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
+    """What makes frames in an array of packets, in host memory or on a device.
+
+    Raises:
+        ValueError: The device's decoder cannot make such frames.
+        TransferError: There is no device.
+    """
     if request.config is None:
         return request.load
     from spdl_media.cuda.video_routes import device_frame_steps
@@ -416,7 +342,14 @@ def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
     )
 
 
-def _video_request(arguments: Any, purpose: str) -> VideoRequest:
+def video_request(arguments: Any, purpose: str) -> VideoRequest:
+    """The checked options of one load of frames; ``purpose`` is the function, for messages.
+
+    Raises:
+        ValueError: An option is invalid.
+        TypeError: An option has the wrong type.
+    """
+    check_length("num_frames", arguments["num_frames"], arguments["on_short"])
     ops, config = _picture_ops(arguments), chosen_device(arguments, VideoDecoder)
     return VideoRequest(
         ops=ops,
@@ -440,5 +373,10 @@ def _picture_ops(arguments: Any) -> PictureOps:
     return PictureOps(**picked(arguments, _PICTURE_OPS))
 
 
-def _sound_ops(arguments: Any) -> SoundOps:
+def sound_ops(arguments: Any) -> SoundOps:
+    """What the arguments ask of audio.
+
+    Raises:
+        ValueError: An option is invalid.
+    """
     return SoundOps(**picked(arguments, AudioOptions.__annotations__))

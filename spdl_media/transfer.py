@@ -349,7 +349,7 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple | list):
-        return dict(enumerate(value))
+        return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return None

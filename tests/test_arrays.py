@@ -188,6 +188,13 @@ def test_all_of_a_batch_is_converted(name: str) -> None:
     assert place(found["pair"].image) == place(found["clip"].video) == place(image.array)
     assert isinstance(found["clip"], sm.Clip)
     assert found["clip"].timestamps == (0.0, 0.5)
+    if name == "torch":
+        collated = library(name).utils.data.default_collate([found["clip"]] * 3)
+        assert isinstance(collated, sm.Clip)
+        assert (collated.video.shape, collated.sample_rate.tolist()) == (
+            (3, *image.shape),
+            [8000] * 3,
+        )
     assert found["rest"][0] is words
     assert found["rest"][1][1:] == ("cat", None)
     kind = type(CONVERT[name](image))

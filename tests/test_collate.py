@@ -81,6 +81,9 @@ def test_clips_become_a_clip_of_batches() -> None:
     assert values(batch.audio_timestamp).tolist() == [0.0, 0.25]
     with pytest.raises(sm.ConvertError, match=r"item\['timestamps'\] of item 0 has shape \(1,\)"):
         sm.collate([sm.Clip(audio, audio, (0.0,) * n, 0.0, 8000) for n in (1, 2)])
+    pool = sm.StoragePool(1 << 16, 1, pin_memory=False)
+    kept = sm.collate([batch], storage={"video": pool})
+    assert (pool.num_free, kept.video.shape[0]) == (0, 1)
 
 
 def test_arrays_keep_their_type() -> None:

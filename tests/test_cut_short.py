@@ -244,9 +244,9 @@ def test_first_frames_of_a_file_cut_short_can_be_had() -> None:
     with pytest.raises(sm.DecodeError, match="cut short"):
         sm.decode_packets(packets, None, num_frames=24)
     sound_packets = sm.demux_audio(container("wav")[:9000])
-    assert len(sm.decode_packets(sound_packets, None, num_frames=1000)) == 1000
+    assert len(sm.decode_packets(sound_packets, None, num_samples=1000)) == 1000
     with pytest.raises(sm.DecodeError, match="cut short"):
-        sm.decode_packets(sound_packets, None, num_frames=9000)
+        sm.decode_packets(sound_packets, None, num_samples=9000)
 
 
 @pytest.mark.parametrize("name", ["matroska", "wav"])

@@ -26,8 +26,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"sample_fmt": "s16"},
     {"sample_fmt": "dbl"},
     {"sample_rate": 16000, "num_channels": 1},
-    {"num_frames": 1000},
-    {"num_frames": 1000, "sample_rate": 8000},
+    {"num_samples": 1000},
+    {"num_samples": 1000, "sample_rate": 8000},
     {"filter_desc": None},
     {"filter_desc": "volume=0.5"},
     {"decode_config": sm.decode_config(on_corrupt="drop")},
@@ -50,7 +50,7 @@ def outcome(load: Any) -> Any:
 def by_steps(data: Any, window: Any, options: dict[str, Any]) -> Any:
     """What reading all packets first gives."""
     options = dict(options)
-    steps = {name: options.pop(name, None) for name in ("num_frames", "decode_config")}
+    steps = {name: options.pop(name, None) for name in ("num_samples", "decode_config")}
     own = {"filter_desc": options["filter_desc"]} if "filter_desc" in options else None
     desc = own["filter_desc"] if own else sm.get_audio_filter_desc(**options)
     packets = sm.demux_audio(data, timestamp=window, name="sound")
@@ -88,7 +88,7 @@ def test_damage_is_told_as_by_packets(codec: str, format: str) -> None:
     for k in range(len(data) // 2, len(data) // 2 + 60):
         damaged[k] ^= 0x5A
     for content in (bytes(damaged), data[: len(data) * 2 // 3], bytes(damaged)[: -len(data) // 5]):
-        for options in ({}, {"num_frames": 1000}, OPTIONS[-1]):
+        for options in ({}, {"num_samples": 1000}, OPTIONS[-1]):
             check(content, None, options)
 
 

@@ -36,10 +36,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"timestamp": (0.01, 0.05)},
     {"timestamp": (None, 0.02), "sample_fmt": "s16"},
     {"timestamp": (0.09, None), "sample_rate": 16000},
-    {"num_frames": 7},
+    {"num_samples": 7},
     {"num_channels": 1},
     {"num_channels": 2, "sample_rate": 8000},
-    {"num_frames": 100, "sample_rate": 8000},
+    {"num_samples": 100, "sample_rate": 8000},
     {"filter_desc": "volume=0.5"},
     {"filter_desc": None},
 ]
@@ -76,12 +76,12 @@ def make_wav(
 def by_ffmpeg(data: bytes, options: dict[str, Any]) -> np.ndarray[Any, Any]:
     """What the steps give, which read every file through FFmpeg."""
     options = dict(options)
-    timestamp, count = options.pop("timestamp", None), options.pop("num_frames", None)
+    timestamp, count = options.pop("timestamp", None), options.pop("num_samples", None)
     desc = (
         options["filter_desc"] if "filter_desc" in options else sm.get_audio_filter_desc(**options)
     )
     packets = sm.demux_audio(data, timestamp=timestamp)
-    return sm.convert_frames(sm.decode_packets(packets, desc, num_frames=count)).array
+    return sm.convert_frames(sm.decode_packets(packets, desc, num_samples=count)).array
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -175,8 +175,8 @@ def test_silence_and_empty_windows() -> None:
     data = make_wav(1, 16, 2)
     with pytest.raises(sm.ConvertError, match=r"no sample in the window \[5, 6\)"):
         sm.load_audio(data, (5, 6))
-    with pytest.raises(ValueError, match="num_frames must be at least 1"):
-        sm.load_audio(data, num_frames=0)
+    with pytest.raises(ValueError, match="num_samples must be at least 1"):
+        sm.load_audio(data, num_samples=0)
 
 
 def test_probe_says_what_ffmpeg_says() -> None:

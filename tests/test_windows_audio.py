@@ -316,19 +316,19 @@ def test_long_files_are_not_read_from_their_start(codec: str, format: str) -> No
     assert part.nbytes < sm.demux_audio(data).nbytes / 3
 
 
-def test_num_frames_counts_samples_of_the_window() -> None:
+def test_num_samples_counts_samples_of_the_window() -> None:
     data = clip("flac", "flac")
     packets = sm.demux_audio(data, timestamp=(1, 2))
-    frames = sm.decode_packets(packets, filter_desc=None, num_frames=1234)
+    frames = sm.decode_packets(packets, filter_desc=None, num_samples=1234)
     assert (len(frames), frames.first_sample) == (1234, 48000)
     np.testing.assert_array_equal(samples_of(frames), linear(data)[:, 48000 : 48000 + 1234])
 
 
-@pytest.mark.parametrize("num_frames", [0, -1])
-def test_num_frames_must_be_positive(num_frames: int) -> None:
+@pytest.mark.parametrize("num_samples", [0, -1])
+def test_num_samples_must_be_positive(num_samples: int) -> None:
     packets = sm.demux_audio(clip("flac", "flac"))
-    with pytest.raises(ValueError, match=f"num_frames must be at least 1, not {num_frames}"):
-        sm.decode_packets(packets, num_frames=num_frames)
+    with pytest.raises(ValueError, match=f"num_samples must be at least 1, not {num_samples}"):
+        sm.decode_packets(packets, num_samples=num_samples)
 
 
 def test_the_window_is_cut_before_the_filter() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spdl_media._batch import TimedFrames, VideoRequest
+from spdl_media._lengths import check_enough
 from spdl_media.config import CUDAConfig, as_decode_config
 from spdl_media.cuda.on_device import cupy_device, why_no_kernels
 from spdl_media.decode import Default
@@ -61,6 +62,8 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) 
         decode_config=request.decode_config,
         layout=request.layout or "NHWC",
     )
+    found, wanted = buffer.shape[0], request.num_frames or 0
+    check_enough(found, wanted, request.on_short, "frames", packets.window, packets.source)
     return buffer, lambda: timestamps
 
 
@@ -91,6 +94,8 @@ def _nvdec_refusal(request: VideoRequest) -> str | None:
         return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"
     if options.scale_algo not in ("bicubic", "bilinear"):
         return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
+    if request.on_short not in (None, "error"):
+        return f"on_short={request.on_short!r} is for the CPU"
     if as_decode_config(request.decode_config).decoder is not None:
         return "decode_config(decoder=) names a decoder of the CPU"
     return None

@@ -1,0 +1,182 @@
+"""Frames and audio of one interval, each of a length that can be fixed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple, Unpack
+
+from spdl_media._arguments import ClipArguments, DeviceLike, declared
+from spdl_media._audio_arrays import AudioRequest, decode_audio_array
+from spdl_media._lengths import check_length
+from spdl_media.buffer import Buffer
+from spdl_media.codec import configs_by_kind
+from spdl_media.decode import DEFAULT_FILTER
+from spdl_media.demux import Demuxer
+from spdl_media.filter_desc import FilterDesc
+from spdl_media.inputs import Source
+from spdl_media.load import frame_steps, sound_ops, video_request
+from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
+from spdl_media.timing import Seconds, Window, clip_window
+from spdl_media.transfer import on_its_way
+
+__all__ = ("Clip", "load_clip")
+
+# What a resampler may hold back at the end of a window that goes on.
+_RESAMPLED = Fraction(1, 20)
+
+
+class Clip(NamedTuple):
+    """Frames and audio of one interval. Made by :func:`load_clip`.
+
+    Attributes:
+        video: ``(N, height, width, 3)`` uint8 for ``rgb24``.
+        audio: ``(channels, samples)`` float32 for ``fltp``.
+        timestamps: Seconds of each frame on the container's clock; ``nan`` for a frame of zeros.
+        audio_timestamp: Seconds of the first sample on the same clock.
+        sample_rate: Samples of one channel in a second.
+    """
+
+    video: Buffer
+    audio: Buffer
+    timestamps: tuple[float, ...]
+    audio_timestamp: float
+    sample_rate: int
+
+
+@declared(ClipArguments, quality="auto", on_short="error")
+def load_clip(
+    src: Source,
+    start: Seconds,
+    duration: Seconds | None = None,
+    **arguments: Unpack[ClipArguments[DeviceLike | None]],
+) -> Clip:
+    """Load the frames and the audio of one interval, reading the source once.
+
+    Args:
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
+        start: Seconds on the container's clock.
+        duration: Seconds. The interval is half-open. ``None``: as long as ``num_frames`` and ``num_samples``
+            last.
+        num_frames: Exactly this many frames: the first with ``start <= t``, or with ``frame_rate`` those
+            shown at ``start + k / frame_rate``.
+        num_samples: Exactly this many samples of each channel, those of ``num_samples / rate`` seconds from
+            ``start``. So clips have one shape, wherever they start.
+        on_short: What becomes of fewer frames or samples: ``"error"`` raises a ConvertError,
+            ``"repeat_last"`` repeats the last one, ``"wrap"`` goes on from the first, ``"zeros"`` adds zeros,
+            which are silence.
+        video_storage: Memory for the frames; fresh memory without one.
+        audio_storage: Memory for the audio, another one; fresh memory without one.
+        decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
+            beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
+
+    Returns:
+        The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
+        sample, each what :func:`load_video` and :func:`load_audio` give.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media, or one of the streams is missing.
+        DecodeError: It is damaged.
+        ConvertError: No frame lies in the interval (whatever ``on_short`` says), or no sample (unless that is
+            ``"zeros"``), or too few of them, or a storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
+        ValueError: ``start`` is no finite time, ``duration`` is not positive, nothing says how long the clip
+            is, or an option is invalid.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+
+    Example:
+        >>> clip = load_clip("movie.mp4", 12.5, num_frames=16, frame_rate=8,
+        ...                  sample_rate=16000, num_samples=32000)  # doctest: +SKIP
+    """
+    for_video, for_audio = configs_by_kind(arguments["decode_config"])
+    num_frames, num_samples = arguments["num_frames"], arguments["num_samples"]
+    on_short = arguments["on_short"]
+    check_length("num_samples", num_samples, None if num_samples is None else on_short)
+    # A clip has no graph of the caller's, and each stream has a config and memory of its own.
+    of_video: Any = {
+        **arguments,
+        "filter_desc": DEFAULT_FILTER,
+        "on_short": None if num_frames is None else on_short,
+        "decode_config": for_video,
+        "storage": arguments["video_storage"],
+    }
+    request = video_request(of_video, "load_clip(cuda=)")
+    ops = sound_ops(arguments)
+    frame_rate: Any = request.ops.frame_rate  # parsed
+    _check_span(start, duration, num_frames if frame_rate else None, num_samples)
+    decode = frame_steps(request)
+    finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
+    of_audio = AudioRequest(
+        FilterDesc(ops), memory, for_audio, num_samples, None if num_samples is None else on_short
+    )
+    with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
+        # Both streams are read before one is decoded, so that the source closes early.
+        counts, rates = (num_frames, num_samples), (frame_rate, ops.sample_rate)
+        frames, coded_audio = _read(demuxer, start, duration, counts, rates)
+    video, timestamps = decode(frames)
+    try:
+        audio = decode_audio_array(coded_audio, of_audio)
+        buffer = finish(audio.buffer)
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        video.release()
+        raise
+    return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
+
+
+def _check_span(start: Seconds, duration: Seconds | None, *counts: int | None) -> None:
+    clip_window(start, 1 if duration is None else duration)
+    if duration is None and counts == (None, None):
+        raise ValueError(
+            "nothing says how long the clip is: give duration=, num_samples=, or num_frames= with frame_rate="
+        )
+
+
+def _read(
+    demuxer: Demuxer,
+    start: Seconds,
+    duration: Seconds | None,
+    counts: tuple[int | None, int | None],
+    rates: tuple[Fraction | None, int | None],
+) -> tuple[VideoPackets, AudioPackets]:
+    """Read the packets of both streams, as many as are needed for what is asked for.
+
+    Args:
+        demuxer: The open source.
+        start: As for :func:`load_clip`, as is ``duration``.
+        duration: Seconds.
+        counts: ``num_frames`` and ``num_samples``.
+        rates: ``frame_rate`` and ``sample_rate``.
+
+    Raises:
+        DemuxError: One of the streams is missing.
+    """
+    (num_frames, num_samples), (frame_rate, sample_rate) = counts, rates
+    window = clip_window(start, 1 if duration is None else duration)
+    begin, end = window.start or Fraction(0), window.end or Fraction(0)
+    seconds = None if duration is None else end - begin
+    of_audio = seconds
+    if seconds is None and num_frames is not None and frame_rate is not None:
+        seconds = of_audio = num_frames / frame_rate
+    if num_samples is not None:
+        rate = demuxer.audio_codec.sample_rate
+        wanted = Fraction(num_samples, sample_rate or rate)
+        if duration is None or of_audio is None or wanted <= of_audio:
+            of_audio = wanted if sample_rate in (None, rate) else wanted + _RESAMPLED
+        if num_frames is None and seconds is None:
+            seconds = wanted
+    assert of_audio is not None, "checked before the source was opened"
+    audio_window = Window(begin, begin + of_audio)
+    if num_frames is None or seconds is not None:
+        return demuxer.demux_clip(
+            Window(begin, begin + (seconds or 0)), audio_timestamp=audio_window
+        )
+    # Each of two fields may be a packet, so twice as many are read; fewer of them are decoded.
+    seconds = (2 * num_frames + 1) / (demuxer.video_codec.frame_rate or Fraction(25))
+    while True:
+        window = Window(begin, begin + seconds)
+        frames, audio = demuxer.demux_clip(window, audio_timestamp=audio_window)
+        if len(frames.get_timestamps()) >= 2 * num_frames or not metadata_of(frames).goes_on:
+            return frames, audio
+        seconds *= 2
