@@ -23,11 +23,13 @@ The modules with public names, of which each imports only those above it:
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval
+``audio_windows`` :func:`sample_windows`: random windows of audio
 ``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
 ``samplers``      indices for the processes of a distributed training
+``batch_sampler`` :class:`BatchByLength`: batches of samples of similar length
 ``source``        samplers, and sources made of others
 ``image_folder``  :class:`ImageFolder`: a folder for each class
 ``mix``           :class:`Mix`: sources in given proportions
@@ -44,7 +46,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spdl_media._collate import collate
+from spdl_media._collate import Padded, collate
 from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.array_formats.npy import load_npy
@@ -60,6 +62,7 @@ from spdl_media.async_load import (
     async_load_image_batch,
     async_load_video,
 )
+from spdl_media.audio_windows import sample_windows
 from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
 from spdl_media.clips import Clip, load_clip
@@ -112,6 +115,7 @@ from spdl_media.transfer import (
 )
 
 if TYPE_CHECKING:
+    from spdl_media.batch_sampler import BatchByLength
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
     from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
     from spdl_media.cuda.fallback import CPUFallbackWarning
@@ -137,7 +141,7 @@ __all__ += ["AudioFrames", "Frames", "ImageFrames", "VideoFrames"]
 __all__ += ["AudioDecoder", "VideoDecoder", "decode_packets"]
 __all__ += ["CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage"]
 __all__ += ["Buffer", "CPUBuffer", "CUDABuffer", "Failure"]
-__all__ += ["collate", "convert_array", "convert_frames"]
+__all__ += ["Padded", "collate", "convert_array", "convert_frames"]
 __all__ += ["to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch"]
 __all__ += ["transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h"]
 __all__ += ["Clip", "load_audio", "load_clip", "load_image", "load_image_batch", "load_video"]
@@ -150,13 +154,14 @@ __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabi
 __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
 __all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
-__all__ += ["DataLoader", "ImageFolder", "Mix"]
+__all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "sample_windows"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")
 
 # Names of such modules. Type checkers read the imports above instead.
 _LAZY_NAMES = {
+    "batch_sampler": ("BatchByLength",),
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
     "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
     "cuda.fallback": ("CPUFallbackWarning",),

@@ -6,10 +6,11 @@ import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from spdl_media._checks import as_int
 from spdl_media._landing import landed
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
@@ -20,17 +21,35 @@ from spdl_media.convert import (
     stack_arrays,
 )
 from spdl_media.errors import ConvertError
+from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
 from spdl_media.transfer import Key, fields_of, is_sequence, with_fields
 
-__all__ = ("collate",)
+__all__ = ("Padded", "collate")
 
-StorageByField: TypeAlias = Mapping[Any, Any]
+ByField: TypeAlias = Mapping[Any, Any]
 
 
-def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = None) -> Any:
+class Padded(NamedTuple):
+    """Arrays of different lengths in one. Made by :func:`collate`.
+
+    Attributes:
+        data: The arrays with B in front, filled up with zeros (audio frames with silence) to the longest.
+        lengths: How long each of them is, ``(B,)`` int64.
+    """
+
+    data: CPUBuffer
+    lengths: CPUBuffer
+
+
+def collate(
+    items: Sequence[Any],
+    *,
+    storage: Storage | ByField | None = None,
+    pad: bool | ByField = False,
+) -> Any:
     """Make one item of many: frames, numbers and arrays of each field become one buffer.
 
     Args:
@@ -40,6 +59,10 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
         storage: Memory for the buffers. For plain values a storage; for items with fields a mapping of the
             field's name, key or index to its storage, or to a mapping for a field that has fields. Fields
             that are left out get fresh memory.
+        pad: ``True``: arrays may differ in length along their last axis, as audio ``(channels, samples)`` and
+            tokens ``(tokens,)`` do, and audio frames in their number of samples: each field of them becomes a
+            :class:`Padded`, whether they differ or not. A mapping of fields, as for ``storage``, names those
+            that do, and the axis: ``{"audio": -1, "mel": 0}``.
 
     Returns:
         The structure of an item (a dataclass without running its ``__init__``), with a
@@ -52,16 +75,19 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
 
     Raises:
         ConvertError: There are no items, their structure differs, a field has values of two kinds (numbers
-            and ``None``, say), or frames or arrays of a field differ.
+            and ``None``, say), or frames or arrays of a field differ, other than along the axis that ``pad``
+            names.
         TypeError: ``items`` are no sequence, numbers that no array type holds, arrays of other things than
             numbers, tensors that NumPy cannot take, or a storage that is none.
-        ValueError: ``storage`` names a field that does not exist.
+        ValueError: ``storage`` or ``pad`` names a field that does not exist.
 
     Thread safety: safe.
 
     Example:
         >>> collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
         {'label': <CPUBuffer: (2,) int64>, 'name': ['cat', 'dog']}
+        >>> collate([np.ones(3, np.float32), np.ones(5, np.float32)], pad=True)
+        Padded(data=<CPUBuffer: (2, 5) float32>, lengths=<CPUBuffer: (2,) int64>)
     """
     # These can be iterated, and are no batch.
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
@@ -72,13 +98,15 @@ def collate(items: Sequence[Any], *, storage: Storage | StorageByField | None = 
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")
-    return _collate(values, storage, "item")
+    return _collate(values, storage, pad, "item")
 
 
-def _collate(values: list[Any], storage: Any, where: str) -> Any:
+def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     fields = fields_of(values[0])
+    if isinstance(axis, bool):
+        axis = -1 if axis else None
     if fields is None:
-        return _collate_values(values, storage, where)
+        return _collate_values(values, storage, axis, where)
     dtypes = _rows_of_numbers(values[0].__class__)
     rows = []
     for position, value in enumerate(values):
@@ -87,10 +115,13 @@ def _collate(values: list[Any], storage: Any, where: str) -> Any:
         if row is None or row.keys() != fields.keys():
             raise _structures_differ(values[0], value, position, where)
         rows.append(row | {key: np.asarray(row[key], dtype) for key, dtype in dtypes.items()})
-    storages = _by_field(storage, fields, where)
+    storages = _by_field("storage", storage, fields, where)
+    axes = dict.fromkeys(fields, axis) if axis == -1 else _by_field("pad", axis, fields, where)
     collated = {
         # A field that has no storage gets fresh memory.
-        key: _collate([row[key] for row in rows], storages.get(key), f"{where}[{key!r}]")
+        key: _collate(
+            [row[key] for row in rows], storages.get(key), axes.get(key), f"{where}[{key!r}]"
+        )
         for key in fields
     }
     return _rebuild(values[0], collated)
@@ -125,17 +156,18 @@ def _in_words(value: Any) -> str:
     return type(value).__name__ if fields is None else f"{type(value).__name__} of {list(fields)}"
 
 
-def _by_field(storage: Any, fields: dict[Key, Any], where: str) -> Mapping[Any, Any]:
-    if storage is None:
+def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapping[Any, Any]:
+    if given is None:
         return {}
-    if not isinstance(storage, Mapping):
+    if not isinstance(given, Mapping):
+        kind, example = ("storages", "pool") if name == "storage" else ("axes", -1)
         raise TypeError(
-            f"{where} has the fields {list(fields)}, so storage= maps them to storages, such as "
-            f"{{{next(iter(fields), 0)!r}: pool}}, and is not {storage!r}"
+            f"{where} has the fields {list(fields)}, so {name}= maps them to {kind}, such as "
+            f"{{{next(iter(fields), 0)!r}: {example}}}, and is not {given!r}"
         )
-    if unknown := [key for key in storage if key not in fields]:
-        raise ValueError(f"storage= names {unknown}, but {where} has the fields {list(fields)}")
-    return storage
+    if unknown := [key for key in given if key not in fields]:
+        raise ValueError(f"{name}= names {unknown}, but {where} has the fields {list(fields)}")
+    return given
 
 
 def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
@@ -147,7 +179,9 @@ def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
     return with_fields(first, collated)
 
 
-def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
+def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
+    if axis is not None and as_int(axis) is None:
+        raise TypeError(f"{where} has no fields, so pad= is a bool or an axis for it, not {axis!r}")
     if storage is not None and not isinstance(storage, CPUStorage | StoragePool):
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
@@ -163,7 +197,7 @@ def _collate_values(values: list[Any], storage: Any, where: str) -> Any:
             )
     if kind is not None:
         try:
-            return _convert(kind, values, storage, where)
+            return _convert(kind, values, storage, axis, where)
         except TypeError as error:  # does not say which of many fields it was
             raise TypeError(f"{where}: {error}") from error
     if storage is not None:
@@ -195,18 +229,38 @@ def _kind_of(value: Any) -> str | None:
     return "arrays" if is_array else None
 
 
-def _convert(kind: str, values: list[Any], storage: Storage | None, where: str) -> CPUBuffer:
+def _convert(
+    kind: str, values: list[Any], storage: Storage | None, axis: int | None, where: str
+) -> CPUBuffer | Padded:
     if kind == "frames":
-        return convert_frames(values, storage)
+        if axis is None or not isinstance(values[0], AudioFrames):
+            return convert_frames(values, storage)
+        lengths = convert_array([len(value) for value in values])
+        return Padded(convert_frames(values, storage, pad=True), lengths)
     if kind == "numbers":
         return convert_array(values, storage)
-    if (buffer := landed(values, storage)) is not None:
+    if axis is None and (buffer := landed(values, storage)) is not None:
         return buffer
     arrays = [as_numpy(value) for value in values]
+    first = arrays[0]
+    if axis is not None and not -first.ndim <= axis < first.ndim:
+        raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
     for position, array in enumerate(arrays):
-        if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
+        if not _fits(array, first, axis):
+            remedy = "" if axis is not None else ", or pad= fills up those that differ in length"
             raise ConvertError(
-                f"{where} of item 0 has shape {arrays[0].shape} and type {arrays[0].dtype}, of item "
-                f"{position} {array.shape} and {array.dtype}; one buffer holds one shape and type"
+                f"{where} of item 0 has shape {first.shape} and type {first.dtype}, of item {position} "
+                f"{array.shape} and {array.dtype}; one buffer holds one shape and type{remedy}"
             )
-    return stack_arrays(arrays, storage)
+    data = stack_arrays(arrays, storage, axis)
+    if axis is None:
+        return data
+    return Padded(data, convert_array([array.shape[axis] for array in arrays]))
+
+
+def _fits(array: Array, first: Array, axis: int | None) -> bool:
+    """Whether an array can stand beside another one, of another length along the axis perhaps."""
+    if array.dtype != first.dtype or array.ndim != first.ndim:
+        return False
+    differing = [a for a in range(first.ndim) if array.shape[a] != first.shape[a]]
+    return differing == [] or (axis is not None and differing == [axis % first.ndim])

@@ -301,8 +301,12 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
         raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")
 
 
-def stack_arrays(arrays: Sequence[Array], storage: Storage | None) -> CPUBuffer:
+def stack_arrays(
+    arrays: Sequence[Array], storage: Storage | None, axis: int | None = None
+) -> CPUBuffer:
     """Copy arrays of one shape and type into a buffer, each once, with their number in front.
+
+    Along ``axis`` they may differ, and are filled up with zeros to the longest.
 
     Raises:
         TypeError: The arrays hold no numbers.
@@ -311,7 +315,14 @@ def stack_arrays(arrays: Sequence[Array], storage: Storage | None) -> CPUBuffer:
     first = arrays[0]
     _check_number(first.dtype, type(first))
     native = first.dtype.newbyteorder("=").str
-    result = new_array((len(arrays), *first.shape), native, storage)
+    shape = list(first.shape)
+    if axis is not None:
+        shape[axis] = max(array.shape[axis] for array in arrays)
+    result = new_array((len(arrays), *shape), native, storage)
     for position, array in enumerate(arrays):
-        result[position] = array
+        if axis is None:
+            result[position] = array
+        else:
+            rows, found = np.moveaxis(result[position], axis, 0), array.shape[axis]
+            rows[:found], rows[found:] = np.moveaxis(array, axis, 0), 0
     return CPUBuffer(result)

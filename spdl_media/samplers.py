@@ -351,6 +351,7 @@ class Purpose(IntEnum):
     FILES = 3
     MIX = 4
     SHARDS = 5
+    BATCHES = 6
 
 
 def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:

@@ -12,7 +12,7 @@ import pytest
 from plane_oracle import sound
 
 import spdl_media as sm
-from spdl_media.testing import index_frames, make_image
+from spdl_media.testing import index_frames, make_audio, make_image
 
 PICTURES = index_frames(3, 20, 16)
 FRAMES = [sm.decode_packets(sm.demux_image(make_image(picture))) for picture in PICTURES]
@@ -274,3 +274,69 @@ def test_a_failed_item_leaves_nothing_leased() -> None:
     with pytest.raises(sm.ConvertError, match=r"item\[1\] of item 0 has shape") as kept:
         sm.collate(items, storage={0: pool})
     assert pool.num_free == 1, f"{kept} holds a buffer"
+
+
+def test_arrays_of_different_lengths_are_padded() -> None:
+    tokens = [np.arange(1, n, dtype=np.int32) for n in (4, 2, 6)]
+    padded = sm.collate(tokens, pad=True)
+    assert isinstance(padded, sm.Padded)
+    assert values(padded.data).tolist() == [[1, 2, 3, 0, 0], [1, 0, 0, 0, 0], [1, 2, 3, 4, 5]]
+    assert (values(padded.lengths).tolist(), values(padded.lengths).dtype) == ([3, 1, 5], np.int64)
+    # The structure does not depend on whether they differ.
+    assert isinstance(sm.collate(tokens[:1] * 2, pad=True), sm.Padded)
+
+
+def test_padding_by_field() -> None:
+    items = [
+        {
+            "audio": np.ones((2, n), np.float32),
+            "mel": np.ones((n, 3)),
+            "image": np.zeros((2, 2)),
+            "id": n,
+        }
+        for n in (4, 2)
+    ]
+    memory = sm.cpu_storage(64, pin_memory=False)
+    batch = sm.collate(items, pad={"audio": -1, "mel": 0}, storage={"audio": memory})
+    assert values(batch["audio"].data).sum(axis=(1, 2)).tolist() == [8, 4]
+    assert batch["mel"].data.shape == (2, 4, 3)
+    assert values(batch["mel"].data)[1, 2:].any() == np.False_
+    assert (batch["image"].shape, values(batch["id"]).tolist()) == ((2, 2, 2), [4, 2])
+    every = sm.collate(items[:1] * 2, pad=True)
+    assert [type(every[key]) for key in ("image", "id")] == [sm.Padded, sm.CPUBuffer]
+    assert sm.to_numpy(every["audio"]).lengths.tolist() == [4, 4]
+
+
+def test_padding_of_audio_frames_is_silence() -> None:
+    sound = make_audio(np.full((9, 1), 99, np.int16), 8000, codec="flac", format="flac")
+    frames = [
+        sm.decode_packets(
+            sm.demux_audio(sound), sm.get_audio_filter_desc(sample_fmt="u8p"), num_samples=n
+        )
+        for n in (5, 3)
+    ]
+    padded = sm.collate([(frame, 0) for frame in frames], pad={0: True})[0]
+    assert values(padded.lengths).tolist() == [5, 3]
+    assert set(values(padded.data)[1, :, 3:].ravel()) == {128}
+
+
+@pytest.mark.parametrize(
+    ("items", "pad", "error", "match"),
+    [
+        ([np.ones(2), np.ones(3)], False, sm.ConvertError, "or pad= fills up"),
+        ([np.ones((2, 2)), np.ones((3, 2))], True, sm.ConvertError, r"shape \(2, 2\) .* \(3, 2\)"),
+        ([np.ones(2), np.ones(3, np.int8)], True, sm.ConvertError, "int8"),
+        ([np.float32(1)[...]], True, sm.ConvertError, r"shape \(\), and pad= names axis -1"),
+        (
+            [(np.ones(2), 1)],
+            {2: -1},
+            ValueError,
+            r"pad= names \[2\], but item has the fields \[0, 1\]",
+        ),
+        ([(np.ones(2), 1)], 0, TypeError, r"pad= maps them to axes, such as \{0: -1\}"),
+        ([np.ones(2)], {0: -1}, TypeError, "pad= is a bool or an axis"),
+    ],
+)
+def test_what_cannot_be_padded(items: Any, pad: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        sm.collate(items, pad=pad)

@@ -59,9 +59,9 @@ ORDER = [
     ["_collate"],
     ["_arguments", "_batch"],
     ["cuda"],
-    ["load", "clips", "async_load", "recipes"],
+    ["load", "clips", "audio_windows", "async_load", "recipes"],
     ["encode", "mux"],
-    ["_epochs", "samplers", "source", "image_folder", "mix"],
+    ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix"],
     [
         "_resume",
         "_loader_stages",
