@@ -33,6 +33,7 @@ The modules with public names, of which each imports only those above it:
 ``source``        samplers, and sources made of others
 ``image_folder``  :class:`ImageFolder`: a folder for each class
 ``mix``           :class:`Mix`: sources in given proportions
+``shards``        :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
 Beside them stands ``pipeline``, which knows nothing of media. It, ``source`` and ``dataloader`` are
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from spdl_media.dataloader import DataLoader
     from spdl_media.image_folder import ImageFolder
     from spdl_media.mix import Mix
+    from spdl_media.shards import Shards
 
 # In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
 __all__ = ["ConvertError", "DecodeError", "DemuxError", "FilterError", "MediaError", "SourceError"]
@@ -154,7 +156,7 @@ __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabi
 __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
 __all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
-__all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "sample_windows"]
+__all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "sample_windows"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")
@@ -170,6 +172,7 @@ _LAZY_NAMES = {
     "dataloader": ("DataLoader",),
     "image_folder": ("ImageFolder",),
     "mix": ("Mix",),
+    "shards": ("Shards",),
 }
 
 

@@ -6,8 +6,13 @@ URLs are read in few requests that fetch little more than what is read.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from spdl_media import _optional
 from spdl_media.errors import MissingDependencyError, SourceError
@@ -23,6 +28,8 @@ from spdl_media.readers import (
 
 __all__ = ()
 
+T = TypeVar("T")
+
 _MIN_FETCH = 64 * 1024
 # Doubling up to half a MiB: a window costs at most that much more than its packets, and 50 MB read
 # in a row are some 100 requests.
@@ -31,6 +38,8 @@ _MAX_FETCH = 512 * 1024
 _NUM_SPANS = 6
 # A file of a server that gives no ranges is held whole, up to this many bytes.
 _MAX_WHOLE = 1024 * 1024 * 1024
+# Seconds before another try.
+_PAUSES = (0.5, 2.0)
 # The file systems of fsspec that copy others to the disk.
 _DISK_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 
@@ -94,17 +103,36 @@ def _open_url(
         MissingDependencyError: fsspec, or a package that it uses for this protocol, is not
             installed.
     """
+    filesystem, path = _filesystem(url, name, storage_options)
+    with _fsspec_errors(name):
+        # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does
+        # better. Those on the disk choose for themselves.
+        cached = url.partition(":")[0] in _DISK_CACHES
+        file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
+    if isinstance(file, io.BytesIO):
+        # A file of memory:// is one object for all who open it, position included: share the
+        # memory.
+        return flat(file.getbuffer())
+    stream: Readable = file
+    return ReadAhead(file, filesystem, forward=forward) if _can_seek(file) else stream
+
+
+def _filesystem(url: str, name: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it."""
     try:
         fsspec = _optional.require("fsspec", f"the URL {url!r}")
     except MissingDependencyError as error:
         error.source = name
         raise
-    try:
+    with _fsspec_errors(name):
         filesystem, path = fsspec.core.url_to_fs(url, **storage_options)
-        # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does
-        # better. Those on the disk choose for themselves.
-        cached = url.partition(":")[0] in _DISK_CACHES
-        file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
+    return filesystem, path
+
+
+@contextmanager
+def _fsspec_errors(name: str) -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise MissingDependencyError(
             f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
@@ -119,12 +147,58 @@ def _open_url(
             source=name,
             errno=getattr(error, "errno", None) if isinstance(error, OSError) else None,
         ) from error
-    if isinstance(file, io.BytesIO):
-        # A file of memory:// is one object for all who open it, position included: share the
-        # memory.
-        return flat(file.getbuffer())
-    stream: Readable = file
-    return ReadAhead(file, filesystem, forward=forward) if _can_seek(file) else stream
+
+
+def glob_urls(pattern: str, storage_options: Mapping[str, object]) -> list[str]:
+    """Return the URLs that match a pattern with ``*``, sorted.
+
+    Raises:
+        SourceError: The file system cannot be listed.
+        MissingDependencyError: fsspec, or a package that it uses for this protocol, is not installed.
+    """
+    filesystem, path = _filesystem(pattern, pattern, storage_options)
+    with _fsspec_errors(pattern):
+        names = sorted(filesystem.glob(path))
+    # Of a chain, the link with the pattern is written anew.
+    links = pattern.split("::")
+    (place, *_) = (place for place, link in enumerate(links) if "*" in link)
+    protocol = links[place].partition("://")[0]
+    written = (name if "://" in name else f"{protocol}://{name}" for name in names)
+    return ["::".join([*links[:place], link, *links[place + 1 :]]) for link in written]
+
+
+def download(url: str, path: Path, storage_options: Mapping[str, object]) -> None:
+    """Copy a remote file to a path, where it is either whole or not at all.
+
+    Raises:
+        SourceError: It cannot be fetched, or written.
+        MissingDependencyError: fsspec, or a package that it uses for this protocol, is not installed.
+    """
+    filesystem, remote = _filesystem(url, url, storage_options)
+    # fsspec's own caches write to the last name, where another process takes a part for the whole.
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    try:
+        with _fsspec_errors(url):
+            filesystem.get_file(remote, str(part))
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def retried(call: Callable[[], T]) -> T:
+    """Call once more, up to two times and after a pause, what a network or server has failed.
+
+    Raises:
+        SourceError: It failed each time, or there is no such file, or no right to read it.
+    """
+    for seconds in _PAUSES:
+        try:
+            return call()
+        except SourceError as error:
+            if isinstance(error.__cause__, FileNotFoundError | PermissionError):
+                raise
+            time.sleep(seconds)
+    return call()
 
 
 def _can_seek(file: Any) -> bool:

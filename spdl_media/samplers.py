@@ -35,7 +35,7 @@ Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 _CHUNK = 4096
 
 
-class _DistributedSampler:
+class DistributedSampler:
     """Base of both samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
@@ -150,7 +150,7 @@ class _DistributedSampler:
         return f"{type(self).__name__}({arguments}, {place})"
 
 
-class DistributedDeterministicSampler(_DistributedSampler):
+class DistributedDeterministicSampler(DistributedSampler):
     """The numbers from 0 to ``n``, in this order, shared out over the ranks; the same in each epoch.
 
     Args:
@@ -208,7 +208,7 @@ class DistributedDeterministicSampler(_DistributedSampler):
         return self._describe(str(self.num_draws))
 
 
-class DistributedRandomSampler(_DistributedSampler):
+class DistributedRandomSampler(DistributedSampler):
     """Random indices below ``n``, shared out over the ranks, in another order each epoch.
 
     Without weights, each index comes at most once in an epoch; with weights, indices are drawn with

@@ -61,7 +61,7 @@ ORDER = [
     ["cuda"],
     ["load", "clips", "audio_windows", "async_load", "recipes"],
     ["encode", "mux"],
-    ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix"],
+    ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     [
         "_resume",
         "_loader_stages",

@@ -70,7 +70,7 @@ def iter_samples(
     """
     _check_place("rank", rank, "world_size", world_size)
     _check_place("worker", worker, "num_workers", num_workers)
-    sources = _expand(shards)
+    sources = expanded(shards)
     if len(sources) < world_size * num_workers:
         raise ValueError(
             f"{len(sources)} shards cannot be shared by world_size={world_size} times "
@@ -84,7 +84,12 @@ def _check_place(name: str, value: int, of_name: str, of: int) -> None:
         raise ValueError(f"{name} must be from 0 to below {of_name}, not {name}={value} of {of}")
 
 
-def _expand(shards: Any) -> Sequence[Source]:
+def expanded(shards: Any) -> Sequence[Source]:
+    """Return the shards, with braces written out.
+
+    Raises:
+        ValueError: Braces cannot be read.
+    """
     # Strings and memory are sequences as well, and each of them is one shard.
     is_one = isinstance(shards, str) or memory_of(shards) is not None
     if isinstance(shards, Sequence) and not is_one:
@@ -142,24 +147,51 @@ def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
     for source in sources:
         url = os.fsdecode(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
         with closing(Archive(source)) as archive:
-            yield from _samples_of(archive, url or archive.name)
+            yield from samples_of(archive, url or archive.name)
 
 
-def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
+def sample_offsets(archive: Archive) -> list[int]:
+    """Where the samples of an ``Input`` begin, and behind them where the last one ends.
+
+    Raises:
+        ArrayFormatError: As :func:`iter_samples`, or its members cannot be read one by one.
+        SourceError: It cannot be read.
+    """
+    offsets, last = [], None
+    for name, _ in archive.members(skip=True):
+        key, _ = _key_and_ending(name)
+        if key is not None and key != last:
+            offsets.append(archive.member_offset)
+            last = key
+    return [*offsets, archive.offset]
+
+
+def _key_and_ending(name: str) -> tuple[str | None, str]:
+    match = _NAME.fullmatch(name)
+    return (None, "") if match is None or _META.match(name) else (match[1], match[2])
+
+
+def samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
+    """Yield the samples of an archive, or of the part of it that was opened.
+
+    Raises:
+        ArrayFormatError: As :func:`iter_samples`.
+        SourceError: It cannot be read.
+    """
     sample: dict[str, Any] = {}
-    key = None
+    last = None
     for name, content in archive.members():
-        match = _NAME.fullmatch(name)
-        if match is None or _META.match(name):
+        key, ending = _key_and_ending(name)
+        if key is None:
             continue
         # WebDataset puts the files of a sample behind each other, so another key ends it.
-        if match[1] != key:
+        if key != last:
             if sample:
                 yield sample
-            key = match[1]
+            last = key
             sample = {"__key__": key, "__url__": url}
         # As WebDataset has it.
-        ending = match[2].lower()
+        ending = ending.lower()
         if ending in sample:
             archive.fail(f"sample {key!r} has {ending!r} twice")
         sample[ending] = content

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from spdl_media._remote import open_stream
 from spdl_media.errors import ArrayFormatError
-from spdl_media.inputs import Source
+from spdl_media.inputs import Input, Source
 from spdl_media.readers import Content, FileReader, local_path, name_of, path_error
 
 __all__ = ("iter_tarfile",)
@@ -52,6 +52,7 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x
 # what the stream gives.
 _PIECE = 16 * 1024 * 1024
 _BUFFER = 256 * 1024
+_HEADERS = 4096
 
 
 def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None, None]:
@@ -147,6 +148,47 @@ class _Stream:
         self._reader.detach()
 
 
+class _Part:
+    """Members are new ``bytes`` of a file that can seek, up to ``stop``.
+
+    Args:
+        src: The file. Closing it is the caller's.
+        start: Where a header begins.
+        stop: Where one begins, or the archive ends.
+        fetch: Bytes that are read at a time.
+    """
+
+    def __init__(self, src: Input, start: int, stop: int, fetch: int) -> None:
+        self.name = src.name
+        self.offset = start
+        self._input = src
+        self._stop = stop
+        self._fetch = fetch
+        self._data, self._data_start = b"", start
+
+    def read(self, size: int) -> bytes:
+        """Give less than ``size`` bytes only at the end.
+
+        Raises:
+            SourceError: The file cannot be read.
+        """
+        size = min(size, self.left())
+        begin = self.offset - self._data_start
+        if begin + size > len(self._data):
+            begin, self._data_start = 0, self.offset
+            wanted = min(max(size, self._fetch), self.left())
+            self._data = bytes(self._input.read_at(self.offset, wanted))
+        data = self._data[begin : begin + size]
+        self.offset += len(data)
+        return data
+
+    def left(self) -> int:
+        return max(0, self._stop - self.offset)
+
+    def close(self) -> None:
+        """Others may read on in the file."""
+
+
 def _open(src: Any) -> _Memory | _Stream:
     path = local_path(src)
     if path is None:
@@ -168,8 +210,14 @@ def _open(src: Any) -> _Memory | _Stream:
 class Archive:
     """An archive that is read from its beginning to its end.
 
+    Args:
+        src: The archive; of an :class:`~spdl_media.inputs.Input`, the part ``span``.
+        span: Where a header begins, and where another one, or the end mark.
+
     Attributes:
         name: What messages call it.
+        offset: Where the header begins that was read last.
+        member_offset: Where the member that was read last begins, with the headers that belong to it.
 
     Raises:
         SourceError: It cannot be opened.
@@ -177,11 +225,20 @@ class Archive:
         TypeError: Not a source.
     """
 
-    def __init__(self, src: Source) -> None:
-        self._source = _open(src)
+    def __init__(self, src: Source | Input, span: tuple[int, int] | None = None) -> None:
+        self._is_part = span is not None
+        if isinstance(src, Input):
+            start, stop = span or (0, src.size())
+            # A part is a sample, which is small; of a whole archive only headers are read.
+            self._source: _Part | _Memory | _Stream = _Part(
+                src, start, stop, stop - start if span else _HEADERS
+            )
+        else:
+            self._source = _open(src)
         self.name = self._source.name
+        self.member_offset = 0
         self._member: str | None = None
-        self._header_offset = 0
+        self.offset = 0
         # What "g" headers say of all members after them, and "L" and "x" headers of the next one.
         self._of_all: dict[bytes, bytes] = {}
         self._of_next: dict[bytes, bytes] = {}
@@ -189,8 +246,11 @@ class Archive:
     def close(self) -> None:
         self._source.close()
 
-    def members(self) -> Iterator[tuple[str, bytes | memoryview]]:
+    def members(self, *, skip: bool = False) -> Iterator[tuple[str, bytes | memoryview]]:
         """Names and contents of the regular files.
+
+        Args:
+            skip: Leave contents empty. The source must be an ``Input``.
 
         Raises:
             ArrayFormatError: The archive is damaged or cut short, or has a member of a kind that is not
@@ -199,24 +259,27 @@ class Archive:
             TypeError: A file object gives no bytes.
         """
         source = self._source
+        take = self._skip if skip else self._read
         padding = 0
-        while True:
+        while not (self._is_part and source.left() == padding):
             # The rest of the last member's blocks and the next header, in one read.
-            self._header_offset = source.offset + padding
+            self.offset = source.offset + padding
             block = bytes(source.read(padding + _BLOCK)[padding:])
             if block == _NO_BLOCK:
                 if self._of_next:
                     where = "behind it " if self._member is not None else ""
                     self.fail(f"the pax header or long name {where}belongs to no member")
                 return
+            if not self._of_next:
+                self.member_offset = self.offset
             size, kind = self._next_header(block)
             padding = 0 if kind in _WITHOUT_DATA else -size % _BLOCK
             if kind in _REGULAR:
-                yield self._member or "", self._read(size)
+                yield self._member or "", take(size)
             elif kind in _SPECIAL:
                 self._read_special(size, kind)
             elif kind not in _WITHOUT_DATA:
-                self._read(size)
+                take(size)
 
     def fail(self, message: str, cause: Exception | None = None) -> NoReturn:
         """Raise what is wrong with the member that was read last, or stands here.
@@ -225,7 +288,7 @@ class Archive:
             ArrayFormatError: Always.
         """
         raise ArrayFormatError(
-            message, source=self.name, member=self._member, offset=self._header_offset
+            message, source=self.name, member=self._member, offset=self.offset
         ) from cause
 
     def _next_header(self, block: bytes) -> tuple[int, bytes]:
@@ -240,7 +303,7 @@ class Archive:
                 records, self._of_next = {**self._of_all, **self._of_next}, {}
                 name, size, kind = _with_pax(records, name, size, kind)
         except tarfile.HeaderError as error:
-            if self._header_offset == 0 and isinstance(error, _ChecksumError):
+            if self.offset == 0 and isinstance(error, _ChecksumError):
                 self._check_unpacked(block)
                 self.fail(f"is not a tar archive: it begins with {block[:16]!r}", error)
             self._fail_behind(str(error), error)
@@ -258,6 +321,18 @@ class Archive:
         if len(data) < size:
             self.fail(f"is cut short: {len(data)} of {size} bytes are there")
         return data
+
+    def _skip(self, size: int) -> bytes:
+        left = self._source.left()
+        if left is not None and left < size:
+            self.fail(f"is cut short: {left} of {size} bytes are there")
+        if self._of_all:
+            self.fail(
+                "stands behind a pax header that renames or resizes all members, so it is not read by its "
+                "position. Write the archive anew, or read it by iter_samples"
+            )
+        self._source.offset += size
+        return b""
 
     def _read_special(self, size: int, kind: bytes) -> None:
         """Read a header that says something of the members that follow."""
@@ -283,14 +358,14 @@ class Archive:
 
     def _fail_end(self, block: bytes) -> NoReturn:
         self._check_unpacked(block)
-        if self._header_offset == 0:
+        if self.offset == 0:
             self.fail(f"is not a tar archive: it has {len(block)} bytes, less than a header")
         where = "within the header behind it" if block else "behind it: there is no end mark"
         self.fail(f"the archive is cut short {where}")
 
     def _check_unpacked(self, block: bytes) -> None:
         for magic, name in _PACKED.items():
-            if self._header_offset == 0 and block.startswith(magic):
+            if self.offset == 0 and block.startswith(magic):
                 self.fail(f"is packed by {name}; unpack it on the way in, as with {name}.open(...)")
 
 

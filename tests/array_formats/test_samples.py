@@ -153,7 +153,7 @@ def mmap_of(data: bytes) -> mmap.mmap:
     ],
 )  # fmt: skip
 def test_expansion(pattern: str, expected: list[str]) -> None:
-    assert samples_module._expand(pattern) == expected
+    assert samples_module.expanded(pattern) == expected
 
 
 @pytest.mark.parametrize(
