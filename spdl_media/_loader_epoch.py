@@ -113,6 +113,9 @@ class AsyncEpoch(_Hand, AsyncIterator[Any]):
             async with asyncio.timeout(self._timeout):
                 tagged = await anext(self._items)
             return self._hand_out(tagged)
+        except (TimeoutError, asyncio.CancelledError):
+            # As in Epoch: the batch is still being made, and another call may get it.
+            raise
         except StopAsyncIteration:
             self._complete(self._ledger)
             self.close()

@@ -238,7 +238,8 @@ class DataLoader:
     def __aiter__(self) -> AsyncIterator[Any]:
         """Do as :meth:`__iter__` for a task of any event loop, which goes on with others meanwhile.
 
-        A ``TimeoutError`` ends the iteration.
+        A task that is cancelled while it waits for a batch, such as by ``asyncio.timeout``, loses none: the
+        iterator may be asked again.
 
         Raises:
             TimeoutError: As in :meth:`__iter__`.

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -510,6 +511,21 @@ class TestFailures:
             list(loader)
         assert isinstance(caught.value.exceptions[0], ValueError)
 
+    def test_are_summed_up_where_an_epoch_ends_early(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fragile(item: int) -> int:
+            if item == 0:
+                raise ValueError("zero")
+            return item
+
+        for _ in DataLoader(range(1000), preprocessor=fragile, num_threads=1):
+            break
+        (line,) = (record.getMessage() for record in caplog.records if "epoch" in record.msg)
+        assert re.fullmatch(
+            r"failures of this epoch, which ended early: 1 of \d+ in 'fragile'", line
+        )
+
     def test_up_to_a_limit(self) -> None:
         def fragile(item: int) -> int:
             if item >= 5:
@@ -856,23 +872,65 @@ class TestTasks:
 
         assert asyncio.run(both()) == [1]
 
-    def test_failures_and_timeouts_end_it(self) -> None:
-        gate = threading.Event()
-
-        async def consume(loader: DataLoader, error: type[Exception]) -> None:
+    def test_failures_end_it(self) -> None:
+        async def consume(loader: DataLoader) -> None:
             iterator = aiter(loader)
-            with pytest.raises(error):
+            with pytest.raises(PipelineFailure):
                 await anext(iterator)
             with pytest.raises(StopAsyncIteration):
                 await anext(iterator)
             assert loader.epoch == 1
 
-        asyncio.run(consume(DataLoader([1], preprocessor=fail_always), PipelineFailure))
-        waiting = DataLoader([1], preprocessor=lambda _: gate.wait(20), timeout=0.01)
-        try:
-            asyncio.run(consume(waiting, TimeoutError))
-        finally:
+        asyncio.run(consume(DataLoader([1], preprocessor=fail_always)))
+
+    @pytest.mark.parametrize("timeout", [None, 0.01])
+    def test_it_goes_on_after_a_timeout(self, timeout: float | None) -> None:
+        """The loader's own, and one of the caller's, which cancels the call."""
+        gate = threading.Event()
+
+        def wait(item: int) -> int:
+            gate.wait(20)
+            return item
+
+        async def consume() -> list[int]:
+            iterator = aiter(loader)
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(iterator), None if timeout else 0.01)
             gate.set()
+            first = await anext(iterator)
+            state = loader.state_dict()
+            assert state["num_done"] == 1
+            return [first, *[item async for item in iterator]]
+
+        loader = DataLoader(range(5), preprocessor=wait, output_order="input", timeout=timeout)
+        assert asyncio.run(consume()) == list(range(5))
+
+    def test_a_task_that_is_cancelled_ends_the_threads(self) -> None:
+        before = set(threading.enumerate())
+        gate = threading.Event()
+
+        def wait(item: int) -> int:
+            gate.wait(20)
+            return item
+
+        async def consume() -> None:
+            async for _ in DataLoader(range(5), preprocessor=wait):
+                pass
+
+        async def cancel() -> None:
+            task = asyncio.create_task(consume())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancel())
+        gate.set()
+        gc.collect()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def fail_always(item: int) -> int:

@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import functools
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -338,6 +339,9 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             self._bar = self._pipeline._make_bar()
         try:
             item: Any = await self._run.graph.sink.take_async()
+        except asyncio.CancelledError:
+            # Perhaps by a limit on the time of this item. Who goes on asks again, who does not drops this.
+            raise
         except BaseException:
             await self.aclose()
             raise
@@ -360,9 +364,10 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             await asyncio.wait([ended])
 
     def __del__(self) -> None:
-        if (run := self._let_go()) is not None:
+        # The interpreter's exit has stopped all runs, and a thread that starts then may wait for ever.
+        if (run := self._let_go()) is not None and not sys.is_finalizing():
             run.request_stop()
-            with suppress(RuntimeError):  # the interpreter exits, which stops it as well
+            with suppress(RuntimeError):  # it is about to exit
                 _stop_in_thread(run)
 
     def _let_go(self) -> Run | None:

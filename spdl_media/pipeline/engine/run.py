@@ -343,6 +343,8 @@ class Run:
         self.is_live = False
         self._hub.closed = True
         self._ended_at = perf_counter()
+        if summary := self.log.summary():
+            LOG.warning("failures of this epoch, which ended early: %s", summary)
         self.graph.stop()
         self.graph.close_pools()
         # Consumers need not wait for what follows.
