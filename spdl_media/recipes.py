@@ -120,11 +120,14 @@ class ImageRecipe:
         fields = fields_of(item)
         if fields is None:
             return self._load(item, rng)
-        if self.field not in fields:
+        # A named tuple has indices beside its names.
+        indices = dict(enumerate(fields)) if isinstance(item, tuple) else {}
+        field = indices.get(self.field, self.field)
+        if field not in fields:
             raise KeyError(
                 f"the item has the fields {list(fields)}, and not {self.field!r}; pass ImageRecipe(field=)"
             )
-        return rebuilt(item, {**fields, self.field: self._load(fields[self.field], rng)})
+        return rebuilt(item, {**fields, field: self._load(fields[field], rng)})
 
     def _load(self, src: Any, rng: Rng | None) -> CPUBuffer:
         request, cuts = self._prepared  # type: ignore[attr-defined]  # set above

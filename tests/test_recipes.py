@@ -83,7 +83,8 @@ def test_items_keep_all_else(photo: bytes) -> None:
     row = sm.ImageRecipe(16, field=1)(Row(3, photo))
     record = recipe({"source": photo, "key": "a"})
     sample = recipe(Sample(photo, "a"))
-    for found in (pair[0], row.source, record["source"], sample.source):
+    named = recipe(Row(3, photo))
+    for found in (pair[0], row.source, named.source, record["source"], sample.source):
         assert np.array_equal(array_of(found), image)
     assert (pair[1], row.label, record["key"], sample.name) == (3, 3, "a", "a")
     assert (type(row), type(sample), type(pair)) == (Row, Sample, tuple)

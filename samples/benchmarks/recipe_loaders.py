@@ -1,0 +1,347 @@
+"""The loaders that ``recipes.py`` compares: what people train with, written as the libraries' pages say.
+
+A loader is a function of a :class:`Job`. It imports what it needs, and returns what is iterated: batches of
+(data, labels). To add one, write the function and name it in ``LOADERS``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RATE, SECONDS = 16000, 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be loaded, and with how much help.
+
+    Attributes:
+        samples: Paths and labels of images, paths and starts of windows, or the paths of shards.
+        batch: Samples in a batch.
+        workers: Threads or processes that load.
+        size: Side of the images.
+        is_torch: Whether this library gives tensors of PyTorch, and not arrays of NumPy.
+    """
+
+    samples: Sequence[Any]
+    batch: int
+    workers: int
+    size: int
+    is_torch: bool
+
+
+Loader = Callable[[Job], Iterable[Any]]
+
+# Of the peers. Processes that are forked have the same, which makes no difference to speed.
+CHANCE = np.random.default_rng(0)
+
+
+# This library.
+
+
+def own(job: Job, source: Any, preprocessor: Callable[..., Any]) -> Any:
+    """Its DataLoader, as far ahead as PyTorch's."""
+    import spdl_media as sm
+
+    return sm.DataLoader(
+        source,
+        preprocessor=preprocessor,
+        batch_size=job.batch,
+        to="torch" if job.is_torch else "numpy",
+        output_order="input",
+        num_threads=job.workers,
+        buffer_size=2 * job.workers,
+    )
+
+
+def own_recipe(job: Job, *, downscale: bool = False) -> Any:
+    """The recipe of images."""
+    import spdl_media as sm
+
+    if downscale:
+        import_module("simplejpeg")
+    return sm.ImageRecipe(
+        job.size,
+        random_crop=True,
+        flip=0.5,
+        dtype="float32",
+        mean=MEAN,
+        std=STD,
+        decode_config=sm.decode_config(downscale="dct") if downscale else None,
+    )
+
+
+def own_images(job: Job, *, downscale: bool = False) -> Any:
+    """Paths to floats."""
+    return own(job, job.samples, own_recipe(job, downscale=downscale))
+
+
+def own_window(sample: tuple[str, float]) -> tuple[Any, float]:
+    """A window of three seconds as 16 kHz mono."""
+    import spdl_media as sm
+
+    path, start = sample
+    window = (start, start + SECONDS)
+    return sm.load_audio(path, window, sample_rate=RATE, num_channels=1), start
+
+
+def own_sounds(job: Job) -> Any:
+    """Paths to windows."""
+    return own(job, job.samples, own_window)
+
+
+@dataclass(frozen=True)
+class OwnShards:
+    """Pairs of a JPEG and its label, out of shards."""
+
+    shards: Sequence[str]
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        import spdl_media as sm
+
+        for sample in sm.iter_samples(list(self.shards)):
+            yield sample["jpg"], int(sample["cls"])
+
+
+def own_shards(job: Job) -> Any:
+    """Shards to floats."""
+    return own(job, OwnShards(job.samples), own_recipe(job))
+
+
+# SPDL, whose stages are those of the page on migrating from PyTorch.
+
+
+def spdl_images(job: Job) -> Iterator[Any]:
+    """Decoded one by one, cut by FFmpeg's filter; floats of a whole batch by PyTorch."""
+    import spdl.io
+    import spdl.pipeline
+    import torch
+
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+
+    def decode(sample: tuple[str, int]) -> tuple[Any, int]:
+        packets = spdl.io.demux_image(sample[0])
+        x, y, w, h = random_box(packets.width, packets.height)
+        mirror = ",hflip" if CHANCE.random() < 0.5 else ""
+        scale = f"scale={job.size}:{job.size}:flags=bicubic"
+        desc = f"crop={w}:{h}:{x}:{y}:exact=1,{scale}{mirror},format=rgb24"
+        return spdl.io.decode_packets(packets, filter_desc=desc), sample[1]
+
+    def convert(items: Sequence[tuple[Any, int]]) -> Any:
+        frames, labels = zip(*items, strict=True)
+        pixels = spdl.io.to_torch(spdl.io.convert_frames(list(frames)))
+        floats = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        return floats.div_(255).sub_(mean).div_(std), torch.tensor(labels)
+
+    yield from spdl_pipeline(job, decode, convert)
+
+
+def spdl_pipeline(job: Job, decode: Callable[..., Any], convert: Callable[..., Any]) -> Any:
+    """Batches in the order of the samples."""
+    import spdl.pipeline
+
+    pipeline = (
+        spdl.pipeline.PipelineBuilder()
+        .add_source(job.samples)
+        .pipe(decode, concurrency=job.workers, output_order="input")
+        .aggregate(job.batch)
+        .pipe(convert, concurrency=job.workers, output_order="input")
+        .add_sink(2 * job.workers)
+        .build(num_threads=job.workers)
+    )
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+# PyTorch.
+
+
+def random_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """A box ``(x, y, width, height)`` with the distribution of torchvision's RandomResizedCrop."""
+    for _ in range(10):
+        area = width * height * CHANCE.uniform(0.08, 1)
+        ratio = math.exp(CHANCE.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return *CHANCE.integers(0, (width - w + 1, height - h + 1)).tolist(), w, h
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side, side
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A map-style dataset: it travels to the processes of PyTorch's DataLoader."""
+
+    samples: Sequence[Any]
+    load: Callable[[Any], Any]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        source, label = self.samples[index]
+        return self.load((source, label)), label
+
+
+def torch_loader(job: Job, load: Callable[[Any], Any]) -> Any:
+    """PyTorch's DataLoader with processes."""
+    import torch.utils.data
+
+    dataset: Any = Samples(job.samples, load)
+    return torch.utils.data.DataLoader(dataset, batch_size=job.batch, num_workers=job.workers)
+
+
+def with_pillow(source: tuple[Any, Any], size: int, *, draft: bool = False) -> Any:
+    """Cut, scaled and mirrored by Pillow, then as torchvision's ToTensor and Normalize do it.
+
+    Args:
+        source: A path or bytes, and what goes with it.
+        size: Side of the result.
+        draft: Have libjpeg shrink the image to what is enough for the box.
+    """
+    import torch
+    from PIL import Image
+
+    data = source[0]
+    with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as image:
+        whole = image.size
+        x, y, w, h = random_box(*whole)
+        if draft:
+            image.draft("RGB", (-(-whole[0] * size // w), -(-whole[1] * size // h)))
+        across, down = image.width / whole[0], image.height / whole[1]
+        box = (x * across, y * down, (x + w) * across, (y + h) * down)
+        small = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box=box)
+    if CHANCE.random() < 0.5:
+        small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).contiguous().float().div_(255)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return pixels.sub_(mean).div_(std)
+
+
+def pillow_images(job: Job, *, draft: bool = False) -> Any:
+    """Paths to floats."""
+    import_module("PIL.Image")
+    return torch_loader(job, partial(with_pillow, size=job.size, draft=draft))
+
+
+def with_torchvision(source: tuple[str, Any], transform: Callable[[Any], Any]) -> Any:
+    """Decoded by torchvision's libjpeg-turbo."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+    return transform(decode_jpeg(read_file(source[0]), mode=ImageReadMode.RGB))
+
+
+def torchvision_images(job: Job) -> Any:
+    """Paths to floats, by torchvision's transforms of the second version."""
+    import torch
+    import torchvision.io
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(
+                job.size, interpolation=v2.InterpolationMode.BICUBIC, antialias=True
+            ),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+    assert torchvision.io.decode_jpeg
+    return torch_loader(job, partial(with_torchvision, transform=transform))
+
+
+def with_torchcodec(sample: tuple[str, float]) -> Any:
+    """A window; that of an MP3 is some hundred samples short at the file's start."""
+    from torch.nn.functional import pad
+    from torchcodec.decoders import AudioDecoder
+
+    path, start = sample
+    decoder = AudioDecoder(path, sample_rate=RATE, num_channels=1)
+    samples = decoder.get_samples_played_in_range(start, start + SECONDS).data
+    missing = SECONDS * RATE - samples.shape[1]
+    return pad(samples, (0, missing)) if missing else samples
+
+
+def torchcodec_sounds(job: Job) -> Any:
+    """Paths to windows."""
+    import_module("torchcodec.decoders")
+    return torch_loader(job, with_torchcodec)
+
+
+def with_soundfile(sample: tuple[str, float]) -> Any:
+    """A window of a file that is 16 kHz mono already."""
+    import soundfile
+    import torch
+
+    path, start = sample
+    with soundfile.SoundFile(path) as file:
+        file.seek(round(start * RATE))
+        samples = file.read(SECONDS * RATE, dtype="float32", always_2d=True)
+    return torch.from_numpy(samples.T)
+
+
+def soundfile_sounds(job: Job) -> Any:
+    """Paths to windows."""
+    import_module("soundfile")
+    return torch_loader(job, with_soundfile)
+
+
+def webdataset_shards(job: Job) -> Any:
+    """Shards to floats, by Pillow."""
+    import webdataset
+
+    dataset = (
+        webdataset.WebDataset(list(job.samples), shardshuffle=False)
+        .to_tuple("jpg", "cls")
+        .map(partial(shard_sample, size=job.size))
+        .batched(job.batch, collation_fn=import_module("torch.utils.data").default_collate)
+    )
+    return webdataset.WebLoader(dataset, batch_size=None, num_workers=job.workers)
+
+
+def shard_sample(sample: tuple[bytes, bytes], size: int) -> tuple[Any, int]:
+    """Floats and a number."""
+    return with_pillow(sample, size), int(sample[1])
+
+
+LOADERS: dict[str, dict[str, Loader]] = {
+    "photos": {
+        "spdl_media": own_images,
+        "SPDL": spdl_images,
+        "torch, torchvision": torchvision_images,
+        "torch, Pillow": pillow_images,
+    },
+    "photos_hd": {
+        "spdl_media": own_images,
+        "spdl_media, dct": partial(own_images, downscale=True),
+        "SPDL": spdl_images,
+        "torch, torchvision": torchvision_images,
+        "torch, Pillow, draft": partial(pillow_images, draft=True),
+        "torch, Pillow": pillow_images,
+    },
+    "FLAC": {
+        "spdl_media": own_sounds,
+        "torch, soundfile": soundfile_sounds,
+        "torch, torchcodec": torchcodec_sounds,
+    },
+    "MP3": {
+        "spdl_media": own_sounds,
+        "torch, soundfile": soundfile_sounds,
+        "torch, torchcodec": torchcodec_sounds,
+    },
+    "shards": {
+        "spdl_media": own_shards,
+        "webdataset, Pillow": webdataset_shards,
+    },
+}
+"""By recipe; the last of each recipe is what the others are compared with first."""

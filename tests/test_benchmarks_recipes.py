@@ -1,0 +1,58 @@
+"""The benchmark of recipes runs: in a moment, on made media, without peers. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spdl_media.testing import make_audio, make_image
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SCRIPT = CHECKOUT / "samples" / "benchmarks" / "recipes.py"
+
+
+def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *map(str, args)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.mark.long
+def test_writes_figures_of_recipes(tmp_path: Path) -> None:
+    folder, result = tmp_path / "photos", tmp_path / "result.json"
+    folder.mkdir()
+    for index in range(3):
+        ramp = np.linspace(0, 200, 64 * 48 * 3).reshape(48, 64, 3)
+        data = make_image(ramp.astype(np.uint8), codec="mjpeg")
+        (folder / f"{index}.jpg").write_bytes(data)
+    sound = tmp_path / "sound.flac"
+    samples = (np.arange(2 * 8000, dtype=np.int16) % 100).reshape(-1, 1)
+    sound.write_bytes(make_audio(samples, 8000, codec="flac", format="flac"))
+    media = ("--photos", folder, "--audio", sound)
+    tiny = ("--peers", "none", "--count", "16", "--rounds", "1", "--batch", "4", "--size", "16")
+    done = run(*media, *tiny, "--recipes", "photos", "MP3", "shards", "--json", result)
+    recipes = json.loads(result.read_text())["results"]
+    assert list(recipes) == ["photos", "MP3", "shards"]
+    for loaders in recipes.values():
+        row = loaders["spdl_media"]
+        assert row["cpu_ms"]["lowest"] > 0
+        assert row["items_per_second"]["lowest"] > 0
+    assert done.stdout.count("spdl_media") == 3
+
+
+def test_says_what_is_wrong(tmp_path: Path) -> None:
+    assert "nothing to measure: pass --photos" in run(status=2).stderr
+    assert "no .jpg" in run("--photos", tmp_path, status=2).stderr
