@@ -121,7 +121,7 @@ class ImageRecipe:
         if fields is None:
             return self._load(item, rng)
         # A named tuple has indices beside its names.
-        indices = dict(enumerate(fields)) if isinstance(item, tuple) else {}
+        indices: dict[Key, Key] = dict(enumerate(fields)) if isinstance(item, tuple) else {}
         field = indices.get(self.field, self.field)
         if field not in fields:
             raise KeyError(
