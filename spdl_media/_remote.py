@@ -149,26 +149,8 @@ def _fsspec_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def glob_urls(pattern: str, storage_options: Mapping[str, object]) -> list[str]:
-    """Return the URLs that match a pattern with ``*``, sorted.
-
-    Raises:
-        SourceError: The file system cannot be listed.
-        MissingDependencyError: fsspec, or a package that it uses for this protocol, is not installed.
-    """
-    filesystem, path = _filesystem(pattern, pattern, storage_options)
-    with _fsspec_errors(pattern):
-        names = sorted(filesystem.glob(path))
-    # Of a chain, the link with the pattern is written anew.
-    links = pattern.split("::")
-    (place, *_) = (place for place, link in enumerate(links) if "*" in link)
-    protocol = links[place].partition("://")[0]
-    written = (name if "://" in name else f"{protocol}://{name}" for name in names)
-    return ["::".join([*links[:place], link, *links[place + 1 :]]) for link in written]
-
-
 def download(url: str, path: Path, storage_options: Mapping[str, object]) -> None:
-    """Copy a remote file to a path, where it is either whole or not at all.
+    """Copy a remote file to a path.
 
     Raises:
         SourceError: It cannot be fetched, or written.
@@ -176,11 +158,17 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
     """
     filesystem, remote = _filesystem(url, url, storage_options)
     # fsspec's own caches write to the last name, where another process takes a part for the whole.
+    with _fsspec_errors(url), written_whole(path) as part:
+        filesystem.get_file(remote, str(part))
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give another path to write to, whose file comes to the first one when it is whole."""
     part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
-        with _fsspec_errors(url):
-            filesystem.get_file(remote, str(part))
-            part.replace(path)
+        yield part
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

@@ -180,67 +180,52 @@ def loaded_state(
 
 
 def _regrouped(states: Sequence[State], own: State, source: object) -> State:
-    """Make one state of those of all ranks, for a loader among another number of them."""
+    """Make one state of those of all ranks: the beginning of what they have left of the epoch."""
     sampler: Any = getattr(source, "sampler", source)
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
             "states of several ranks are taken for a sampler of spdl_media.source, a MapIterator over one, "
             f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not"
         )
-    orders = [dict(state.order or {}) for state in states]
-    ranks = sorted((order.pop("world_size", 0), order.pop("rank", 0)) for order in orders)
-    if not ranks or ranks != [(len(ranks), rank) for rank in range(len(ranks))]:
-        raise ValueError(
-            f"the states are those of (world size, rank) {ranks}; pass one of each rank that there was"
-        )
-    same = {name: value for name, value in (own.order or {}).items() if name not in PLACE}
-    if any(order != same for order in orders):
-        raise ValueError(
-            f"the states are those of sources in the orders {orders}, and this one has {same}; make the "
-            "loaders with the same sampler and seed"
-        )
+    epoch = min((state.epoch for state in states), default=0)
+    current = [state for state in states if state.epoch == epoch]
     # A rank that has ended the epoch is at the start of the next one.
-    epoch = min(state.epoch for state in states)
-    first, *others = (state for state in states if state.epoch == epoch)
-    if any(
-        (state.epoch, state.is_fresh) != (epoch + 1, True)
-        for state in states
-        if state.epoch != epoch
-    ) or any((state.seed, state.before) != (first.seed, first.before) for state in others):
+    ended = [state for state in states if (state.epoch, state.is_fresh) == (epoch + 1, True)]
+    orders = [{**(state.order or {}), **dict.fromkeys(PLACE)} for state in states]
+    places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
+    if (
+        len(current) + len(ended) != len(states)
+        or sorted(places) != [[rank, len(states)] for rank in range(len(states))]
+        or any(order != {**(own.order or {}), **dict.fromkeys(PLACE)} for order in orders)
+        or len({(state.seed, state.before) for state in current}) != 1
+    ):
         raise ValueError(
-            f"the states are of the epochs {[state.epoch for state in states]}, of several seeds, or resumed "
-            "from different states; pass what all ranks have saved at one time"
+            "pass one state of each rank that there was, all saved at one time, of the same sampler and "
+            f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
+            f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
         )
-    return _left_by(
-        states, replace(own, epoch=epoch, seed=first.seed, before=first.before), sampler
-    )
-
-
-def _left_by(states: Sequence[State], own: State, sampler: Any) -> State:
-    """Return the beginning of what the ranks have left of the epoch of ``own``."""
     is_done = np.zeros(sampler.num_draws, bool)
-    for start, stop in own.before:
+    for start, stop in current[0].before:
         is_done[start:stop] = True
     partly: dict[int, Pairs] = {}
-    for state in states:
-        old = sampler.of_rank(state.order["rank"], state.order["world_size"])  # type: ignore[index]  # checked
+    for (rank, world_size), state in zip(places, states, strict=True):
+        old = sampler.of_rank(rank, world_size)
         if state.source_length != len(old):
             raise ValueError(
-                f"rank {old.rank} of {old.world_size} had {state.source_length} items, and would have "
-                f"{len(old)} of this source; make it of the same data"
+                f"rank {rank} of {world_size} had {state.source_length} items, and would have {len(old)} of "
+                "this source; make it of the same data"
             )
         # Padding repeats the first ones.
-        places = np.asarray(old.places_of_rank(own.before)) % sampler.num_draws
-        has_ended = state.epoch != own.epoch
-        for start, stop in ((0, len(places)),) if has_ended else state.done:
-            is_done[places[start:stop]] = True
-        partly |= {int(places[position]): offsets for position, offsets in state.partly_done}
+        had = np.asarray(old.places_of_rank(current[0].before)) % sampler.num_draws
+        for start, stop in state.done if state.epoch == epoch else ((0, len(had)),):
+            is_done[had[start:stop]] = True
+        partly |= {int(had[position]): offsets for position, offsets in state.partly_done}
     # Where the numbers change from not done to done, and back.
     bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
     before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
-    places = sampler.places_of_rank(before) if partly else ()
-    mine = [(at, partly[int(place)]) for at, place in enumerate(places) if int(place) in partly]
-    return replace(own, before=before, partly_done=tuple(mine))
+    mine = enumerate(sampler.places_of_rank(before) if partly else ())
+    partly_done = tuple((at, partly[int(place)]) for at, place in mine if int(place) in partly)
+    return replace(own, epoch=epoch, seed=current[0].seed, before=before, partly_done=partly_done)
 
 
 class Positions:

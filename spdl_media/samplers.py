@@ -45,6 +45,8 @@ class DistributedSampler:
         num_draws: Indices of an epoch, over all ranks.
     """
 
+    _remedy = 'uneven="pad" or uneven="keep"'
+
     def __init__(
         self,
         num_draws: int,
@@ -69,7 +71,7 @@ class DistributedSampler:
         if num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
                 f"{num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
-                'which is the only one, would be dropped; pass uneven="pad" or uneven="keep"'
+                f"which is the only one, would be dropped; pass {self._remedy}"
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int
-from spdl_media._remote import download, glob_urls, retried
+from spdl_media._remote import download, retried, written_whole
 from spdl_media.array_formats.samples import expanded, sample_offsets, samples_of
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
-from spdl_media.errors import ArrayFormatError, SourceError
+from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Input, open_input
 from spdl_media.readers import local_path, path_error
-from spdl_media.samplers import DistributedSampler, Purpose, permutation, random_bits, uniform
+from spdl_media.samplers import (
+    DistributedSampler,
+    Purpose,
+    Uneven,
+    permutation,
+    random_bits,
+    uniform,
+)
 from spdl_media.source import MapIterator
 
 __all__ = ("Shards",)
@@ -33,8 +39,8 @@ T = TypeVar("T")
 
 # Shards whose headers are read at a time.
 _READERS = 8
-# One of them is held while a shard is copied. They are none of the reader's, which is pickled.
-_COPYING = [threading.Lock() for _ in range(64)]
+# A block of zeros ends an archive.
+_END = bytes(512)
 
 
 class Shards(MapIterator[dict[str, Any]]):
@@ -50,8 +56,8 @@ class Shards(MapIterator[dict[str, Any]]):
 
     Args:
         urls: A path or URL, or a sequence of them. In a ``str``, braces stand for many as in
-            :func:`~spdl_media.iter_samples`, and ``*`` for all that is there; in paths ``?``, ``[...]`` and
-            ``**`` as for :func:`glob.glob`. A ``PathLike`` is taken as it is.
+            :func:`~spdl_media.iter_samples`, and in paths ``*``, ``?``, ``[...]`` and ``**`` for what is
+            there, as for :func:`glob.glob`. A ``PathLike`` is taken as it is.
         shuffle_shards: Take the shards in another order in each epoch.
         shuffle_buffer: Mix samples over so many places: each comes less than this number of places earlier or
             later than the order of shards has it. Many times the number of samples: any order. 0: none are
@@ -105,45 +111,41 @@ class Shards(MapIterator[dict[str, Any]]):
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         config = DemuxConfig(storage_options=storage_options or {})
-        shards = [path for one in expanded(urls) for path in _matches(one, config)]
+        shards = [path for one in expanded(urls) for path in _matches(one)]
         folder = None if cache is None else Path(cache)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        reader = _Reader(shards, config, folder, keep_copies=keep_copies)
-        order = _ShardOrder(
-            reader.counts,
-            shuffle_shards=shuffle_shards,
-            shuffle_buffer=shuffle_buffer,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            equal_length=equal_length,
-        )
+        reader = _Reader(shards, config, folder if keep_copies else None, folder)
+        counts = reader.counts
+        if not counts.sum():
+            raise ValueError(f"there are no samples in {len(shards)} shards: {shards[:5]}")
+        uneven: Uneven = "drop" if equal_length else "keep"
+        order = _ShardOrder(int(counts.sum()), rank, world_size, uneven, drop=None)
+        order.counts = counts
+        order.seed = check_int("seed", seed, at_least=0)
+        order.shuffle_shards = shuffle_shards
+        order.shuffle_buffer = check_int("shuffle_buffer", shuffle_buffer, at_least=0)
         super().__init__(reader, order)
         self.urls = tuple(shards)
         self.num_samples = order.num_draws
 
     def __repr__(self) -> str:
-        return f"Shards of {self.num_samples} samples in {len(self.urls)} shards, {self.sampler!r}"
+        return f"Shards({self.num_samples} samples in {len(self.urls)} shards)"
 
 
-def _matches(shard: Any, config: DemuxConfig) -> list[str]:
-    """Paths or URLs that a pattern stands for; of anything else, itself."""
+def _matches(shard: Any) -> list[str]:
+    """Paths that a pattern stands for; of anything else, itself."""
     if not isinstance(shard, str | os.PathLike):
         raise TypeError(
-            f"a shard of Shards is a path or a URL, not {type(shard).__name__}; iter_samples takes memory "
-            "and file objects"
+            f"a shard is a path or a URL, not {type(shard).__name__}; iter_samples takes memory, too"
         )
     path = local_path(shard)
-    if not isinstance(shard, str) or not any(sign in shard for sign in ("*?[" if path else "*")):
+    if path is None or not isinstance(shard, str) or not set(path) & set("*?["):
         return [os.fsdecode(shard)]
-    if path is None:
-        found = glob_urls(shard, config.storage_options)
-    else:
-        found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
+    found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
     if not found:
         raise FileNotFoundError(
-            f"no file matches {shard!r}; give a path with {'*?['} in its name as a pathlib.Path"
+            f"no file matches {shard!r}; give a path with one of *?[ in its name as a pathlib.Path"
         )
     return found
 
@@ -157,77 +159,71 @@ class _Reader:
 
     def __init__(
         self,
-        shards: Sequence[str],
+        urls: Sequence[str],
         config: DemuxConfig,
-        folder: Path | None,
-        *,
-        keep_copies: bool,
+        copies: Path | None,
+        places: Path | None,
     ) -> None:
-        self._shards = shards
-        self._config = config
-        self._folder = folder
-        self._keep_copies = keep_copies
-        pool = ThreadPoolExecutor(_READERS)
-        try:
-            self._offsets = list(pool.map(self._offsets_of, shards))
-        finally:
-            # After an error the others are not waited for.
-            pool.shutdown(cancel_futures=True)
+        self._urls, self._config = urls, config
+        with ThreadPoolExecutor(_READERS) as pool:
+            self._sources = list(pool.map(lambda url: self._fetched(url, copies), urls))
+            self._offsets = list(pool.map(lambda at: self._placed(at, places), range(len(urls))))
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         # Of shards that begin at one number, all but the last one are empty.
         index = bisect_right(self._firsts, number) - 1
-        place, url = number - self._firsts[index], self._shards[index]
+        place, url = number - self._firsts[index], self._urls[index]
         start, stop = self._offsets[index][place : place + 2].tolist()
+        data = bytes(self._use(index, lambda src: src.read_at(start, stop - start)))
+        archive = Archive(data + _END)
+        archive.name = url
+        try:
+            samples = list(samples_of(archive, url)) if len(data) == stop - start else []
+        except ArrayFormatError as error:
+            error.offset = start + (error.offset or 0)
+            raise
+        if len(samples) != 1:
+            raise ArrayFormatError(
+                "has changed since its headers were read; make Shards anew",
+                source=url,
+                offset=start,
+            )
+        contents = samples[0].items()
+        return {name: part if isinstance(part, str) else bytes(part) for name, part in contents}
 
-        def read(src: Input) -> dict[str, Any]:
-            samples = list(samples_of(Archive(src, (start, stop)), url))
-            if len(samples) != 1:
-                raise ArrayFormatError(
-                    f"has {len(samples)} samples where there was one. It has changed; make Shards anew",
-                    source=src.name,
-                    offset=start,
-                )
-            return samples[0]
+    def _fetched(self, url: str, folder: Path | None) -> str:
+        """The shard, or its whole copy in a folder if it is remote."""
+        if folder is None or local_path(url) is not None:
+            return url
+        copy = _file(folder, url, ".tar")
+        if not copy.exists():
+            retried(lambda: download(url, copy, self._config.storage_options))
+        return str(copy)
 
-        return self._use(url, read)
-
-    def _offsets_of(self, url: str) -> npt.NDArray[np.int64]:
-        """Where the samples of a shard begin, and the last one ends."""
-        path = self._folder and _file(self._folder, url, ".npy")
-        if path is not None:
-            with suppress(OSError, ValueError):
-                kept: npt.NDArray[np.int64] = np.load(path)
-                return kept
-        offsets = np.array(self._use(url, _offsets_in), np.int64)
-        if path is not None:
-            # Under its own name when it is whole: other processes look for it.
-            part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-            with part.open("wb") as file:
+    def _placed(self, index: int, folder: Path | None) -> npt.NDArray[np.int64]:
+        """Where the samples of a shard begin, and the last one ends; kept in a folder."""
+        kept = folder and _file(folder, self._urls[index], ".npy")
+        # A damaged one is made anew.
+        with suppress(OSError, ValueError):
+            if kept:
+                offsets: npt.NDArray[np.int64] = np.load(kept)
+                return offsets
+        offsets = np.array(self._use(index, lambda src: sample_offsets(Archive(src))))
+        if kept:
+            with written_whole(kept) as part, part.open("wb") as file:
                 np.save(file, offsets)
-            part.replace(path)
         return offsets
 
-    def _use(self, url: str, use: Callable[[Input], T]) -> T:
+    def _use(self, index: int, use: Callable[[Input], T]) -> T:
+        source = self._sources[index]
+
         def once() -> T:
-            with open_input(self._copy(url) or url, self._config, name=url) as src:
+            with open_input(source, self._config, name=self._urls[index]) as src:
                 return use(src)
 
-        return retried(once) if local_path(url) is None else once()
-
-    def _copy(self, url: str) -> Path | None:
-        """The whole copy of a remote shard, if there is to be one."""
-        if self._folder is None or not self._keep_copies or local_path(url) is not None:
-            return None
-        path = _file(self._folder, url, ".tar")
-        if not path.exists():
-            with _COPYING[hash(url) % len(_COPYING)]:
-                # Another thread may have copied it meanwhile.
-                if not path.exists():
-                    download(url, path, self._config.storage_options)
-        return path
+        return retried(once) if local_path(source) is None else once()
 
 
 def _file(folder: Path, url: str, suffix: str) -> Path:
@@ -242,70 +238,31 @@ def _file(folder: Path, url: str, suffix: str) -> Path:
     return folder / (hashlib.sha256(os.fsencode(key)).hexdigest()[:32] + suffix)
 
 
-def _offsets_in(src: Input) -> list[int]:
-    if not src.seekable:
-        raise SourceError(
-            "cannot be read from any place; Shards needs files, iter_samples takes pipes",
-            source=src.name,
-        )
-    return sample_offsets(Archive(src))
-
-
 class _ShardOrder(DistributedSampler):
     """Numbers of samples, shard by shard or mixed, of which each rank has a run."""
 
-    def __init__(
-        self,
-        counts: npt.NDArray[np.int64],
-        *,
-        shuffle_shards: bool,
-        shuffle_buffer: int,
-        seed: int,
-        rank: int | None,
-        world_size: int | None,
-        equal_length: bool,
-    ) -> None:
-        total = int(counts.sum())
-        super().__init__(total, rank, world_size, "keep", drop=None)
-        if total < (self.world_size if equal_length else 1):
-            raise ValueError(
-                f"{len(counts)} shards have {total} samples for {self.world_size} ranks; give more shards, "
-                "or pass equal_length=False where some ranks may have none"
-            )
-        self.seed = check_int("seed", seed, at_least=0)
-        self.shuffle_shards = shuffle_shards
-        self.shuffle_buffer = check_int("shuffle_buffer", shuffle_buffer, at_least=0)
-        self._counts = counts
-        self._equal_length = equal_length
+    _remedy = "equal_length=False, and some ranks will have none"
+    counts: npt.NDArray[np.int64]
+    seed: int
+    shuffle_shards: bool
+    shuffle_buffer: int
 
     def _share(self, count: int) -> range:
         # A run, so that a rank reads few shards.
-        if self._equal_length:
+        if self._uneven == "drop":
             count -= count % self.world_size
-        return range(
-            count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size
-        )
+        return range(*(count * rank // self.world_size for rank in (self.rank, self.rank + 1)))
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        order = np.arange(len(self._counts))
+        order = np.arange(len(self.counts))
         if self.shuffle_shards:
-            bits = random_bits(Purpose.SHARDS, self.seed, epoch, 0)
-            order = permutation(bits, len(order))
-        counts = self._counts[order]
-        firsts = (np.cumsum(self._counts) - self._counts)[order]
-        numbers = np.arange(self.num_draws) + np.repeat(
-            firsts - (np.cumsum(counts) - counts), counts
-        )
+            order = permutation(random_bits(Purpose.SHARDS, self.seed, epoch, 0), len(order))
+        counts, numbers = self.counts[order], np.arange(self.num_draws)
+        # Of each shard in turn, the numbers from its first one on.
+        firsts = (np.cumsum(self.counts) - self.counts)[order]
+        drawn = numbers + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
         if self.shuffle_buffer:
             moved = uniform(random_bits(Purpose.SHARDS, self.seed, epoch, 1), self.num_draws)
-            key = np.arange(self.num_draws) + moved * self.shuffle_buffer
-            numbers = numbers[np.argsort(key, kind="stable")]
-        drawn: npt.NDArray[np.int64] = numbers[places]
-        return drawn
-
-    def __repr__(self) -> str:
-        return self._describe(
-            f"shuffle_shards={self.shuffle_shards}",
-            f"shuffle_buffer={self.shuffle_buffer}",
-            f"seed={self.seed}",
-        )
+            drawn = drawn[np.argsort(numbers + moved * self.shuffle_buffer, kind="stable")]
+        result: npt.NDArray[np.int64] = drawn[places]
+        return result

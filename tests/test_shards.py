@@ -109,26 +109,28 @@ def test_ranks_have_runs_of_one_order(
     seed: int,
     epoch: int,
 ) -> None:
+    total = sum(counts)
+
     def order(rank: int, world_size: int, **others: Any) -> list[int]:
         options: Any = {
             "shuffle_shards": shuffle_shards,
             "shuffle_buffer": shuffle_buffer,
-            "equal_length": equal_length,
             "seed": seed,
             **others,
         }
         sampler = shards_module._ShardOrder(
-            np.array(counts), rank=rank, world_size=world_size, **options
+            total, rank, world_size, "drop" if equal_length else "keep", drop=None
         )
+        sampler.counts = np.array(counts)
+        sampler.__dict__.update(options)
         sampler.set_epoch(epoch)
         given = list(sampler)
         assert list(sampler.begin_by_position(epoch)) == given
         assert len(sampler) == len(given)
         return given
 
-    total = sum(counts)
     if total < world_size and equal_length:
-        with pytest.raises(ValueError, match=f"{total} samples for {world_size} ranks"):
+        with pytest.raises(ValueError, match=f"{total} samples are fewer than {world_size} ranks"):
             order(0, world_size)
         return
     whole = order(0, 1)
@@ -311,9 +313,14 @@ def test_what_are_no_shards(folder: Path) -> None:
         (f"{folder}/none.tar", {}, sm.SourceError, "none.tar: cannot be read: No such file"),
         (folder, {}, sm.SourceError, "Is a directory. Give one of the files in it"),
         (b"bytes", {}, TypeError, "a path or a URL, not bytes; iter_samples takes memory"),
-        ([], {}, ValueError, "0 shards have 0 samples for 1 ranks"),
-        (f"{folder}/train-002.tar", {}, ValueError, "1 shards have 0 samples"),
-        (f"{folder}/*.tar", {"world_size": 31}, ValueError, "30 samples for 31 ranks; give more"),
+        ([], {}, ValueError, "no samples in 0 shards"),
+        (f"{folder}/train-002.tar", {}, ValueError, r"no samples in 1 shards: .'.*train-002.tar'"),
+        (
+            f"{folder}/*.tar",
+            {"world_size": 31},
+            ValueError,
+            "30 samples are fewer than 31 ranks.*pass equal_length=False",
+        ),
         (f"{folder}/*.tar", {"rank": 3}, ValueError, "rank 3 of 1 processes"),
         (f"{folder}/*.tar", {"shuffle_buffer": -1}, ValueError, "shuffle_buffer must be"),
         (f"{folder}/*.tar", {"seed": 1.5}, TypeError, "seed must be"),
@@ -329,7 +336,7 @@ def test_a_pipe_cannot_be_read_from_any_place(tmp_path: Path) -> None:
     os.mkfifo(path)
     keep = os.open(path, os.O_RDWR)  # a writer, so that opening it does not wait
     try:
-        with pytest.raises(sm.SourceError, match="iter_samples takes pipes"):
+        with pytest.raises(sm.SourceError, match=r"pipe.tar: its seek\(\) failed.*Illegal seek"):
             sm.Shards(path, **ALONE)
     finally:
         os.close(keep)
@@ -360,14 +367,14 @@ class TestRemote:
         assert len(list((tmp_path / "b").iterdir())) == 4
         assert len(list((tmp_path / "a").iterdir())) == 2
 
-    def test_each_shard_is_copied_once_by_many_threads(self, tmp_path: Path) -> None:
+    def test_a_copy_that_is_missing_is_fetched_anew(self, tmp_path: Path) -> None:
         with serve(self.FILES) as server:
             urls = f"{server.url}/a-{{0..1}}.tar"
-            source = sm.Shards(urls, cache=tmp_path, **ALONE)
+            sm.Shards(urls, cache=tmp_path, **ALONE)
             for path in tmp_path.glob("*.tar"):
                 path.unlink()
             server.reset()
-            loader = sm.DataLoader(source, num_threads=8)
+            loader = sm.DataLoader(sm.Shards(urls, cache=tmp_path, **ALONE), num_threads=8)
             assert sorted(numbers(loader)) == list(range(12))
             assert server.requests == {"a-0.tar": 1, "a-1.tar": 1}
 
@@ -379,22 +386,6 @@ class TestRemote:
             server.reset()
             assert numbers(source) == list(range(12))
             assert not server.requests
-
-    @pytest.mark.parametrize("chain", ["", "simplecache::"])
-    def test_patterns_of_urls(self, chain: str, tmp_path: Path) -> None:
-        fsspec = pytest.importorskip("fsspec")
-        options = {"simplecache": {"cache_storage": str(tmp_path)}} if chain else {}
-        memory = fsspec.filesystem("memory")
-        memory.pipe({f"/shards/{name}": data for name, data in self.FILES.items()})
-        try:
-            pattern = f"{chain}memory://shards/a-*.tar"
-            source = sm.Shards(pattern, storage_options=options, **ALONE)
-            assert numbers(source) == list(range(12))
-            assert source.urls[0] == f"{chain}memory:///shards/a-0.tar"
-            with pytest.raises(FileNotFoundError, match="no file matches"):
-                sm.Shards(f"{chain}memory://shards/b-*.tar", storage_options=options, **ALONE)
-        finally:
-            memory.rm("/shards", recursive=True)
 
     def test_what_fails_is_tried_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -158,7 +158,7 @@ def sample_offsets(archive: Archive) -> list[int]:
         SourceError: It cannot be read.
     """
     offsets, last = [], None
-    for name, _ in archive.members(skip=True):
+    for name, _ in archive.members():
         key, _ = _key_and_ending(name)
         if key is not None and key != last:
             offsets.append(archive.member_offset)

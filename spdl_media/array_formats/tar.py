@@ -52,7 +52,6 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x
 # what the stream gives.
 _PIECE = 16 * 1024 * 1024
 _BUFFER = 256 * 1024
-_HEADERS = 4096
 
 
 def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None, None]:
@@ -148,23 +147,14 @@ class _Stream:
         self._reader.detach()
 
 
-class _Part:
-    """Members are new ``bytes`` of a file that can seek, up to ``stop``.
+class _Headers:
+    """Headers of a file that can seek; between them nothing is read."""
 
-    Args:
-        src: The file. Closing it is the caller's.
-        start: Where a header begins.
-        stop: Where one begins, or the archive ends.
-        fetch: Bytes that are read at a time.
-    """
-
-    def __init__(self, src: Input, start: int, stop: int, fetch: int) -> None:
+    def __init__(self, src: Input) -> None:
         self.name = src.name
-        self.offset = start
+        self.offset = 0
         self._input = src
-        self._stop = stop
-        self._fetch = fetch
-        self._data, self._data_start = b"", start
+        self._size = src.size()
 
     def read(self, size: int) -> bytes:
         """Give less than ``size`` bytes only at the end.
@@ -172,21 +162,15 @@ class _Part:
         Raises:
             SourceError: The file cannot be read.
         """
-        size = min(size, self.left())
-        begin = self.offset - self._data_start
-        if begin + size > len(self._data):
-            begin, self._data_start = 0, self.offset
-            wanted = min(max(size, self._fetch), self.left())
-            self._data = bytes(self._input.read_at(self.offset, wanted))
-        data = self._data[begin : begin + size]
+        data = bytes(self._input.read_at(self.offset, size))
         self.offset += len(data)
         return data
 
     def left(self) -> int:
-        return max(0, self._stop - self.offset)
+        return max(0, self._size - self.offset)
 
     def close(self) -> None:
-        """Others may read on in the file."""
+        """Closing the file is the caller's."""
 
 
 def _open(src: Any) -> _Memory | _Stream:
@@ -211,8 +195,7 @@ class Archive:
     """An archive that is read from its beginning to its end.
 
     Args:
-        src: The archive; of an :class:`~spdl_media.inputs.Input`, the part ``span``.
-        span: Where a header begins, and where another one, or the end mark.
+        src: The archive; of an :class:`~spdl_media.inputs.Input`, the headers alone, and contents are empty.
 
     Attributes:
         name: What messages call it.
@@ -225,16 +208,9 @@ class Archive:
         TypeError: Not a source.
     """
 
-    def __init__(self, src: Source | Input, span: tuple[int, int] | None = None) -> None:
-        self._is_part = span is not None
-        if isinstance(src, Input):
-            start, stop = span or (0, src.size())
-            # A part is a sample, which is small; of a whole archive only headers are read.
-            self._source: _Part | _Memory | _Stream = _Part(
-                src, start, stop, stop - start if span else _HEADERS
-            )
-        else:
-            self._source = _open(src)
+    def __init__(self, src: Source | Input) -> None:
+        self._source = _Headers(src) if isinstance(src, Input) else _open(src)
+        self._take = self._skip if isinstance(src, Input) else self._read
         self.name = self._source.name
         self.member_offset = 0
         self._member: str | None = None
@@ -246,11 +222,8 @@ class Archive:
     def close(self) -> None:
         self._source.close()
 
-    def members(self, *, skip: bool = False) -> Iterator[tuple[str, bytes | memoryview]]:
+    def members(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """Names and contents of the regular files.
-
-        Args:
-            skip: Leave contents empty. The source must be an ``Input``.
 
         Raises:
             ArrayFormatError: The archive is damaged or cut short, or has a member of a kind that is not
@@ -259,9 +232,8 @@ class Archive:
             TypeError: A file object gives no bytes.
         """
         source = self._source
-        take = self._skip if skip else self._read
         padding = 0
-        while not (self._is_part and source.left() == padding):
+        while True:
             # The rest of the last member's blocks and the next header, in one read.
             self.offset = source.offset + padding
             block = bytes(source.read(padding + _BLOCK)[padding:])
@@ -275,11 +247,11 @@ class Archive:
             size, kind = self._next_header(block)
             padding = 0 if kind in _WITHOUT_DATA else -size % _BLOCK
             if kind in _REGULAR:
-                yield self._member or "", take(size)
+                yield self._member or "", self._take(size)
             elif kind in _SPECIAL:
                 self._read_special(size, kind)
             elif kind not in _WITHOUT_DATA:
-                take(size)
+                self._take(size)
 
     def fail(self, message: str, cause: Exception | None = None) -> NoReturn:
         """Raise what is wrong with the member that was read last, or stands here.
