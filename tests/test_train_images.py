@@ -33,8 +33,9 @@ def test_prints_what_its_docstring_shows(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     said = (
-        "first failure of stage 'load': DecodeError: ",
-        "failures of this epoch: 1 of 240 in 'load'",
+        "first failure of stage 'ImageRecipe': DecodeError: ",
+        "failures of this epoch: 1 of 240 in 'ImageRecipe'",
+        "failures of this epoch, which ended early: 1 of ",
     )
     assert all(line.startswith(said) for line in done.stderr.splitlines()), done.stderr
     docstring = ast.get_docstring(ast.parse(SCRIPT.read_text(encoding="utf-8")))
