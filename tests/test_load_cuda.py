@@ -551,6 +551,26 @@ def test_videos_are_those_of_the_cpu(
     assert nvdec.launches, "nothing was made on the device"
 
 
+def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
+    for on_short in ("error", "repeat_last", "wrap", "zeros"):
+        count = 15 if on_short == "error" else 18
+        options: Any = {"num_frames": count, "on_short": on_short, "quality": "accurate"}
+        buffer = sm.load_video(CLIP, (0.5, None), cuda=0, **options)
+        want = sm.load_video(CLIP, (0.5, None), **options)
+        assert buffer.shape[0] == count
+        assert np.abs(host(buffer).astype(int) - want.array).max() <= 2
+        assert bool(nvdec.launches) is (on_short == "error")
+        nvdec.launches.clear()
+    with pytest.raises(sm.ConvertError, match="18 frames are asked for, and there are 15"):
+        sm.load_video(CLIP, (0.5, None), cuda=0, num_frames=18, on_short="error")
+    with pytest.raises(ValueError, match=r"decoder='pyav': on_short='wrap' is for the CPU"):
+        sm.load_video(CLIP, cuda=0, num_frames=18, on_short="wrap", decoder="pyav")
+    sound = make_media([AudioTrack(samples=index_samples(500, 2), sample_rate=8000, codec="flac")])
+    audio = sm.load_audio(sound, cuda=0, num_samples=800, on_short="wrap")
+    want = sm.load_audio(sound, num_samples=800, on_short="wrap")
+    np.testing.assert_array_equal(host(audio), want)
+
+
 def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> None:
     want = sm.load_video(CLIP, pix_fmt="nv12").array[:, 0]
     batches = [host(batch) for batch in sm.streaming_load_video_nvdec(CLIP, 0, num_frames=8)]
