@@ -48,15 +48,18 @@ def check_enough(
         )
 
 
-def stand_ins(found: int, wanted: int, on_short: OnShort) -> npt.NDArray[np.intp] | None:
-    """Positions of those that stand in place of what is missing; ``None``: zeros do."""
-    missing = np.arange(found, wanted)
+def fill_up(
+    rows: npt.NDArray[Any], found: int, on_short: OnShort, zero: int = 0
+) -> list[int] | None:
+    """Fill an array behind its first rows, of which there is one at least unless zeros fill it.
+
+    Returns:
+        Which rows stand there now; ``None``: zeros do.
+    """
+    missing = np.arange(found, len(rows))
     if on_short == "zeros":
+        rows[found:] = zero
         return None
-    return missing % found if on_short == "wrap" else np.full_like(missing, found - 1)
-
-
-def fill_up(rows: npt.NDArray[Any], found: int, on_short: OnShort, zero: int = 0) -> None:
-    """Fill an array behind its first ``found`` rows, of which there is one at least."""
-    places = stand_ins(found, len(rows), on_short)
-    rows[found:] = zero if places is None else rows[places]
+    places = missing % found if on_short == "wrap" else np.full_like(missing, found - 1)
+    rows[found:] = rows[places]
+    return places.tolist()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._lengths import OnShort, check_enough, fill_up, stand_ins
+from spdl_media._lengths import OnShort, check_enough, fill_up
 from spdl_media._rows import Array, RowPlan, new_array, no_frames
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -147,8 +147,7 @@ class VideoRows:
                 start += len(part)
         self.release()
         if on_short is not None and count < wanted:
-            fill_up(array, count, on_short)
-            places = stand_ins(count, wanted, on_short)
+            places = fill_up(array, count, on_short)
             missing = [None] * (wanted - count)
             self._pts += missing if places is None else [self._pts[place] for place in places]
         return self._plan.buffer(array)

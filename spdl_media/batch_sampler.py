@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int
-from spdl_media._epochs import Mapped
+from spdl_media._epochs import Mapped, Pairs
 from spdl_media.samplers import (
-    DistributedDeterministicSampler,
     DistributedRandomSampler,
     Purpose,
     Uneven,
@@ -24,7 +24,7 @@ __all__ = ("BatchByLength",)
 _GROUPS = 32
 
 
-class BatchByLength:
+class BatchByLength(DistributedRandomSampler):
     """Lists of indices of samples of similar length, in another order and combination each epoch.
 
     It is a source of a :class:`~spdl_media.DataLoader`, whose preprocessor then loads a whole batch; and a
@@ -36,11 +36,10 @@ class BatchByLength:
         batch_size: Samples of a batch; with ``max_total`` at most so many.
         max_total: At most so much in a batch with its padding: its longest length times its number of
             samples.
-        shuffle: ``False``: the longest first, and the same in each epoch.
-        seed: All ranks must have the same.
         rank: The process that the batches are for, as for
             :class:`~spdl_media.source.DistributedRandomSampler`.
         world_size: How many processes there are.
+        seed: All ranks must have the same.
         uneven: What becomes of a last round with fewer batches than ranks: ``"drop"``, ``"pad"`` or
             ``"keep"``. ``None`` is ``"drop"``, which leaves out other batches in each epoch.
 
@@ -51,8 +50,8 @@ class BatchByLength:
     Thread safety: iterators are independent; begin each in one thread at a time.
 
     Example:
-        >>> list(BatchByLength([3, 9, 2, 8, 3], max_total=18, shuffle=False))
-        [[1, 3], [0, 4, 2]]
+        >>> list(BatchByLength([3, 9, 2, 8, 3], max_total=18))
+        [[1, 3], [4, 2, 0]]
     """
 
     def __init__(
@@ -61,10 +60,9 @@ class BatchByLength:
         *,
         batch_size: int | None = None,
         max_total: float | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        seed: int = 0,
         uneven: Uneven | None = None,
     ) -> None:
         sizes = np.asarray(lengths, np.float64)
@@ -74,66 +72,39 @@ class BatchByLength:
             )
         if batch_size is None and max_total is None:
             raise ValueError(
-                "give batch_size=, max_total= or both: nothing says how large a batch is"
+                "nothing says how large a batch is: give batch_size=, max_total= or both"
             )
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
-        order = np.argsort(-sizes, kind="stable")
-        longest = sizes[order[0]]
-        if max_total is not None and not longest <= max_total:
-            raise ValueError(
-                f"sample {order[0]} has length {longest:g}, which is more than max_total={max_total:g}"
-            )
-        # Samples of a group have at most the length of its first, so any of them make a batch of its size.
+        order, start = np.argsort(-sizes, kind="stable"), 0
+        # Each has samples and how many make a batch: any of them, since none is longer than the first.
         self._groups: list[tuple[npt.NDArray[np.int64], int]] = []
-        start = 0
         while start < sizes.size:
-            count = most
-            if max_total is not None:
-                count = min(most, int(max_total // sizes[order[start]]))
+            longest = sizes[order[start]]
+            count = most if max_total is None else min(most, int(max_total // longest))
+            if count < 1:
+                raise ValueError(
+                    f"sample {order[start]} has length {longest:g}, more than max_total={max_total:g}"
+                )
             stop = start + max(1, sizes.size // (_GROUPS * count)) * count
             self._groups.append((order[start:stop], count))
             start = stop
-        self._shuffle, self._seed = shuffle, check_int("seed", seed, at_least=0)
         number = sum(-(-len(group) // count) for group, count in self._groups)
-        place = {"rank": rank, "world_size": world_size, "uneven": uneven or "drop"}
-        self.sampler: DistributedDeterministicSampler | DistributedRandomSampler
-        if shuffle:
-            self.sampler = DistributedRandomSampler(number, seed=seed, **place)  # type: ignore[arg-type]  # by name
-        else:
-            self.sampler = DistributedDeterministicSampler(number, **place)  # type: ignore[arg-type]
+        super().__init__(number, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self.sampler.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
-
-        Raises:
-            ValueError: The epoch is negative.
-        """
-        self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """The number of batches that the rank gets in an epoch."""
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.begin_by_position(self.epoch))
 
-    def begin_by_position(self, epoch: int) -> Sequence[list[int]]:
+    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch; return its batches by position, in the order of an iteration.
 
         Raises:
             ValueError: The epoch is negative.
         """
-        order = self.sampler.begin_by_position(epoch)
-        batches = list(self._batches(epoch))
+        order, batches = super().begin_by_position(epoch, before), list(self._batches(epoch))
         return Mapped(lambda number: batches[number].tolist(), order)
 
     def _batches(self, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
-        bits = random_bits(Purpose.BATCHES, self._seed, epoch)
+        bits = random_bits(Purpose.BATCHES, self.seed, epoch)
         for group, count in self._groups:
-            mixed = group[permutation(bits, len(group))] if self._shuffle else group
+            mixed = group[permutation(bits, len(group))]
             yield from (mixed[start : start + count] for start in range(0, len(mixed), count))
