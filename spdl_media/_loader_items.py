@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
@@ -16,7 +17,7 @@ from spdl_media._loader_policies import Policy, StandInTag, is_final
 from spdl_media._loader_stages import One, Tagged, stage_of
 from spdl_media._resume import Ledger
 from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of, refuse_coroutine
 from spdl_media.samplers import Purpose, random_bits
 
 if TYPE_CHECKING:
@@ -56,17 +57,15 @@ class RngMaker:
     """Makes the generator of the item at a position.
 
     Attributes:
-        seed: Of the loader.
-        epoch: The epoch.
+        key: Seed of the loader, and epoch.
         place: Gives the place of the item in the order of all ranks.
     """
 
-    seed: int
-    epoch: int
+    key: tuple[int, int]
     place: Callable[[int], int]
 
     def __call__(self, position: int) -> np.random.Generator:
-        return sample_rng(self.seed, self.epoch, self.place(position))
+        return sample_rng(*self.key, self.place(position))
 
 
 @dataclass(frozen=True)
@@ -76,38 +75,35 @@ class ItemCall:
     Attributes:
         fetch: Gives the value for a key.
         preprocessor: Makes the sample of the value.
-        make_rng: Makes the argument ``rng`` of the preprocessor, if it takes one.
+        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
     """
 
     fetch: Callable[[Any], Any] | None
     preprocessor: Callable[..., Any] | None
-    make_rng: RngMaker | None
+    rng_key: tuple[int, int] | None
 
     def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item, with the random numbers of a position."""
-        value, position = request
-        for step in self._steps(position):
-            value = step(value)
-            if isinstance(value, CoroutineType):
-                refuse_coroutine(value, name_of(step))
+        """Make the sample of an item, with the random numbers of a place."""
+        value, place = request
+        for step in self._steps(place):
+            value = _no_coroutine(step(value), step)
             if value is None:
                 break
         return value
 
-    def _steps(self, position: int) -> Iterator[Callable[[Any], Any]]:
+    def _steps(self, place: int) -> Iterator[Callable[[Any], Any]]:
         if self.fetch is not None:
             yield self.fetch
-        if self.preprocessor is not None:
-            make_rng, fn = self.make_rng, self.preprocessor
-            yield fn if make_rng is None else partial(fn, rng=make_rng(position))
+        if (fn := self.preprocessor) is not None:
+            yield fn if self.rng_key is None else partial(fn, rng=sample_rng(*self.rng_key, place))
 
 
 class AsyncItemCall(ItemCall):
     """The same where one of the two is a coroutine function; the other one runs in a thread."""
 
     async def __call__(self, request: tuple[Any, int]) -> Any:
-        value, position = request
-        for step in self._steps(position):
+        value, place = request
+        for step in self._steps(place):
             is_async = kind_of(step) == "async"
             value = await (step(value) if is_async else asyncio.to_thread(step, value))
             if value is None:
@@ -115,59 +111,81 @@ class AsyncItemCall(ItemCall):
         return value
 
 
-def item_call(
-    fetch: Callable[[Any], Any] | None,
-    preprocessor: Callable[..., Any] | None,
-    make_rng: RngMaker | None,
-) -> ItemCall:
-    """Make one call of the two, a coroutine function if one of them is."""
-    kinds = [kind_of(step) for step in (fetch, preprocessor) if step is not None]
-    return (AsyncItemCall if "async" in kinds else ItemCall)(fetch, preprocessor, make_rng)
+def _no_coroutine(value: Any, fn: Callable[..., Any]) -> Any:
+    if isinstance(value, CoroutineType):
+        refuse_coroutine(value, name_of(fn))
+    return value
 
 
-def item_stages(
-    fetch: Callable[[Any], Any] | None,
-    preprocessor: Callable[..., Any] | None,
-    make_rng: RngMaker | None,
-    ledger: Ledger,
-    policy: Policy | None,
-    parallel: Callable[[Callable[..., Any]], dict[str, Any]],
-) -> Iterator[PipeConfig]:
-    """Make the stages in which items are read and preprocessed; one, if something may stand in for an item.
+@dataclass
+class ItemStages:
+    """Makes the stages in which items are read and preprocessed.
 
-    Args:
+    Attributes:
         fetch: Gives the value for a key.
         preprocessor: Makes the sample of the value.
         make_rng: Makes the argument ``rng`` of the preprocessor.
         ledger: Of the run.
-        policy: Finds what stands in.
-        parallel: Gives the options of a stage by its function.
+        policy: Finds what stands in for an item.
+        executor: Where the calls are made.
     """
-    if policy is not None and (fetch or preprocessor):
-        call = item_call(fetch, preprocessor, make_rng)
+
+    fetch: Callable[[Any], Any] | None
+    preprocessor: Callable[..., Any] | None
+    make_rng: RngMaker | None
+    ledger: Ledger
+    policy: Policy | None
+    executor: Executor | ExecutorConfig | None
+
+    def make(self, parallel: Callable[[Callable[..., Any]], dict[str, Any]]) -> list[PipeConfig]:
+        """Make the stages: one, if a policy or an executor needs the call in one piece.
+
+        Args:
+            parallel: Gives the options of a stage by its function.
+        """
+        fetch, preprocessor, ledger = self.fetch, self.preprocessor, self.ledger
+        if self.policy is not None or self.executor is not None:
+            return [self._whole(parallel)] if fetch or preprocessor else []
+        stages = []
+        if fetch is not None:
+            # In the threads: to read an item of a dataset is often the dear part.
+            stages.append(PipeConfig(stage_of(fetch, ledger), "dataset", **parallel(fetch)))
+        if preprocessor is not None:
+            stage = stage_of(preprocessor, ledger, self.make_rng)
+            stages.append(PipeConfig(stage, name_of(preprocessor), **parallel(preprocessor)))
+        return stages
+
+    def _whole(self, parallel: Callable[[Callable[..., Any]], dict[str, Any]]) -> PipeConfig:
+        fetch, preprocessor, make_rng = self.fetch, self.preprocessor, self.make_rng
+        kinds = [kind_of(step) for step in (fetch, preprocessor) if step is not None]
+        item_call = AsyncItemCall if "async" in kinds else ItemCall
+        rng_key = None if make_rng is None else make_rng.key
+        call: Callable[..., Any] = item_call(fetch, preprocessor, rng_key)
+        options = parallel(call)
+        is_bare = self.executor is not None and fetch is None and make_rng is None
+        if is_bare:
+            assert preprocessor is not None
+            # A sub-interpreter could not import the class above.
+            call = preprocessor
+        if workers := getattr(self.executor, "max_workers", None):
+            options["concurrency"] = workers
         name = "dataset" if preprocessor is None else name_of(preprocessor)
-        yield PipeConfig(call, name, around=item_stage(ledger, policy), **parallel(call))
-        return
-    if fetch is not None:
-        # In the threads: to read an item of a dataset is often the dear part.
-        yield PipeConfig(stage_of(fetch, ledger), "dataset", **parallel(fetch))
-    if preprocessor is not None:
-        stage = stage_of(preprocessor, ledger, make_rng)
-        yield PipeConfig(stage, name_of(preprocessor), **parallel(preprocessor))
+        around = partial(self._around, is_bare=is_bare)
+        return PipeConfig(call, name, executor=self.executor, around=around, **options)
 
-
-def item_stage(ledger: Ledger, policy: Policy | None) -> Callable[[Callable[..., Any], Node], Any]:
-    """Make what a pipeline calls around an :class:`ItemCall`, which an executor may make elsewhere."""
-
-    def around(call: Callable[..., Any], node: Node) -> Callable[[Tagged], Any]:
+    def _around(
+        self, call: Callable[..., Any], node: Node, *, is_bare: bool
+    ) -> Callable[[Tagged], Any]:
+        """Make what this process calls around a call that an executor may make elsewhere."""
         is_async = kind_of(call) == "async"
+        policy, place = self.policy, self.make_rng.place if self.make_rng else int
 
         async def load(item: Any, position: int) -> Any:
-            result = call((item, position))
-            return await result if is_async else result
+            result = call(item if is_bare else (item, place(position)))
+            return await result if is_async else _no_coroutine(result, call)
 
         async def stage(tagged: Tagged) -> Tagged | None:
-            with One(tagged, ledger) as one:
+            with One(tagged, self.ledger) as one:
                 try:
                     return one.tag(await load(tagged.value, tagged.tags[0][0]))
                 except BaseException as error:
@@ -181,8 +199,6 @@ def item_stage(ledger: Ledger, policy: Policy | None) -> Callable[[Callable[...,
                 return Tagged(stand_in[0], (_stand_in_tag(tagged, stand_in[1]),))
 
         return stage if is_async else lambda tagged: _finished(stage(tagged))
-
-    return around
 
 
 def _stand_in_tag(tagged: Tagged, by: int | None) -> StandInTag:

@@ -5,51 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from spdl_media._checks import check_choice
+from spdl_media._loader_arguments import OnError
 from spdl_media._loader_stages import SharedSource, Tagged, ends_with_run
 from spdl_media._resume import Ledger, State, Tag
-from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.failures import PoolBroken
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
-
-OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
-
-
-def check_policy(
-    on_error: object, preprocessor: Callable[..., Any] | None, max_failures: object
-) -> None:
-    """Check ``on_error``, and whether it goes with the other arguments of the loader.
-
-    Raises:
-        TypeError: It is neither a word nor a plain function.
-        ValueError: The word is unknown, or does not go with the preprocessor or ``max_failures``.
-    """
-    if callable(on_error):
-        if (kind := kind_of(on_error)) != "function":
-            raise TypeError(
-                f"on_error must be a plain function f(item, error), and {name_of(on_error)} is of kind "
-                f"{kind!r}"
-            )
-    else:
-        check_choice(
-            "on_error", on_error, ("skip", "raise", "replace"), remedy="a function does as well"
-        )
-    if on_error == "raise" and max_failures is not None:
-        raise ValueError(
-            f"on_error='raise' ends the epoch with the first failure, so max_failures={max_failures!r} "
-            "has no meaning; leave one of them out"
-        )
-    replaces = on_error == "replace" or callable(on_error)
-    if replaces and preprocessor is not None and "generator" in kind_of(preprocessor):
-        raise ValueError(
-            f"on_error={on_error!r} puts one sample in the place of one, and the preprocessor "
-            f"{name_of(preprocessor)} is a generator, which gives any number; use a function, or catch the "
-            "error in the generator"
-        )
 
 
 class Replaced(NamedTuple):

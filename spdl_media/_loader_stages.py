@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-import math
-import os
 import threading
 from asyncio import CancelledError, current_task
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import CoroutineType
 from typing import Any, Self, TypeAlias
 
-from spdl_media._checks import check_callable
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
+from spdl_media._loader_arguments import AnySource
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr
 from spdl_media.source import MapIterator
-
-AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
 # A source's state may be large, and it is copied. After a resume, up to so many items less one are
 # read again and thrown away.
@@ -33,66 +26,6 @@ _SNAPSHOT_INTERVAL = 16
 _FORMER_READ_SECONDS = 30.0
 
 _END: Any = object()
-
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-
-
-def checked_source(source: Any) -> AnySource:
-    """Return what is iterated: the source, or a map-style dataset's :class:`MapIterator`.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if isinstance(source, str | bytes | bytearray):
-        raise TypeError(
-            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
-            "taken apart into characters; pass a list of one"
-        )
-    if isinstance(source, Iterable | AsyncIterable):
-        return source
-    # A map-style dataset of PyTorch has no __iter__.
-    if not hasattr(source, "__getitem__"):
-        raise TypeError(
-            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
-        )
-    return MapIterator(source)
-
-
-def check_functions(**functions: Callable[..., Any] | None) -> None:
-    """Check the functions of a loader by the names of their arguments.
-
-    Raises:
-        TypeError: One is no function, or of a kind that its stage cannot run.
-    """
-    for name, fn in functions.items():
-        if fn is None:
-            continue
-        check_callable(name, fn)
-        kind = kind_of(fn)
-        if name != "preprocessor" and "generator" in kind:
-            raise TypeError(
-                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
-                "samples in the preprocessor"
-            )
-        if name == "transfer_fn" and kind == "async":
-            raise TypeError(
-                "transfer_fn must be a plain function, which runs in a thread of its own, and "
-                f"{name_of(fn)} is a coroutine function; await in the aggregator"
-            )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and the limit of its container (cgroup 2)."""
-    if hasattr(os, "process_cpu_count"):  # CPython 3.13
-        count = os.process_cpu_count()
-    else:
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limit = math.inf
-    # Without a limit the file says "max".
-    with suppress(OSError, ValueError):
-        quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
-        limit = max(1, math.ceil(int(quota) / int(period)))
-    return int(min(count or 1, limit))
 
 
 class Tagged:
@@ -298,18 +231,6 @@ class SharedSource:
         if self.is_stateful and position % _SNAPSHOT_INTERVAL == 0:
             with self._reading(turn):
                 ledger.keep_snapshot(self.snapshot(position))
-
-
-def takes_rng(fn: Callable[..., Any]) -> bool:
-    """Whether a function has a free parameter named ``rng``, apart from its first, which is the item."""
-    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
-        return False
-    try:
-        _, *others = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
-        return False
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(other.name == "rng" and other.kind in by_name for other in others)
 
 
 def stage_of(

@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -24,18 +25,20 @@ from spdl_media._checks import (
 )
 from spdl_media._collate import collate
 from spdl_media._epochs import iterator_in, order_of, place_maker
-from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
-from spdl_media._loader_items import RngMaker, item_stages, sample_rng
-from spdl_media._loader_policies import OnError, Replaced, check_policy, policy_of, replaced_in
-from spdl_media._loader_stages import (
-    SharedSource,
+from spdl_media._loader_arguments import (
+    TORCH_NAMES,
+    OnError,
+    check_executor,
     check_functions,
+    check_policy,
     checked_source,
-    stage_of,
     takes_rng,
     usable_cores,
-    value_of,
 )
+from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
+from spdl_media._loader_items import ItemStages, RngMaker, sample_rng
+from spdl_media._loader_policies import Replaced, policy_of, replaced_in
+from spdl_media._loader_stages import SharedSource, stage_of, value_of
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.pipeline import (
     AggregateConfig,
@@ -50,7 +53,7 @@ from spdl_media.pipeline import (
     SourceConfig,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.executors import kind_of, name_of
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit, failure_limit
 from spdl_media.pipeline.stages import StageConfig, source_length
 from spdl_media.source import MapIterator, SupportsGetItem
@@ -59,25 +62,8 @@ __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced
 
 E = TypeVar("E", Epoch, AsyncEpoch)
 
-# What the arguments of PyTorch's DataLoader are called here.
-_TORCH_NAMES = {
-    "dataset": "Use src=dataset",
-    "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
-    "num_workers": "Use num_threads=",
-    "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
-    "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
-    "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
-    "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
-    "prefetch_factor": "Use buffer_size=, the finished batches that wait",
-    "in_order": "Use output_order='input'",
-    "generator": "Use seed=",
-    "worker_init_fn": "Leave it out: threads share all that is set up before",
-    "multiprocessing_context": "Leave it out: threads load",
-    "persistent_workers": "Leave it out: threads start quickly",
-}
 
-
-@answers_unknown(_TORCH_NAMES)
+@answers_unknown(TORCH_NAMES)
 @dataclass(eq=False, repr=False)
 class DataLoader:
     """Loads, preprocesses and batches the items of a source in threads.
@@ -131,6 +117,10 @@ class DataLoader:
             see :attr:`replaced`; the source must have positions, as sequences, samplers and datasets have.
             A function ``f(item, error)`` makes the sample, of the item as the source gave it (the key, for
             a dataset), or drops it by ``None``; what it raises is a second failure.
+        executor: Where the preprocessor runs, and the source's dataset is read, instead of in threads: a
+            :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig` or the like, of which each epoch makes its
+            own pool of ``num_threads`` workers or as it says, or a ``concurrent.futures.Executor`` of yours,
+            which may serve many epochs. Both must be plain functions that can be pickled.
         seed: Seed of :func:`sample_rng`.
 
     Raises:
@@ -139,6 +129,7 @@ class DataLoader:
         ValueError: A number that is too small, an unknown order or policy, ``drop_last`` without
             ``batch_size``, or an ``on_error`` that does not go with ``max_failures`` or the preprocessor.
         MissingDependencyError: The library that ``to`` names is not installed.
+        PipelineError: The preprocessor cannot be pickled, and ``executor`` needs that.
 
     Iterate by ``for`` or ``async for``. A loader can be pickled if its source and functions can; the copy
     goes on where the loader is.
@@ -166,6 +157,7 @@ class DataLoader:
     max_failures: FailureLimit | None = None
     on_failure: Callable[[FailureRecord, Any], object] | None = None
     on_error: OnError = "skip"
+    executor: Executor | ExecutorConfig | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -191,6 +183,7 @@ class DataLoader:
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
         check_policy(self.on_error, self.preprocessor, self.max_failures)
+        check_executor(self.executor, self.preprocessor)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
         self._next = self._fresh(0)
@@ -403,12 +396,12 @@ class DataLoader:
         source, preprocessor, make_rng = self._source, self.preprocessor, None
         if preprocessor is not None and takes_rng(preprocessor):
             # The sample's place among those of all ranks: no two share random numbers.
-            place = place_maker(source.source, start.before)
-            make_rng = RngMaker(start.seed, start.epoch, place)
+            make_rng = RngMaker((start.seed, start.epoch), place_maker(source.source, start.before))
         policy = policy_of(self.on_error, source, start, ledger)
-        stages: list[StageConfig] = [
-            *item_stages(source.fetch, preprocessor, make_rng, ledger, policy, self._parallel)
-        ]
+        item_stages = ItemStages(
+            source.fetch, preprocessor, make_rng, ledger, policy, self.executor
+        )
+        stages: list[StageConfig] = [*item_stages.make(self._parallel)]
         # Without a stage for items, none sees a None, and drops it.
         items = None if policy is None else policy.items
         feed = source.feed(start, ledger, items, drops_none=not stages)

@@ -64,6 +64,7 @@ ORDER = [
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     [
         "_resume",
+        "_loader_arguments",
         "_loader_stages",
         "_loader_policies",
         "_loader_items",
@@ -80,6 +81,7 @@ FLAT = [module for row in ORDER for module in row]
 # Beside all: reached by users, imported by no module of the table.
 BESIDE = {"testing", "pipeline"}
 JOINS_PIPELINE = {
+    "_loader_arguments",
     "_loader_stages",
     "_loader_policies",
     "_loader_items",

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -321,11 +322,23 @@ def _end_with_parent() -> None:
 def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> str:
     """Prepare a worker; the traceback when that fails, else nothing."""
     try:
+        _give_torch_one_thread()
         if initializer is not None:
             initializer(*initargs)
     except BaseException:  # noqa: BLE001  # even SystemExit must be told
         return traceback.format_exc()
     return ""
+
+
+def _give_torch_one_thread() -> None:
+    """Keep each worker from computing in as many threads as there are cores, unless it is told to."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    # Of what is imported from now on, also by the user's function.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # The function may have come with it.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 def _outcome(fn: Callable[[Any], Any], data: bytes) -> memoryview:

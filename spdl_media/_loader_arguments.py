@@ -1,0 +1,164 @@
+"""The arguments of a DataLoader: their checks, and what those of PyTorch's are called here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import AsyncIterable, Callable, Iterable
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from spdl_media._checks import check_callable, check_choice
+from spdl_media.pipeline import PipeConfig
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.source import MapIterator
+
+AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
+
+OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+# What the arguments of PyTorch's DataLoader are called here.
+TORCH_NAMES = {
+    "dataset": "Use src=dataset",
+    "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
+    "num_workers": "Use num_threads=",
+    "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
+    "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
+    "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
+    "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
+    "prefetch_factor": "Use buffer_size=, the finished batches that wait",
+    "in_order": "Use output_order='input'",
+    "generator": "Use seed=",
+    "worker_init_fn": "Leave it out: threads share all that is set up before",
+    "multiprocessing_context": "Leave it out: threads load, or use executor=ProcessPoolExecutorConfig(...)",
+    "persistent_workers": "Leave it out: threads start quickly",
+}
+
+
+def checked_source(source: Any) -> AnySource:
+    """Return what is iterated: the source, or a map-style dataset's :class:`MapIterator`.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(source, str | bytes | bytearray):
+        raise TypeError(
+            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
+            "taken apart into characters; pass a list of one"
+        )
+    if isinstance(source, Iterable | AsyncIterable):
+        return source
+    # A map-style dataset of PyTorch has no __iter__.
+    if not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
+        )
+    return MapIterator(source)
+
+
+def check_functions(**functions: Callable[..., Any] | None) -> None:
+    """Check the functions of a loader by the names of their arguments.
+
+    Raises:
+        TypeError: One is no function, or of a kind that its stage cannot run.
+    """
+    for name, fn in functions.items():
+        if fn is None:
+            continue
+        check_callable(name, fn)
+        kind = kind_of(fn)
+        if name != "preprocessor" and "generator" in kind:
+            raise TypeError(
+                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
+                "samples in the preprocessor"
+            )
+        if name == "transfer_fn" and kind == "async":
+            raise TypeError(
+                "transfer_fn must be a plain function, which runs in a thread of its own, and "
+                f"{name_of(fn)} is a coroutine function; await in the aggregator"
+            )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and the limit of its container (cgroup 2)."""
+    if hasattr(os, "process_cpu_count"):  # CPython 3.13
+        count = os.process_cpu_count()
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = math.inf
+    # Without a limit the file says "max".
+    with suppress(OSError, ValueError):
+        quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
+        limit = max(1, math.ceil(int(quota) / int(period)))
+    return int(min(count or 1, limit))
+
+
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a function has a free parameter named ``rng``, apart from its first, which is the item."""
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return False
+    try:
+        _, *others = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
+        return False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(other.name == "rng" and other.kind in by_name for other in others)
+
+
+def check_policy(
+    on_error: object, preprocessor: Callable[..., Any] | None, max_failures: object
+) -> None:
+    """Check ``on_error``, and whether it goes with the other arguments of the loader.
+
+    Raises:
+        TypeError: It is neither a word nor a plain function.
+        ValueError: The word is unknown, or does not go with the preprocessor or ``max_failures``.
+    """
+    if callable(on_error):
+        if (kind := kind_of(on_error)) != "function":
+            raise TypeError(
+                f"on_error must be a plain function f(item, error), and {name_of(on_error)} is of kind "
+                f"{kind!r}"
+            )
+    else:
+        check_choice(
+            "on_error", on_error, ("skip", "raise", "replace"), remedy="a function does as well"
+        )
+    if on_error == "raise" and max_failures is not None:
+        raise ValueError(
+            f"on_error='raise' ends the epoch with the first failure, so max_failures={max_failures!r} "
+            "has no meaning; leave one of them out"
+        )
+    replaces = on_error == "replace" or callable(on_error)
+    if replaces and preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise ValueError(
+            f"on_error={on_error!r} puts one sample in the place of one, and the preprocessor "
+            f"{name_of(preprocessor)} is a generator, which gives any number; use a function, or catch the "
+            "error in the generator"
+        )
+
+
+def check_executor(
+    executor: Executor | ExecutorConfig | None, preprocessor: Callable[..., Any] | None
+) -> None:
+    """Check whether a preprocessor can run in an executor.
+
+    Raises:
+        TypeError: It is no executor.
+        ValueError: The preprocessor is a generator or a coroutine function.
+        PipelineError: It cannot be pickled, and would have to be.
+    """
+    if executor is None:
+        return
+    if preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise ValueError(
+            f"the preprocessor {name_of(preprocessor)} is a generator, which gives its samples one by one, "
+            "and from an executor finished results come back; leave out executor=, or use a function"
+        )
+    PipeConfig(preprocessor or int, executor=executor)

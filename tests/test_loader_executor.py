@@ -1,0 +1,197 @@
+"""DataLoader(executor=): preprocessors in worker processes, with all that holds for threads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.dataloader import sample_rng
+from spdl_media.pipeline import (
+    InterpreterPoolExecutorConfig,
+    PipelineError,
+    ProcessPoolExecutorConfig,
+    ThreadPoolExecutorConfig,
+    WorkerDied,
+)
+from spdl_media.source import DistributedRandomSampler, MapIterator
+
+POOL = ProcessPoolExecutorConfig(max_workers=2)
+
+
+class Dataset:
+    """Map-style; one of its items cannot be read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, key: int) -> int:
+        if key == 13:
+            raise OSError(f"unreadable {key}")
+        return 10 * key
+
+
+def augment(value: int, rng: np.random.Generator) -> tuple[int, int, int]:
+    if value == 50:
+        raise ValueError(f"no {value}")
+    return value, int(rng.integers(2**40)), os.getpid()
+
+
+def pid_of(item: int) -> int | None:
+    return None if item == 3 else os.getpid()
+
+
+def exit_at_three(item: int) -> int:
+    if item == 3:
+        os._exit(7)
+    return item
+
+
+def make_loader(**options: Any) -> sm.DataLoader:
+    sampler = DistributedRandomSampler(24, rank=1, world_size=2, seed=1)
+    source = MapIterator(Dataset(), sampler)
+    arguments = {"batch_size": 4, "seed": 3, "output_order": "input", "executor": POOL}
+    return sm.DataLoader(source, preprocessor=augment, **arguments | options)
+
+
+def test_processes_give_what_threads_do() -> None:
+    """With the same random numbers, stand-ins, counts and states; the dataset is read there as well."""
+    told: list[Any] = []
+    options = {"on_error": "replace", "on_failure": lambda record, item: told.append(item)}
+    loader = make_loader(**options)
+    batches, replaced, states = [], [], []
+    for batch in loader:
+        batches.append([sample[:2] for sample in batch])
+        assert os.getpid() not in {sample[2] for sample in batch}
+        replaced.append(loader.replaced)
+        states.append(json.dumps(loader.state_dict()))
+    threads = make_loader(executor=None, **{**options, "on_failure": None})
+    again = [([sample[:2] for sample in batch], threads.replaced) for batch in threads]
+    assert list(zip(batches, replaced, strict=True)) == again
+    share = list(DistributedRandomSampler(24, rank=1, world_size=2, seed=1))
+    assert sorted(told) == sorted(set(share) & {5, 13})
+    assert len(told) == loader.failure_counts["augment"] > 0
+    flat = list(itertools.chain.from_iterable(batches))
+    position = share.index(flat[0][0] // 10)
+    assert flat[0][1] == sample_rng(3, 0, 1 + 2 * position).integers(2**40)
+    resumed = make_loader(**options)
+    resumed.load_state_dict(json.loads(states[0]))
+    assert [[sample[:2] for sample in batch] for batch in resumed] == batches[1:]
+
+
+def test_an_executor_of_the_users_serves_several_epochs() -> None:
+    with ProcessPoolExecutor(1) as processes, ThreadPoolExecutor(1) as threads:
+        for executor, is_here in [(processes, False), (threads, True)]:
+            loader = sm.DataLoader(range(8), preprocessor=pid_of, executor=executor)
+            for _ in range(2):
+                pids = list(loader)
+                # None was dropped.
+                assert len(pids) == 7
+                assert {pid == os.getpid() for pid in pids} == {is_here}
+    threads_of_its_own = ThreadPoolExecutorConfig(max_workers=1)
+    assert len(list(sm.DataLoader(range(8), preprocessor=pid_of, executor=threads_of_its_own))) == 7
+
+
+def test_a_worker_that_dies_costs_one_item() -> None:
+    loader = sm.DataLoader(
+        range(6),
+        preprocessor=exit_at_three,
+        executor=ProcessPoolExecutorConfig(max_workers=1),
+        on_error="replace",
+        output_order="input",
+    )
+    assert list(loader) == [0, 1, 2, 4, 4, 5]
+    assert isinstance(loader.failures[0].exception, WorkerDied)
+
+
+def torch_threads(_: int) -> int:
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def set_torch_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def openmp_threads(_: int) -> str | None:
+    return os.environ.get("OMP_NUM_THREADS")
+
+
+# A fork has torch when it begins; what is spawned imports it in the function.
+@pytest.mark.parametrize(
+    ("mp_context", "initializer", "expected"),
+    [
+        ("fork", None, 1),
+        ("fork", functools.partial(set_torch_threads, 3), 3),
+        ("spawn", None, 1),
+    ],
+)
+def test_torch_has_one_thread_in_each_worker_unless_it_is_told(
+    mp_context: str, initializer: Any, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    if mp_context == "fork" and sys.version_info >= (3, 12):
+        pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        pool = ProcessPoolExecutorConfig(1, mp_context, initializer)
+        loader = sm.DataLoader([0], preprocessor=torch_threads, executor=pool)
+        assert list(loader) == [expected]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_environment_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    pool = ProcessPoolExecutorConfig(1, "spawn")
+    assert list(sm.DataLoader([0], preprocessor=openmp_threads, executor=pool)) == ["3"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="sub-interpreters came with CPython 3.14")
+def test_sub_interpreters_run_what_is_pure_python() -> None:
+    executor = InterpreterPoolExecutorConfig(max_workers=1)
+    loader = sm.DataLoader(
+        ["3", "x", "5"],
+        preprocessor=int,
+        executor=executor,
+        output_order="input",
+        on_error="replace",
+    )
+    assert list(loader) == [3, 5, 5]
+
+
+def generate(item: int) -> Any:
+    yield item
+
+
+async def later(item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "executor", "error", "message"),
+    [
+        (generate, POOL, ValueError, "generate is a generator"),
+        (later, POOL, ValueError, "'later' is asynchronous"),
+        (lambda item: item, POOL, PipelineError, "cannot be pickled"),
+        (abs, 4, TypeError, "executor of stage 'abs' must be"),
+    ],
+)
+def test_what_no_executor_can_run_is_refused(
+    preprocessor: Any, executor: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        sm.DataLoader(range(3), preprocessor=preprocessor, executor=executor)
