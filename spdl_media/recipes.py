@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from spdl_media._arguments import ArrayLayout
 from spdl_media._batch import decode_cut
 from spdl_media._checks import check_int
@@ -12,8 +14,10 @@ from spdl_media._landing import ImageBuffer
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
+from spdl_media.geometry import Size
 from spdl_media.load import image_request
 from spdl_media.operations import Quality, ScaleAlgo
+from spdl_media.orientation import Box
 from spdl_media.transfer import Key, fields_of, rebuilt
 from spdl_media.values import DType, PerChannel
 
@@ -24,6 +28,27 @@ IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 """Standard deviation of the same, for ``std=``."""
+
+
+@dataclass(frozen=True)
+class _OnGrid:
+    """Boxes of another function, those that are large with their edges on the grid of a JPEG's blocks."""
+
+    crop: Crop
+    least: int
+
+    def __call__(self, size: Size, rng: np.random.Generator) -> Box | None:
+        box = self.crop(size, rng)
+        if box is None or min(box[2:]) < self.least:
+            return box
+        x, y, w, h = box
+        left, top = round(x / 8) * 8, round(y / 8) * 8
+        # The image may end amid a block.
+        right, bottom = (
+            min(round(end / 8), side // 8) * 8
+            for end, side in zip((x + w, y + h), size, strict=True)
+        )
+        return left, top, right - left, bottom - top
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +71,8 @@ class ImageRecipe:
         resize_size: What the shorter side is scaled to for evaluation. ``None``: ``size * 256 / 224``.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
-        decode_config: How to decode, such as ``decode_config(downscale="dct")``.
+        decode_config: How to decode. With ``decode_config(downscale="dct")`` the edges of random boxes twice as
+            large as ``size`` are multiples of 8 pixels, so that they are edges of shrunk images, too.
         field: Where the source of the image is in items that are tuples, lists, dictionaries or dataclasses.
 
     Raises:
@@ -85,7 +111,10 @@ class ImageRecipe:
             raise ValueError(
                 f"resize_size={self.resize_size} is for evaluation, random_crop for training; leave one out"
             )
-        cuts: Any = {"crops": RandomResizedCrop() if crop is True else crop, "flips": self.flip}
+        crop = RandomResizedCrop() if crop is True else crop
+        if self.random_crop and self.decode_config is not None and self.decode_config.downscale:
+            crop = _OnGrid(crop, 2 * size)
+        cuts: Any = {"crops": crop, "flips": self.flip}
         request = image_request(
             width=size,
             height=size,

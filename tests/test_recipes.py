@@ -185,6 +185,29 @@ def test_bad_arguments(make: Callable[[], object], message: str) -> None:
         make()
 
 
+def test_random_boxes_of_large_jpegs_can_be_shrunk() -> None:
+    pytest.importorskip("simplejpeg")
+    ramp = np.linspace(0, 255, 500 * 701 * 3).reshape(500, 701, 3).astype(np.uint8)
+    photo = make_image(ramp, codec="mjpeg")
+    config = sm.decode_config(downscale="dct")
+    shrinking = sm.ImageRecipe(64, random_crop=True, decode_config=config)
+    whole = sm.ImageRecipe(64, random_crop=True)
+    num_large = 0
+    for seed in range(30):
+        image, other = shrinking(photo, rng=seed), whole(photo, rng=seed)
+        (box,), (drawn,) = image.boxes, other.boxes
+        if min(drawn[2:]) < 128:
+            assert box == drawn
+            continue
+        num_large += 1
+        assert not any(number % 8 for number in box)
+        ends = [box[0] + box[2] - drawn[0] - drawn[2], box[1] + box[3] - drawn[1] - drawn[3]]
+        assert max(map(abs, [box[0] - drawn[0], box[1] - drawn[1], *ends])) < 8
+        assert box[0] + box[2] <= 701
+        assert box[1] + box[3] <= 500
+    assert 10 < num_large < 30
+
+
 def test_errors_name_the_source() -> None:
     with pytest.raises(sm.SourceError, match=r"^missing\.jpg: "):
         sm.ImageRecipe(9)(("missing.jpg", 0))

@@ -63,7 +63,7 @@ def own(job: Job, source: Any, preprocessor: Callable[..., Any]) -> Any:
     )
 
 
-def own_recipe(job: Job, *, downscale: bool = False) -> Any:
+def own_recipe(job: Job, *, downscale: bool = False, quality: Any = "accurate") -> Any:
     """The recipe of images."""
     import spdl_media as sm
 
@@ -76,13 +76,14 @@ def own_recipe(job: Job, *, downscale: bool = False) -> Any:
         dtype="float32",
         mean=MEAN,
         std=STD,
+        quality=quality,
         decode_config=sm.decode_config(downscale="dct") if downscale else None,
     )
 
 
-def own_images(job: Job, *, downscale: bool = False) -> Any:
+def own_images(job: Job, **options: Any) -> Any:
     """Paths to floats."""
-    return own(job, job.samples, own_recipe(job, downscale=downscale))
+    return own(job, job.samples, own_recipe(job, **options))
 
 
 def own_window(sample: tuple[str, float]) -> tuple[Any, float]:
@@ -99,22 +100,16 @@ def own_sounds(job: Job) -> Any:
     return own(job, job.samples, own_window)
 
 
-@dataclass(frozen=True)
-class OwnShards:
-    """Pairs of a JPEG and its label, out of shards."""
-
-    shards: Sequence[str]
-
-    def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        import spdl_media as sm
-
-        for sample in sm.iter_samples(list(self.shards)):
-            yield sample["jpg"], int(sample["cls"])
-
-
 def own_shards(job: Job) -> Any:
     """Shards to floats."""
-    return own(job, OwnShards(job.samples), own_recipe(job))
+    import spdl_media as sm
+
+    return own(job, sm.Shards(job.samples), partial(own_sample, recipe=own_recipe(job)))
+
+
+def own_sample(sample: dict[str, Any], rng: np.random.Generator, recipe: Any) -> Any:
+    """The image and its label."""
+    return recipe((sample["jpg"], int(sample["cls"])), rng=rng)
 
 
 # SPDL, whose stages are those of the page on migrating from PyTorch.
@@ -317,6 +312,7 @@ def shard_sample(sample: tuple[bytes, bytes], size: int) -> tuple[Any, int]:
 LOADERS: dict[str, dict[str, Loader]] = {
     "photos": {
         "spdl_media": own_images,
+        "spdl_media, fast": partial(own_images, quality="fast"),
         "SPDL": spdl_images,
         "torch, torchvision": torchvision_images,
         "torch, Pillow": pillow_images,
