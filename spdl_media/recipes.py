@@ -71,7 +71,7 @@ class ImageRecipe:
         resize_size: What the shorter side is scaled to for evaluation. ``None``: ``size * 256 / 224``.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
-        decode_config: How to decode. With ``decode_config(downscale="dct")`` the edges of random boxes twice as
+        decode_config: How to decode. With ``decode_config(downscale="dct")`` edges of random boxes twice as
             large as ``size`` are multiples of 8 pixels, so that they are edges of shrunk images, too.
         field: Where the source of the image is in items that are tuples, lists, dictionaries or dataclasses.
 

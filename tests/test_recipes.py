@@ -190,13 +190,13 @@ def test_random_boxes_of_large_jpegs_can_be_shrunk() -> None:
     ramp = np.linspace(0, 255, 500 * 701 * 3).reshape(500, 701, 3).astype(np.uint8)
     photo = make_image(ramp, codec="mjpeg")
     config = sm.decode_config(downscale="dct")
-    shrinking = sm.ImageRecipe(64, random_crop=True, decode_config=config)
-    whole = sm.ImageRecipe(64, random_crop=True)
+    shrinking = sm.ImageRecipe(150, random_crop=True, decode_config=config)
+    whole = sm.ImageRecipe(150, random_crop=True)
     num_large = 0
     for seed in range(30):
         image, other = shrinking(photo, rng=seed), whole(photo, rng=seed)
         (box,), (drawn,) = image.boxes, other.boxes
-        if min(drawn[2:]) < 128:
+        if min(drawn[2:]) < 300:
             assert box == drawn
             continue
         num_large += 1
@@ -205,7 +205,7 @@ def test_random_boxes_of_large_jpegs_can_be_shrunk() -> None:
         assert max(map(abs, [box[0] - drawn[0], box[1] - drawn[1], *ends])) < 8
         assert box[0] + box[2] <= 701
         assert box[1] + box[3] <= 500
-    assert 10 < num_large < 30
+    assert 5 < num_large < 30
 
 
 def test_errors_name_the_source() -> None:
