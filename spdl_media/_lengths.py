@@ -50,7 +50,7 @@ def check_enough(
 
 def fill_up(
     rows: npt.NDArray[Any], found: int, on_short: OnShort, zero: int = 0
-) -> list[int] | None:
+) -> npt.NDArray[np.intp] | None:
     """Fill an array behind its first rows, of which there is one at least unless zeros fill it.
 
     Returns:
@@ -62,4 +62,4 @@ def fill_up(
         return None
     places = missing % found if on_short == "wrap" else np.full_like(missing, found - 1)
     rows[found:] = rows[places]
-    return places.tolist()
+    return places
