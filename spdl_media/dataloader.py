@@ -38,6 +38,7 @@ from spdl_media._loader_arguments import (
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
 from spdl_media._loader_items import ItemStages, RngMaker, sample_rng
 from spdl_media._loader_policies import Replaced, policy_of, replaced_in
+from spdl_media._loader_ranks import RankCheck, check_of_ranks, origin_of_loader
 from spdl_media._loader_stages import SharedSource, stage_of, value_of
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.pipeline import (
@@ -195,6 +196,9 @@ class DataLoader:
         self._pipeline: Pipeline[Any] | None = None
         # Of what iteration has handed out last.
         self._tags: Sequence[Tag] = ()
+        # Of the latest iteration, if its items are shared out over ranks.
+        self._ranks: RankCheck | None = None
+        self._origin, self._num_iterations = origin_of_loader(), 0
 
     def __len__(self) -> int:
         """The batches of an epoch in which nothing is dropped or fails (without ``batch_size``, the samples).
@@ -224,7 +228,7 @@ class DataLoader:
             TimeoutError: The source is an iterator, or has a state, and is still in a read of the last
                 iteration. Another try may follow when that has ended.
             ValueError: The source can be read once, and was read; or ``on_error="replace"`` needs positions,
-                which it does not have.
+                which it does not have; or ranks of ``torch.distributed`` differ in its seed, length or epoch.
         """
         return self._iterate(Epoch)
 
@@ -242,6 +246,11 @@ class DataLoader:
 
     def _iterate(self, kind: type[E]) -> E:
         start = self._begin()
+        self._num_iterations += 1
+        key = f"{self._origin}/{self._num_iterations}"
+        self._ranks = check_of_ranks(self._source.source, start.epoch, key)
+        if self._ranks is not None:
+            self._ranks.look()
         ledger = Ledger(self._from_here(start))
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
@@ -249,6 +258,8 @@ class DataLoader:
         return kind(self._pipeline, ledger, self.timeout, self.to, self._hand_out, self._complete)
 
     def _hand_out(self, ledger: Ledger, tags: Sequence[Tag]) -> None:
+        if self._ranks is not None:
+            self._ranks.look()
         ledger.settle(tags)
         self._tags = tags
 
@@ -259,7 +270,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
-        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
+        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": (), "_ranks": None}
         if self._ledger is not None:
             state |= {"_next": self._ledger.state(), "_is_pinned": True}
         return state

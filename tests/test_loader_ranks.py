@@ -1,0 +1,188 @@
+"""Ranks that share out an epoch compare seed, length and epoch through the store of torch.distributed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import spdl_media as sm
+from spdl_media import _loader_ranks
+from spdl_media.source import DistributedRandomSampler, MapIterator
+
+
+class Store:
+    """As much of a store of torch.distributed as is used."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+class Ranks:
+    """Two ranks in one process: whoever makes a loader is the one that was chosen last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = Store()
+        self.rank = 0
+        monkeypatch.setitem(
+            sys.modules,
+            "torch.distributed",
+            SimpleNamespace(
+                is_available=lambda: True,
+                is_initialized=lambda: True,
+                get_rank=lambda: self.rank,
+                get_world_size=lambda: 2,
+                distributed_c10d=SimpleNamespace(_get_default_store=lambda: self.store),
+            ),
+        )
+        self._monkeypatch = monkeypatch
+
+    def choose(self, rank: int) -> None:
+        # Each process counts its own loaders.
+        self._monkeypatch.setattr(_loader_ranks, "_loaders", type(_loader_ranks._loaders)())
+        self.rank = rank
+
+    def loader(self, rank: int, n: int = 9, **options: Any) -> sm.DataLoader:
+        self.choose(rank)
+        return sm.DataLoader(DistributedRandomSampler(n, **options), num_threads=1)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+def test_equal_ranks_go_on(ranks: Ranks) -> None:
+    loaders = [ranks.loader(rank, uneven="keep") for rank in (0, 1)]
+    for _ in range(2):
+        items = []
+        for rank, loader in enumerate(loaders):
+            ranks.rank = rank
+            items += list(loader)
+        # One of them has an item more, and they agree nevertheless.
+        assert sorted(items) == list(range(9))
+    assert len(ranks.store.values) == 4
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 3}, "ranks 1 and 0 share out different epochs, .*: seed 3 and 0. Make"),
+        ({"n": 11}, "length 11 and 9"),
+        ({"n": 11, "seed": 1}, "seed 1 and 0, length 11 and 9"),
+    ],
+)
+def test_what_differs_is_told(ranks: Ranks, other: dict[str, Any], message: str) -> None:
+    first, second = ranks.loader(0), ranks.loader(1, **other)
+    ranks.rank = 0
+    batches = iter(first)
+    assert next(batches) is not None
+    ranks.rank = 1
+    with pytest.raises(ValueError, match=message):
+        iter(second)
+    # The other one sees it with its next batch.
+    with pytest.raises(ValueError, match="ranks 0 and 1 share out different epochs"):
+        next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_another_epoch_is_told(ranks: Ranks) -> None:
+    first, second = ranks.loader(0), ranks.loader(1)
+    second.set_epoch(4)
+    ranks.rank = 0
+    list(first)
+    ranks.rank = 1
+    with pytest.raises(ValueError, match="epoch 4 and 0"):
+        iter(second)
+
+
+def test_a_rank_that_does_not_answer_is_warned_of_once(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = ranks.loader(0, n=20)
+    batches = iter(loader)
+    next(batches)
+    now = _loader_ranks.monotonic() + _loader_ranks.ANSWER_SECONDS
+    monkeypatch.setattr(_loader_ranks, "monotonic", lambda: now)
+    with pytest.warns(UserWarning, match="rank 1 has not begun this epoch within 60 s") as caught:
+        next(batches)
+    assert caught[0].filename == __file__
+    assert len(list(batches)) == 8
+
+
+def test_loaders_that_one_rank_alone_has_do_no_harm(ranks: Ranks) -> None:
+    first = ranks.loader(0)
+    shown = sm.DataLoader(DistributedRandomSampler(5, seed=7))
+    second = ranks.loader(1)
+    ranks.rank = 0
+    list(shown)
+    list(first)
+    ranks.rank = 1
+    assert len(list(second)) == 4
+
+
+def test_nothing_is_written_where_the_ranks_are_not_those_of_the_process_group(
+    ranks: Ranks,
+) -> None:
+    other = DistributedRandomSampler(9, rank=1, world_size=2)
+    list(sm.DataLoader(MapIterator(list(range(9)), other)))
+    list(sm.DataLoader(DistributedRandomSampler(9, rank=0, world_size=1)))
+    list(sm.DataLoader(range(9)))
+    assert not ranks.store.values
+
+
+RANK = """
+    import sys
+    import torch.distributed as dist
+    import spdl_media as sm
+    from spdl_media.source import DistributedRandomSampler
+
+    rank, store = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for seed in (0, rank):
+        loader = sm.DataLoader(DistributedRandomSampler(40, seed=seed))
+        try:
+            for item in loader:
+                dist.barrier()
+            print("ended")
+        except ValueError as error:
+            print(error)
+            break
+"""
+
+
+def test_processes_of_torch_compare(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    command = [sys.executable, "-c", textwrap.dedent(RANK)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=100)[0].splitlines() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    # The one that comes first sees it with its second item, unless the other has left the barrier before.
+    assert [output[0] for output in outputs] == ["ended", "ended"]
+    assert any("share out different epochs" in output[-1] for output in outputs)
