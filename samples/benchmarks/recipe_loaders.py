@@ -18,6 +18,8 @@ import numpy as np
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RATE, SECONDS = 16000, 3
+# Samples over which those of shards are mixed.
+SHUFFLED = 1000
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,17 @@ def own_sounds(job: Job) -> Any:
 
 
 def own_shards(job: Job) -> Any:
-    """Shards to floats."""
+    """Shards to floats and captions."""
     import spdl_media as sm
 
-    return own(job, sm.Shards(job.samples), partial(own_sample, recipe=own_recipe(job)))
+    shards = sm.Shards(job.samples, shuffle_shards=True, shuffle_buffer=SHUFFLED)
+    recipe = sm.ImageRecipe(job.size, resize_size=job.size, dtype="float32", mean=MEAN, std=STD)
+    return own(job, shards, partial(own_pair, recipe))
 
 
-def own_sample(sample: dict[str, Any], rng: np.random.Generator, recipe: Any) -> Any:
-    """The image and its label."""
-    return recipe((sample["jpg"], int(sample["cls"])), rng=rng)
+def own_pair(recipe: Any, sample: dict[str, Any]) -> tuple[Any, str]:
+    """An image, and its caption."""
+    return recipe(sample["jpg"]), sample["txt"].decode()
 
 
 # SPDL, whose stages are those of the page on migrating from PyTorch.
@@ -196,14 +200,13 @@ def torch_loader(job: Job, load: Callable[[Any], Any]) -> Any:
 
 
 def with_pillow(source: tuple[Any, Any], size: int, *, draft: bool = False) -> Any:
-    """Cut, scaled and mirrored by Pillow, then as torchvision's ToTensor and Normalize do it.
+    """Cut, scaled and mirrored by Pillow.
 
     Args:
         source: A path or bytes, and what goes with it.
         size: Side of the result.
         draft: Have libjpeg shrink the image to what is enough for the box.
     """
-    import torch
     from PIL import Image
 
     data = source[0]
@@ -217,7 +220,14 @@ def with_pillow(source: tuple[Any, Any], size: int, *, draft: bool = False) -> A
         small = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box=box)
     if CHANCE.random() < 0.5:
         small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).contiguous().float().div_(255)
+    return as_floats(small)
+
+
+def as_floats(image: Any) -> Any:
+    """As torchvision's ToTensor and Normalize do it."""
+    import torch
+
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return pixels.sub_(mean).div_(std)
 
@@ -292,21 +302,29 @@ def soundfile_sounds(job: Job) -> Any:
 
 
 def webdataset_shards(job: Job) -> Any:
-    """Shards to floats, by Pillow."""
+    """Shards to floats and captions, by Pillow."""
     import webdataset
 
     dataset = (
-        webdataset.WebDataset(list(job.samples), shardshuffle=False)
-        .to_tuple("jpg", "cls")
+        webdataset.WebDataset(list(job.samples), shardshuffle=len(job.samples))
+        .shuffle(SHUFFLED)
+        .to_tuple("jpg", "txt")
         .map(partial(shard_sample, size=job.size))
         .batched(job.batch, collation_fn=import_module("torch.utils.data").default_collate)
     )
     return webdataset.WebLoader(dataset, batch_size=None, num_workers=job.workers)
 
 
-def shard_sample(sample: tuple[bytes, bytes], size: int) -> tuple[Any, int]:
-    """Floats and a number."""
-    return with_pillow(sample, size), int(sample[1])
+def shard_sample(sample: tuple[bytes, bytes], size: int) -> tuple[Any, str]:
+    """The shorter side scaled, the middle cut out; and the text."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(sample[0])) as image:
+        scale = size / min(image.size)
+        width, height = (round(side * scale) for side in image.size)
+        whole = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    x, y = (width - size) // 2, (height - size) // 2
+    return as_floats(whole.crop((x, y, x + size, y + size))), sample[1].decode()
 
 
 LOADERS: dict[str, dict[str, Loader]] = {
