@@ -50,7 +50,7 @@ def test_writes_figures_of_recipes(tmp_path: Path) -> None:
         row = loaders["spdl_media"]
         assert row["cpu_ms"]["lowest"] > 0
         assert row["items_per_second"]["lowest"] > 0
-    assert done.stdout.count("spdl_media") == 3
+    assert done.stdout.count("\nspdl_media ") == 3
 
 
 def test_says_what_is_wrong(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The samples of speech and of captions, run as their users run them."""
+"""The samples of speech, of captions and of shards, run as their users run them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", ["speech", "captions"])
+@pytest.mark.parametrize("name", ["speech", "captions", "caption_shards"])
 def test_prints_what_its_docstring_shows(name: str, tmp_path: Path) -> None:
     script = CHECKOUT / "samples" / f"{name}.py"
     done = subprocess.run(
