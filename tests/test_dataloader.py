@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
@@ -898,10 +899,13 @@ class TestTasks:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(anext(iterator), None if timeout else 0.01)
             gate.set()
-            first = await anext(iterator)
-            state = loader.state_dict()
-            assert state["num_done"] == 1
-            return [first, *[item async for item in iterator]]
+            items = []
+            while len(items) < 5:
+                # A busy machine may take longer than the loader's timeout.
+                with contextlib.suppress(TimeoutError):
+                    items.append(await anext(iterator))
+                    assert loader.state_dict()["num_done"] == len(items)
+            return items
 
         loader = DataLoader(range(5), preprocessor=wait, output_order="input", timeout=timeout)
         assert asyncio.run(consume()) == list(range(5))
