@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._checks import check_callable, check_choice
+from spdl_media._checks import check_callable, check_choice, check_int
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
 from spdl_media.source import MapIterator
@@ -144,21 +144,37 @@ def check_policy(
         )
 
 
-def check_executor(
-    executor: Executor | ExecutorConfig | None, preprocessor: Callable[..., Any] | None
+def check_calls(
+    fetch: Callable[[Any], Any] | None,
+    preprocessor: Callable[..., Any] | None,
+    executor: Executor | ExecutorConfig | None,
+    cache: int | None,
 ) -> None:
-    """Check whether a preprocessor can run in an executor.
+    """Check whether the calls for items can run in an executor, and their samples be kept for later epochs.
 
     Raises:
-        TypeError: It is no executor.
-        ValueError: The preprocessor is a generator or a coroutine function.
-        PipelineError: It cannot be pickled, and would have to be.
+        TypeError: It is no executor, or the bytes of the cache are no whole number.
+        ValueError: There are no such calls, the preprocessor is of a kind that does not go with that, or the
+            cache is too small.
+        PipelineError: The preprocessor cannot be pickled, and would have to be.
     """
-    if executor is None:
+    if executor is None and cache is None:
         return
+    if fetch is None and preprocessor is None:
+        raise ValueError(
+            "executor= and cache= are for a preprocessor or a dataset; there is neither"
+        )
     if preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
-            f"the preprocessor {name_of(preprocessor)} is a generator, which gives its samples one by one, "
-            "and from an executor finished results come back; leave out executor=, or use a function"
+            f"executor= and cache= are for one sample an item, and {name_of(preprocessor)} is a generator; "
+            "use a function, or leave them out"
         )
-    PipeConfig(preprocessor or int, executor=executor)
+    if executor is not None:
+        PipeConfig(preprocessor or int, executor=executor)
+    if cache is not None:
+        check_int("cache", cache, unit=" byte")
+        if preprocessor is not None and takes_rng(preprocessor):
+            raise ValueError(
+                f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} takes rng "
+                "to make another in each; leave one of them out"
+            )

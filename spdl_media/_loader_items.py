@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+import pickle
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._loader_policies import Policy, StandInTag, is_final
+from spdl_media._loader_policies import StandIns, is_final
 from spdl_media._loader_stages import One, Tagged, stage_of
 from spdl_media._resume import Ledger
 from spdl_media.pipeline import PipeConfig
@@ -117,6 +119,43 @@ def _no_coroutine(value: Any, fn: Callable[..., Any]) -> Any:
     return value
 
 
+class SampleCache:
+    """Keeps samples in memory, pickled: so their bytes are known, and who changes a sample changes no other.
+
+    Attributes:
+        max_bytes: What they may take together. What comes later is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._num_bytes = 0
+        self._samples: dict[Any, bytes] = {}
+        self._lock = threading.Lock()
+
+    async def sample(self, item: Any, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the sample of an item, made if it is not kept.
+
+        Raises:
+            TypeError: The item cannot be hashed.
+            Exception: The sample cannot be made or pickled.
+        """
+        kept = self._samples.get(item)
+        if kept is not None:
+            return pickle.loads(kept)  # noqa: S301  # our own
+        sample = await make()
+        if self._num_bytes < self.max_bytes:
+            data = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
+            with self._lock:
+                if item not in self._samples and self._num_bytes + len(data) <= self.max_bytes:
+                    self._num_bytes += len(data)
+                    self._samples[item] = data
+        return sample
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a loader begins with an empty one.
+        return SampleCache, (self.max_bytes,)
+
+
 @dataclass
 class ItemStages:
     """Makes the stages in which items are read and preprocessed.
@@ -126,25 +165,27 @@ class ItemStages:
         preprocessor: Makes the sample of the value.
         make_rng: Makes the argument ``rng`` of the preprocessor.
         ledger: Of the run.
-        policy: Finds what stands in for an item.
+        stand_ins: Finds what stands in for an item.
         executor: Where the calls are made.
+        cache: Keeps samples for later epochs.
     """
 
     fetch: Callable[[Any], Any] | None
     preprocessor: Callable[..., Any] | None
     make_rng: RngMaker | None
     ledger: Ledger
-    policy: Policy | None
+    stand_ins: StandIns | None
     executor: Executor | ExecutorConfig | None
+    cache: SampleCache | None
 
     def make(self, parallel: Callable[[Callable[..., Any]], dict[str, Any]]) -> list[PipeConfig]:
-        """Make the stages: one, if a policy or an executor needs the call in one piece.
+        """Make the stages: one, if stand-ins, an executor or a cache need the call in one piece.
 
         Args:
             parallel: Gives the options of a stage by its function.
         """
         fetch, preprocessor, ledger = self.fetch, self.preprocessor, self.ledger
-        if self.policy is not None or self.executor is not None:
+        if self.stand_ins or self.executor or self.cache:
             return [self._whole(parallel)] if fetch or preprocessor else []
         stages = []
         if fetch is not None:
@@ -178,33 +219,29 @@ class ItemStages:
     ) -> Callable[[Tagged], Any]:
         """Make what this process calls around a call that an executor may make elsewhere."""
         is_async = kind_of(call) == "async"
-        policy, place = self.policy, self.make_rng.place if self.make_rng else int
+        stand_ins, place = self.stand_ins, self.make_rng.place if self.make_rng else int
 
-        async def load(item: Any, position: int) -> Any:
+        async def make(item: Any, position: int) -> Any:
             result = call(item if is_bare else (item, place(position)))
             return await result if is_async else _no_coroutine(result, call)
+
+        async def load(item: Any, position: int) -> Any:
+            if self.cache is None:
+                return await make(item, position)
+            return await self.cache.sample(item, partial(make, item, position))
 
         async def stage(tagged: Tagged) -> Tagged | None:
             with One(tagged, self.ledger) as one:
                 try:
                     return one.tag(await load(tagged.value, tagged.tags[0][0]))
                 except BaseException as error:
-                    if policy is None or is_final(error):
+                    if stand_ins is None or is_final(error):
                         raise
                     failure = error
                 # Not while the error is handled, which else were the context of all that follow.
-                stand_in = await policy.stand_in(tagged, failure, load, node)
-                if stand_in is None:
-                    return one.tag(None)
-                return Tagged(stand_in[0], (_stand_in_tag(tagged, stand_in[1]),))
+                return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
 
         return stage if is_async else lambda tagged: _finished(stage(tagged))
-
-
-def _stand_in_tag(tagged: Tagged, by: int | None) -> StandInTag:
-    tag = StandInTag(tagged.tags[0])
-    tag.item, tag.by = tagged.value, by
-    return tag
 
 
 def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:

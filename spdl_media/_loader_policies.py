@@ -50,40 +50,56 @@ def replaced_in(tags: Iterable[Tag]) -> tuple[Replaced, ...]:
 
 # Makes the sample of an item, with the random numbers of a position.
 _Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
-# What stands in for an item that failed, and the position of its own item.
-_StandIn: TypeAlias = tuple[Any, int | None]
 
 
-class Policy:
-    """Has each failure counted once, and finds what stands in for the item.
+class StandIns:
+    """Has each failure counted once, and finds what stands in for the item: by a function, or another item.
 
-    Attributes:
-        items: Those of the epoch, where it had to be begun for the policy.
+    Good samples go in the place of bad ones, each of one at most, as brackets are matched. A bad item is an
+    opening bracket, a good one closes it, and the positions form a ring. So the choice depends on which items
+    are good and on nothing else: not on threads, nor on where an epoch was resumed.
+
+    Args:
+        fn: A function of the user's that makes the sample.
+        items: Those of the epoch, without a function.
+        ledger: Of the run.
     """
 
-    items: Sequence[Any] | None = None
-
-    def __init__(self) -> None:
+    def __init__(
+        self, fn: Callable[[Any, BaseException], Any] | None, items: Sequence[Any], ledger: Ledger
+    ) -> None:
+        self.items = items
+        self._fn = fn
+        self._ledger = ledger
         self._lock = threading.Lock()
         self._counted: set[int] = set()
+        # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
+        self._turns: dict[int, int] = {}
 
-    async def stand_in(
+    async def find(
         self, tagged: Tagged, error: BaseException, load: _Load, node: Node
-    ) -> _StandIn | None:
+    ) -> Tagged | None:
         """Return what stands in for an item that failed; ``None`` drops it.
 
         Raises:
             PoolBroken: No item can be loaded any more.
-            BaseException: What a function of the user's raised.
+            BaseException: What the function raised.
         """
-        self.count(tagged, error, node)
+        self._count(tagged, error, node)
         try:
-            return await self.find(tagged, error, load, node)
+            if self._fn is not None:
+                sample, by = self._fn(tagged.value, error), None
+            else:
+                sample, by = await self._walk(tagged.tags[0][0], load, node)
         finally:
             node.end_early()
+        if sample is None:
+            return None
+        tag = StandInTag(tagged.tags[0])
+        tag.item, tag.by = tagged.value, by
+        return Tagged(sample, (tag,))
 
-    def count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
-        """Report a failure, unless that of the item was before."""
+    def _count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
         position = tagged.tags[0][0]
         with self._lock:
             is_new = position not in self._counted
@@ -91,48 +107,9 @@ class Policy:
         if is_new:
             node.fail_early(tagged, error)
 
-    async def find(
-        self, tagged: Tagged, error: BaseException, load: _Load, node: Node
-    ) -> _StandIn | None:
-        """Do as :meth:`stand_in`, once the failure has been counted."""
-        raise NotImplementedError
-
-
-class ByFunction(Policy):
-    """Has a function of the user's make what stands in."""
-
-    def __init__(self, fn: Callable[[Any, BaseException], Any]) -> None:
-        super().__init__()
-        self._fn = fn
-
-    async def find(
-        self, tagged: Tagged, error: BaseException, _load: _Load, _node: Node
-    ) -> _StandIn | None:
-        """Call the function."""
-        value = self._fn(tagged.value, error)
-        return None if value is None else (value, None)
-
-
-class ByNeighbour(Policy):
-    """Chooses good samples in the place of bad ones, each for one at most, as brackets are matched.
-
-    A bad item is an opening bracket, a good one closes it, and the positions form a ring. So the choice
-    depends on which items are good and on nothing else: not on threads, nor on where an epoch was resumed.
-    """
-
-    def __init__(self, items: Sequence[Any], ledger: Ledger) -> None:
-        super().__init__()
-        self.items: Sequence[Any] = items
-        self._ledger = ledger
-        # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
-        self._turns: dict[int, int] = {}
-
-    async def find(
-        self, tagged: Tagged, _error: BaseException, load: _Load, node: Node
-    ) -> _StandIn | None:
+    async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
         """Walk ahead to the good item that closes the bracket."""
-        position, depth = tagged.tags[0][0], 1
-        self._turns[position] = 1
+        depth = self._turns[position] = 1
         for by in chain(range(position + 1, len(self.items)), range(position)):
             # The consumer has gone, and the way may be long.
             if self._ledger.is_closed:
@@ -143,7 +120,7 @@ class ByNeighbour(Policy):
             depth += turn
             if not depth:
                 return sample, by
-        return None
+        return None, None
 
     async def _try(self, by: int, position: int, load: _Load, node: Node) -> tuple[int, Any]:
         turn, sample, item = 1, None, None
@@ -154,7 +131,7 @@ class ByNeighbour(Policy):
         except BaseException as error:
             if is_final(error):
                 raise
-            self.count(Tagged(item, ((by, None),)), error, node)
+            self._count(Tagged(item, ((by, None),)), error, node)
         self._turns[by] = turn
         return turn, sample
 
@@ -164,16 +141,16 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, PoolBroken) or ends_with_run(error)
 
 
-def policy_of(
+def stand_ins_of(
     on_error: OnError, source: SharedSource, start: State, ledger: Ledger
-) -> Policy | None:
-    """Make the policy of a run; one that looks for other items begins the epoch of the source.
+) -> StandIns | None:
+    """Make what finds stand-ins in a run; if among the items of the source, begin its epoch.
 
     Raises:
         ValueError: The source has no positions at which to look.
     """
     if callable(on_error):
-        return ByFunction(on_error)
+        return StandIns(on_error, (), ledger)
     if on_error != "replace":
         return None
     items = source.begin_by_position(start)
@@ -183,4 +160,4 @@ def policy_of(
             f"{type(source.source).__name__}, can only be read from its start; pass a sequence, a sampler or "
             "MapIterator(dataset, sampler), or a function as on_error"
         )
-    return ByNeighbour(items, ledger)
+    return StandIns(None, items, ledger)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from time import monotonic
@@ -13,6 +13,8 @@ from typing import Any
 
 from spdl_media._epochs import PLACE, order_of, place_of
 from spdl_media.pipeline.stages import source_length
+
+LOG = logging.getLogger("spdl_media.pipeline")
 
 # A rank that begins an epoch later than that is slow, or iterates another number of times.
 ANSWER_SECONDS = 60.0
@@ -62,11 +64,10 @@ class RankCheck:
                     "the same arguments, over the same data, and set the same epoch"
                 )
         if self._waiting and monotonic() > self._deadline:
-            warnings.warn(
-                f"rank {self._waiting[0]} has not begun this epoch within {ANSWER_SECONDS:.0f} s, so its "
-                f"seed and length were not compared with those of rank {self._rank}",
-                # To the loop.
-                stacklevel=_depth_of_program(),
+            LOG.warning(
+                "rank %d has not begun this epoch within %.0f s, so its seed and length were not compared "
+                "with those of rank %d",
+                *(self._waiting[0], ANSWER_SECONDS, self._rank),
             )
             self._waiting = []
 
@@ -107,15 +108,9 @@ def origin_of_loader() -> str:
 
     Not by its number alone: one rank may make more loaders than the others.
     """
-    frame = sys._getframe(_depth_of_program() - 1)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
     line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     _loaders[line] += 1
     return f"{line}/{_loaders[line]}"
-
-
-def _depth_of_program() -> int:
-    """How many frames from the caller's the first line outside of this package is, counted from 1."""
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        depth, frame = depth + 1, frame.f_back
-    return depth

@@ -28,7 +28,7 @@ from spdl_media._epochs import iterator_in, order_of, place_maker
 from spdl_media._loader_arguments import (
     TORCH_NAMES,
     OnError,
-    check_executor,
+    check_calls,
     check_functions,
     check_policy,
     checked_source,
@@ -36,8 +36,8 @@ from spdl_media._loader_arguments import (
     usable_cores,
 )
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
-from spdl_media._loader_items import ItemStages, RngMaker, sample_rng
-from spdl_media._loader_policies import Replaced, policy_of, replaced_in
+from spdl_media._loader_items import ItemStages, RngMaker, SampleCache, sample_rng
+from spdl_media._loader_policies import Replaced, replaced_in, stand_ins_of
 from spdl_media._loader_ranks import RankCheck, check_of_ranks, origin_of_loader
 from spdl_media._loader_stages import SharedSource, stage_of, value_of
 from spdl_media._resume import Ledger, State, Tag, loaded_state
@@ -118,10 +118,11 @@ class DataLoader:
             see :attr:`replaced`; the source must have positions, as sequences, samplers and datasets have.
             A function ``f(item, error)`` makes the sample, of the item as the source gave it (the key, for
             a dataset), or drops it by ``None``; what it raises is a second failure.
-        executor: Where the preprocessor runs, and the source's dataset is read, instead of in threads: a
-            :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig` or the like, of which each epoch makes its
-            own pool of ``num_threads`` workers or as it says, or a ``concurrent.futures.Executor`` of yours,
-            which may serve many epochs. Both must be plain functions that can be pickled.
+        executor: Where the preprocessor runs and the source's dataset is read, instead of in threads: a
+            description such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`, of which each epoch
+            makes its own, or a ``concurrent.futures.Executor`` of yours. They must be plain functions.
+        cache: Bytes of samples, pickled, to keep in memory for later epochs, by items as the source gave
+            them, which must be hashable. Not for preprocessors that take ``rng`` or are generators.
         seed: Seed of :func:`sample_rng`.
 
     Raises:
@@ -159,6 +160,7 @@ class DataLoader:
     on_failure: Callable[[FailureRecord, Any], object] | None = None
     on_error: OnError = "skip"
     executor: Executor | ExecutorConfig | None = None
+    cache: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -184,9 +186,10 @@ class DataLoader:
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
         check_policy(self.on_error, self.preprocessor, self.max_failures)
-        check_executor(self.executor, self.preprocessor)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
+        check_calls(self._source.fetch, self.preprocessor, self.executor, self.cache)
+        self._samples = None if self.cache is None else SampleCache(self.cache)
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
         self._is_pinned = False
@@ -408,13 +411,13 @@ class DataLoader:
         if preprocessor is not None and takes_rng(preprocessor):
             # The sample's place among those of all ranks: no two share random numbers.
             make_rng = RngMaker((start.seed, start.epoch), place_maker(source.source, start.before))
-        policy = policy_of(self.on_error, source, start, ledger)
+        stand_ins = stand_ins_of(self.on_error, source, start, ledger)
         item_stages = ItemStages(
-            source.fetch, preprocessor, make_rng, ledger, policy, self.executor
+            source.fetch, preprocessor, make_rng, ledger, stand_ins, self.executor, self._samples
         )
         stages: list[StageConfig] = [*item_stages.make(self._parallel)]
         # Without a stage for items, none sees a None, and drops it.
-        items = None if policy is None else policy.items
+        items = stand_ins.items if self.on_error == "replace" and stand_ins else None
         feed = source.feed(start, ledger, items, drops_none=not stages)
         if self.batch_size is not None:
             stages.append(AggregateConfig(self.batch_size, drop_last=self.drop_last))

@@ -195,3 +195,8 @@ def test_what_no_executor_can_run_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         sm.DataLoader(range(3), preprocessor=preprocessor, executor=executor)
+
+
+def test_there_must_be_something_to_run() -> None:
+    with pytest.raises(ValueError, match="there is neither"):
+        sm.DataLoader(range(3), executor=POOL)
