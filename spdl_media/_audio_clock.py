@@ -7,7 +7,6 @@ the sample from that of the packet.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -29,7 +28,7 @@ _EVEN_CODECS = frozenset({"aac", "ac3", "eac3", "mp1", "mp2", "mp3"})
 _SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
 
 # A stream's first timestamp and the one at hand are rounded, half a tick each.
-_ROUNDING_TICKS = Fraction(3, 2)
+_ROUNDING_HALF_TICKS = 3
 
 
 def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction) -> int:
@@ -44,7 +43,7 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
         # The Opus decoder cuts its own delay off the first frame also after a seek. The end of that
         # frame is still where a packet ends.
         for samples in (0, num_samples):
-            place = _on_grid(codec, pts + samples / (base * rate), _packet_samples(codec))
+            place = _on_grid(codec, pts, _packet_samples(codec), samples)
             if place is not None:
                 return first + place - samples
     return first + nearest_sample(pts - start, base, _ZERO, rate)
@@ -75,7 +74,7 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
         step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
     # Opus has shorter packets too, of which every other may stand on the grid by chance.
     short = 0 < duration < step / tick - 1
-    return not short and _on_grid(codec, Fraction(pts), step) is not None
+    return not short and _on_grid(codec, pts, step) is not None
 
 
 def even_samples(codec: AudioCodec) -> int:
@@ -152,16 +151,19 @@ class Lead:
 _PROBES = 16
 
 
-def _on_grid(codec: AudioCodec, pts: Fraction, step: int) -> int | None:
-    """Samples from the start of the stream to this packet, if it stands where packets stand."""
-    after = pts - (codec.start_pts or 0)
-    tick = _samples_per_tick(codec)
-    if after == 0 or not step or step < 4 * tick:
+def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | None:
+    """Samples from the start of the stream to so many behind a timestamp, if packets stand there."""
+    # In whole numbers, samples times this unit: fractions take as long as ten packets take to decode.
+    unit = codec.time_base.denominator
+    tick = codec.time_base.numerator * codec.sample_rate
+    after = (pts - (codec.start_pts or 0)) * tick + samples * unit
+    if after == 0 or not step or step * unit < 4 * tick:
         return None if after else 0
-    # The first packet begins so many samples before the first one that is heard.
-    number = _nearest((after * tick + codec.delay) / step)
-    samples = number * step - codec.delay
-    return samples if abs(samples - after * tick) <= _ROUNDING_TICKS * tick else None
+    # The first packet begins so many samples before the first one that is heard. Halves go up, as in
+    # nearest_sample.
+    number = (2 * (after + codec.delay * unit) + step * unit) // (2 * step * unit)
+    place = number * step - codec.delay
+    return place if 2 * abs(place * unit - after) <= _ROUNDING_HALF_TICKS * tick else None
 
 
 def _samples_per_tick(codec: AudioCodec) -> Fraction:
@@ -208,8 +210,3 @@ def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
     if place < 28 or place >= len(header):
         return _SHORTEST_VORBIS, _LONGEST_VORBIS
     return 1 << (header[place] & 15), 1 << (header[place] >> 4)
-
-
-def _nearest(value: Fraction) -> int:
-    # Not round(), which takes halves to the even side, and so one up and the next down.
-    return math.floor(value + Fraction(1, 2))
