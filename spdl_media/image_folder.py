@@ -78,102 +78,75 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         extensions: Sequence[str] | None = None,
         allow_empty: bool = False,
     ) -> None:
-        self._root = os.fspath(root)
-        if not Path(self._root).is_dir():
-            raise NotADirectoryError(f"{self._root!r} is no folder that can be searched")
-        suffixes = _IMAGES if extensions is None else _checked(extensions)
+        if not Path(root).is_dir():
+            raise NotADirectoryError(f"{str(root)!r} is no folder that can be searched")
+        suffixes = tuple(str(one).lower() for one in (extensions or _IMAGES))
+        if not all(one.startswith(".") for one in suffixes):
+            raise ValueError(f"extensions must be endings such as ('.jpg',), not {extensions!r}")
         broken: list[str] = []
-        folders, _ = _entries(self._root, suffixes, broken)
-        by_class = [_search(folder, suffixes, broken) for folder in sorted(folders)]
-        self.classes = [Path(folder).name for folder in sorted(folders)]
-        self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
+        found: dict[str, list[str]] = {}
+        # By the path of the folder, then by name.
+        for folder, paths in sorted(_walk(os.fspath(root), suffixes, broken)):
+            name = "".join(Path(folder).relative_to(root).parts[:1])
+            found.setdefault(name, []).extend(sorted(paths))
+        del found[""]  # the files beside the classes
         if broken:
             raise FileNotFoundError(
-                f"links below {self._root!r} lead nowhere or in a circle, {_in_words(broken)}. Remove them"
+                f"links lead nowhere or in circles: {_some(broken)}. Remove them"
             )
-        if not folders:
+        if not found:
             raise FileNotFoundError(
-                f"{self._root!r} has no folders, each of which would be a class. LocalDirectory of "
+                f"{str(root)!r} has no folders, each of which would be a class. LocalDirectory of "
                 "spdl_media.source gives files without classes"
             )
-        empty = [name for name, found in zip(self.classes, by_class, strict=True) if not found]
-        if empty and not allow_empty:
+        if (empty := [name for name, paths in found.items() if not paths]) and not allow_empty:
             raise FileNotFoundError(
-                f"classes of {self._root!r} have no file that ends in {listed(suffixes)}, "
-                f"{_in_words(empty)}. Pass extensions= for other files, or allow_empty=True"
+                f"classes of {str(root)!r} have no file that ends in {listed(suffixes)}: {_some(empty)}. "
+                "Pass extensions= for other files, or allow_empty=True"
             )
-        counts = [len(found) for found in by_class]
-        self.targets = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        paths = [path for found in by_class for path in found]
+        self.classes = list(found)
+        self.class_to_idx = {name: index for index, name in enumerate(found)}
+        self.targets = np.repeat(np.arange(len(found), dtype=np.int64), [*map(len, found.values())])
         # Pairs are made when asked for: a million would take 60 MB beside their paths.
-        self.samples = Mapped(partial(_pair, paths, self.targets), range(len(paths)))
-        arguments: Any = {"rank": rank, "world_size": world_size, "uneven": uneven}
-        super().__init__(
-            self.samples,
-            DistributedRandomSampler(len(paths), seed=seed, **arguments)
-            if shuffle
-            else DistributedDeterministicSampler(len(paths), **arguments),
-        )
+        pair = partial(_pair, [path for paths in found.values() for path in paths], self.targets)
+        self.samples = Mapped(pair, range(len(self.targets)))
+        kind: Any = DistributedRandomSampler if shuffle else DistributedDeterministicSampler
+        order: Any = {"seed": seed} if shuffle else {}
+        order |= {"rank": rank, "world_size": world_size, "uneven": uneven}
+        super().__init__(self.samples, kind(len(self.targets), **order))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         # Of its own, for there is nothing to fetch: a DataLoader has a stage less.
         return super().__iter__()
-
-    def __repr__(self) -> str:
-        return (
-            f"ImageFolder({self._root!r}): {len(self.samples)} files of {len(self.classes)} classes, "
-            f"{self.sampler!r}"
-        )
 
 
 def _pair(paths: Sequence[str], targets: npt.NDArray[np.int64], position: int) -> tuple[str, int]:
     return paths[position], int(targets[position])
 
 
-def _checked(extensions: Sequence[str]) -> tuple[str, ...]:
-    suffixes = tuple(str(one).lower() for one in extensions)
-    if not suffixes or not all(one.startswith(".") for one in suffixes):
-        raise ValueError(f"extensions must be endings such as ('.jpg', '.png'), not {extensions!r}")
-    return suffixes
-
-
-def _search(folder: str, suffixes: tuple[str, ...], broken: list[str]) -> list[str]:
-    """Files in a folder and below it, in torchvision's order: by the path of the folder, then by name."""
-    return [path for _, names in sorted(_walk(folder, suffixes, broken)) for path in sorted(names)]
-
-
 def _walk(
-    folder: str, suffixes: tuple[str, ...], broken: list[str], above: tuple[object, ...] = ()
+    folder: str, suffixes: tuple[str, ...], broken: list[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Each folder, from this one on, with the paths of its files."""
-    status = Path(folder).stat()
-    identity = status.st_dev, status.st_ino
-    if identity in above:  # by a link
-        broken.append(folder)
-        return
-    folders, paths = _entries(folder, suffixes, broken)
-    yield folder, paths
-    for below in folders:
-        yield from _walk(below, suffixes, broken, (*above, identity))
-
-
-def _entries(
-    folder: str, suffixes: tuple[str, ...], broken: list[str]
-) -> tuple[list[str], list[str]]:
-    """Paths of the folders in a folder, and of the files with such endings."""
     folders, paths = [], []
-    # Not pathlib: the system says with each name what it is, and a million files take a second.
+    # Not pathlib: the system says with each name what it is, so that 100,000 files take 0.15 s.
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir():
-                folders.append(entry.path)
-            elif entry.is_symlink() and not Path(entry.path).exists():
+            if entry.is_symlink() and _is_broken(Path(entry.path)):
                 broken.append(entry.path)
+            elif entry.is_dir():
+                folders.append(entry.path)
             elif entry.name.lower().endswith(suffixes) and entry.is_file():
                 paths.append(entry.path)
-    return folders, paths
+    yield folder, paths
+    for below in folders:
+        yield from _walk(below, suffixes, broken)
 
 
-def _in_words(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > _MAX_LISTED else ""
-    return f"{len(names)} of them: {', '.join(sorted(names)[:_MAX_LISTED])}{more}"
+def _is_broken(link: Path) -> bool:
+    return not link.exists() or link.parent.resolve().is_relative_to(link.resolve())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(sorted(names)[:_MAX_LISTED])}{more}"

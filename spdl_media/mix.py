@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int, check_weights
-from spdl_media._epochs import is_indexed, place_of
+from spdl_media._epochs import Mapped, is_indexed, place_of
 from spdl_media.samplers import Purpose, permutation, random_bits
 from spdl_media.source import MapIterator
 
@@ -63,47 +64,31 @@ class Mix(MapIterator[Any]):
         if not sources:
             raise ValueError("sources must hold at least one source, and is empty")
         parts = [_by_position(position, source) for position, source in enumerate(sources)]
-        lengths = [len(part) for part in parts]
-        shares = check_weights(lengths if weights is None else weights, len(parts), "source")
-        for position, (size, share) in enumerate(zip(lengths, shares, strict=True)):
-            if share and not size:
-                raise ValueError(f"sources[{position}] has no items; give it the weight 0")
-        total = sum(size for size, share in zip(lengths, shares, strict=True) if share)
-        total = total if length is None else check_int("length", length)
-        order = _MixOrder(parts, _apportioned(total, shares), seed)
-        super().__init__(_Values(parts), order)
-        self.counts = order.counts.tolist()
+        sizes = np.array([len(part) for part in parts])
+        shares = check_weights(sizes if weights is None else weights, len(parts), "source")
+        if (empty := (shares > 0) & (sizes == 0)).any():
+            raise ValueError(f"sources[{empty.argmax()}] has no items; give it the weight 0")
+        total = int(sizes[shares > 0].sum()) if length is None else check_int("length", length)
+        # In proportion to the shares: rounded down, and then up where most is missing.
+        exact = total * (shares / shares.sum())
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+        self.counts: list[int] = counts.tolist()
+        super().__init__(_Values([part.mapping for part in parts]), _MixOrder(parts, counts, seed))
 
 
 def _by_position(position: int, source: Any) -> MapIterator[Any]:
     """The source as keys and their values."""
     if isinstance(source, MapIterator):
-        part = source
-    elif hasattr(source, "begin_by_position") or (
-        is_indexed(source) and hasattr(source, "set_epoch")
-    ):
-        part = MapIterator(_Same(), source)
-    elif is_indexed(source):
-        part = MapIterator(source)
-    else:
-        raise TypeError(
-            f"sources[{position}], a {type(source).__name__}, cannot be read by position. Pass a list, a "
-            "map-style dataset or a MapIterator; MergeIterator of spdl_media.source takes any iterables"
-        )
-    try:
-        len(part)
-    except TypeError as error:
-        raise TypeError(f"sources[{position}]: {error}") from error
-    return part
-
-
-def _apportioned(total: int, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Whole numbers in proportion to the shares: rounded down, and then up where most is missing."""
-    exact = total * (shares / shares.sum())
-    counts: npt.NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    most = np.argsort(counts - exact, kind="stable")
-    counts[most[: total - counts.sum()]] += 1
-    return counts
+        return source
+    if hasattr(source, "begin_by_position"):
+        return MapIterator(_Same(), source)
+    if is_indexed(source):
+        return MapIterator(source)
+    raise TypeError(
+        f"sources[{position}], a {type(source).__name__}, cannot be read by position. Pass a list, a "
+        "map-style dataset or a MapIterator; MergeIterator of spdl_media.source takes any iterables"
+    )
 
 
 class _Same:
@@ -116,12 +101,11 @@ class _Same:
 class _Values:
     """The value of a source's key."""
 
-    def __init__(self, parts: Sequence[MapIterator[Any]]) -> None:
-        self._parts = parts
+    def __init__(self, mappings: Sequence[Any]) -> None:
+        self._mappings = mappings
 
     def __getitem__(self, key: tuple[int, Any]) -> Any:
-        source, own = key
-        return self._parts[source].mapping[own]
+        return self._mappings[key[0]][key[1]]
 
 
 class _MixOrder:
@@ -157,36 +141,15 @@ class _MixOrder:
         chosen = np.repeat(np.arange(len(self.counts)), self.counts)[order]
         # Which of its own items a source gives, counted from the first epoch on.
         numbers = np.empty_like(order)
-        firsts = epoch * self.counts
         numbers[np.argsort(chosen, kind="stable")] = np.concatenate(
-            [np.arange(first, first + n) for first, n in zip(firsts, self.counts, strict=True)]
+            [np.arange(epoch * count, (epoch + 1) * count) for count in self.counts.tolist()]
         )
-        return _Keys(self._parts, chosen, numbers)
+        return Mapped(partial(self._key, chosen, numbers, {}), range(len(order)))
 
-
-class _Keys(Sequence[tuple[int, Any]]):
-    """The keys of one epoch. Of each source the epoch is kept that was asked for last."""
-
-    def __init__(
-        self,
-        parts: Sequence[MapIterator[Any]],
-        chosen: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64],
-    ) -> None:
-        self._parts, self._chosen, self._numbers = parts, chosen, numbers
-        self._begun: dict[int, tuple[int, Any]] = {}
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return [self[one] for one in range(*position.indices(len(self)))]
-        source = int(self._chosen[position])
-        part = self._parts[source]
-        epoch, place = divmod(int(self._numbers[position]), len(part))
-        begun, keys = self._begun.get(source, (-1, None))
-        if begun != epoch:
-            keys = part.begin_keys(epoch)
-            self._begun[source] = epoch, keys
-        return source, keys[place]
+    def _key(self, chosen: Any, numbers: Any, begun: Any, position: int) -> tuple[int, Any]:
+        """The key at a position; ``begun`` keeps the epoch that each source was asked for last."""
+        source, part = int(chosen[position]), self._parts[chosen[position]]
+        epoch, place = divmod(int(numbers[position]), len(part))
+        if begun.get(source, (-1, None))[0] != epoch:
+            begun[source] = epoch, part.begin_keys(epoch)
+        return source, begun[source][1][place]

@@ -30,6 +30,10 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 """Standard deviation of the same, for ``std=``."""
 
 
+# Of load_image, as they are.
+_OPTIONS = "dtype mean std layout scale_algo quality decode_config".split()
+
+
 @dataclass(frozen=True)
 class _OnGrid:
     """Boxes of another function, those that are large with their edges on the grid of a JPEG's blocks."""
@@ -115,19 +119,8 @@ class ImageRecipe:
         if self.random_crop and self.decode_config is not None and self.decode_config.downscale:
             crop = _OnGrid(crop, 2 * size)
         cuts: Any = {"crops": crop, "flips": self.flip}
-        request = image_request(
-            width=size,
-            height=size,
-            scale_mode=None,
-            scale_algo=self.scale_algo,
-            quality=self.quality,
-            layout=self.layout,
-            dtype=self.dtype,
-            mean=self.mean,
-            std=self.std,
-            decode_config=self.decode_config,
-            **cuts,
-        )
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        request = image_request(width=size, height=size, scale_mode=None, **options, **cuts)
         # Checked once, for all images.
         object.__setattr__(self, "_prepared", (request, cuts))
 
