@@ -121,6 +121,18 @@ def test_a_state_after_the_change_resumes_by_itself() -> None:
     assert len(list(other)) == 20  # the next epoch is a whole one
 
 
+def test_what_padding_has_given_is_not_left() -> None:
+    def make(rank: int, world_size: int) -> DataLoader:
+        sampler = DistributedRandomSampler(5, rank=rank, world_size=world_size, uneven="pad")
+        return DataLoader(sampler, output_order="input")
+
+    order = order_of(DistributedRandomSampler(5, rank=0, world_size=1))
+    _, fresh = run(make(0, 2), None, 0)
+    given, ended = run(make(1, 2), None, None)
+    assert given == [order[1], order[3], order[0]]
+    assert run(make(0, 1), [fresh, ended], None)[0] == [order[2], order[4]]
+
+
 @pytest.mark.parametrize(
     ("states", "error", "message"),
     [
