@@ -124,12 +124,13 @@ def decode_downscaled(
     pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
         return None
-    upright = _upright(pixels, part, orientation, mirror=ops.mirror)
+    upright = _upright(pixels, part, orientation)
     frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
     # PyAV leaves both unset for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     frame.time_base = packets.codec.time_base
-    return chain.from_rgb().run(frame, sizes)
+    # The result is mirrored, for it is the smaller one.
+    return chain.from_rgb().run(frame, sizes._replace(mirror=ops.mirror))
 
 
 def _plan(
@@ -183,15 +184,14 @@ def _decode_small(
     return pixels if pixels.shape == (height, width, 3) else None
 
 
-def _upright(
-    pixels: npt.NDArray[np.uint8], part: _Part, orientation: int, *, mirror: bool
-) -> npt.NDArray[np.uint8]:
+def _upright(pixels: npt.NDArray[np.uint8], part: _Part, orientation: int) -> npt.NDArray[np.uint8]:
     view = pixels[part.top : part.bottom, part.left : part.right]
     backwards, upwards = stored_flips(orientation)
     view = view[:: -1 if upwards else 1, :: -1 if backwards else 1]
     if swaps_sides(orientation):
         view = view.swapaxes(0, 1)
-    return np.ascontiguousarray(view[:, ::-1] if mirror else view)
+    # A copy where rows run upwards, or pixels of a row do not follow each other.
+    return view if orientation == 1 else np.ascontiguousarray(view)
 
 
 _BLOCK = 4 << 20
