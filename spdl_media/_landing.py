@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
 from spdl_media._rows import PictureRows
-from spdl_media.buffer import BufferMetadata, CPUBuffer
+from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.image_frames import ImageFrames
 from spdl_media.storage import Storage
 from spdl_media.values import Values
@@ -47,9 +47,15 @@ class ImageBuffer(CPUBuffer):
 
     def release(self) -> None:
         """Give the memory back, as other buffers do."""
-        with self._lock:
+        # The outer lock first, as whoever asks for the array interface.
+        with RELEASING, self._lock:
             self._image = None
             super().release()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        self._alive()  # made before the lock of all buffers is taken
+        return super().__array_interface__
 
     def rows(self, count: int, storage: Storage | None) -> PictureRows:
         """Rows for so many images like this one."""

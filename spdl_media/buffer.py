@@ -17,7 +17,7 @@ from spdl_media.orientation import Box
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 
 # One for all buffers: it is held for nanoseconds. A finalizer may meet it in its own thread, hence RLock.
-_RELEASING = threading.RLock()
+RELEASING = threading.RLock()
 
 # DLPack's numbers.
 _CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
@@ -217,14 +217,14 @@ class CPUBuffer(_Buffer):
         Those of ``np.asarray(buffer)`` hold the buffer itself, so the memory then waits for both;
         :func:`~spdl_media.to_numpy` has no such effect. A second call does nothing.
         """
-        with _RELEASING:
+        with RELEASING:
             # Out of the lock before it is dropped: what that sets free may run code of others.
             array, self._array = self._array, None
         del array
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        with _RELEASING:
+        with RELEASING:
             # The taker holds this object alone, which must hold the memory even when it is released.
             self._kept = array = self.array
         return array.__array_interface__

@@ -113,6 +113,13 @@ def test_a_batch_is_that_of_arrays(photo: bytes) -> None:
         sm.collate([items[0][0], other])
 
 
+def array_or_none(image: sm.CPUBuffer) -> npt.NDArray[Any] | None:
+    try:
+        return np.asarray(image)
+    except ValueError:  # released
+        return None
+
+
 def test_an_image_becomes_one_array_whoever_asks(photo: bytes) -> None:
     recipe = sm.ImageRecipe(64, **NORMALISED)
     for _ in range(20):
@@ -120,6 +127,12 @@ def test_an_image_becomes_one_array_whoever_asks(photo: bytes) -> None:
         with ThreadPoolExecutor(4) as pool:
             places = list(pool.map(lambda _, one=image: one.array.ctypes.data, range(8)))
         assert len(set(places)) == 1
+    for _ in range(50):  # neither waits for the other
+        image = recipe(photo)
+        with ThreadPoolExecutor(2) as pool:
+            array, none = pool.submit(array_or_none, image), pool.submit(image.release)
+        assert none.result() is None
+        assert array.result() is None or array.result().shape == (3, 64, 64)
     image = recipe(photo)
     image.release()
     with pytest.raises(ValueError, match="was released"):
