@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+
+import pytest
+
+from spdl_media import MissingDependencyError
 
 MAX_SECONDS = 0.6  # 0.2 to 0.3 on a machine that does nothing else
 MAX_RUNS = 10
@@ -41,6 +46,13 @@ def test_import_loads_no_optional_package() -> None:
     _, modules = _import_in_a_new_process()
     assert not {name for name in modules if name.split(".")[0] in HEAVY}
     assert {"av", "numpy"} <= modules
+
+
+def test_the_face_of_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "spdl_media.torch", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"spdl_media\.torch needs torch.*pip install"):
+        importlib.import_module("spdl_media.torch")
 
 
 def test_import_leaves_testing_and_pipeline_alone() -> None:

@@ -72,6 +72,7 @@ ORDER = [
         "_loader_epoch",
         "dataloader",
     ],
+    ["torch"],
     ["cli", "__main__"],
 ]
 HELPERS = {
@@ -89,6 +90,7 @@ JOINS_PIPELINE = {
     "_loader_ranks",
     "_loader_epoch",
     "dataloader",
+    "torch",
     "cli",
 }
 
@@ -100,7 +102,14 @@ PURE = {
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
-    "asyncio": {"pipeline", "_loader_stages", "_loader_items", "_loader_epoch", "async_load"},
+    "asyncio": {
+        "pipeline",
+        "_loader_stages",
+        "_loader_items",
+        "_loader_epoch",
+        "async_load",
+        "torch",
+    },
     # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},

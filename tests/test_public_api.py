@@ -13,6 +13,7 @@ from types import ModuleType
 from effort import each
 
 import spdl_media
+from spdl_media._optional import is_available
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +30,8 @@ def _module_names() -> list[str]:
         private = any(
             part.startswith("_") for part in {*parts} - {"__init__", *PUBLIC_WITH_UNDERSCORE}
         )
+        if path.stem == "torch" and not is_available("torch"):
+            continue
         if not private and "\n__all__ = " in path.read_text(encoding="utf-8"):
             names.append(".".join(part for part in parts if part != "__init__"))
     return [name for name in names if name != "spdl_media"]
@@ -60,6 +63,7 @@ NOT_REEXPORTED = {
     "testing",
     "timing.Seconds",
     "timing.parse_window",
+    "torch",
     "truncation",
 }
 

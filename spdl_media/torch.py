@@ -1,0 +1,318 @@
+"""PyTorch's DataLoader with threads of this library in place of processes.
+
+It derives from torch's own class, which checks the arguments, makes the samplers and knows the length. The
+iterator is made here, and derives from torch's private base of iterators, because that draws from the
+generator as all of torch's iterators do, and what is drawn there decides the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from spdl_media._checks import check_int
+from spdl_media._optional import require
+from spdl_media.pipeline import OutputOrder, PipelineBuilder
+from spdl_media.pipeline.pipeline import heard_again
+
+__all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
+
+_torch: Any = require("torch", "spdl_media.torch")
+_data: Any = _torch.utils.data
+_TorchLoader: Any = _data.DataLoader
+_TorchIterator: Any = _data.dataloader._BaseDataLoaderIter
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker thread knows of itself, see :func:`get_worker_info`.
+
+    Attributes:
+        id: Number of the thread, from 0.
+        num_workers: How many threads read the dataset; 1 if it is iterable.
+        seed: Differs from thread to thread. Nothing is seeded with it, because threads share random state.
+        dataset: The dataset itself, not a copy.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+_thread = threading.local()
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Return what the current worker thread of a :class:`DataLoader` knows of itself; elsewhere ``None``.
+
+    ``torch.utils.data.get_worker_info()`` keeps one answer a process, and is ``None`` in these threads.
+    """
+    return getattr(_thread, "info", None)
+
+
+class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so its classes are Any here
+    """``torch.utils.data.DataLoader`` with threads instead of processes.
+
+    It takes torch's arguments, refuses what torch refuses, and gives the same batches in the same order for
+    the same seed, if the dataset draws nothing from global random state. Some arguments mean something else:
+
+    Args:
+        num_workers: Threads. Each makes one batch at a time. An iterable dataset is read by one of them, so
+            each item comes once. 0: the caller's thread, by torch's own iterator.
+        worker_init_fn: Called with its number in each thread, before its first batch. Threads share the
+            dataset and all global state.
+        persistent_workers: The threads stay for the next iteration, with what they keep in a
+            ``threading.local``.
+        multiprocessing_context: Checked as in torch, without effect, because there are no processes.
+        prefetch_factor: Batches made ahead for each thread, at least 1 (default 2).
+        pin_memory: The threads pin the batches that they make.
+        in_order: ``False``: batches come as they are ready.
+
+    Raises:
+        TypeError: As in torch; or, by ``iter``, a DataPipe with ``num_workers`` above 0.
+        ValueError: As in torch; or, by ``iter``, a ``prefetch_factor`` of 0.
+
+    Iteration raises the very exception of the dataset, ``collate_fn`` or ``worker_init_fn`` when its batch
+    is due; another ``next()`` gives the batch behind it. It raises ``RuntimeError`` if a batch takes longer
+    than ``timeout``.
+
+    Thread safety: the dataset must bear to be read by several threads at a time. An iterator serves one
+    thread; a loader may be iterated several times at once, unless ``persistent_workers`` is set.
+
+    Example:
+        >>> loader = DataLoader(range(10), batch_size=4, num_workers=2)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    """
+
+    def _get_iterator(self) -> Iterator[Any]:
+        if self.num_workers == 0:
+            return super()._get_iterator()  # type: ignore[no-any-return]
+        check_int("prefetch_factor", self.prefetch_factor)
+        if isinstance(self.dataset, _data.IterDataPipe | _data.MapDataPipe):
+            raise TypeError(
+                "dataset is a DataPipe, which spdl_media.torch.DataLoader reads with num_workers=0 alone, "
+                f"not {self.num_workers}; torch.utils.data.DataLoader reads it in processes"
+            )
+        return _ThreadedIterator(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch warns of more processes than cores, and threads may wait for files."""
+
+
+#: SPDL's name of it. The defaults are torch's, with ``num_workers=0``.
+get_pytorch_dataloader = DataLoader
+
+
+class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
+    """Adds tasks in the consumer's thread, where torch draws indices, and takes the batches made of them."""
+
+    # Nothing is to be closed if __init__ fails.
+    _pipeline: Any = None
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._is_iterable = isinstance(self._dataset, _data.IterableDataset)
+        num_threads = 1 if self._is_iterable else self._num_workers
+        self._num_ahead = loader.prefetch_factor * self._num_workers
+        self._num_due = 0
+        self._reading: _Reading | None = None
+        self._tasks = _Tasks()
+        worker = _Worker(
+            WorkerInfo(0, num_threads, self._base_seed, self._dataset),
+            loader.worker_init_fn,
+            self._collate_fn,
+            _pinning(self._pin_memory_device) if self._pin_memory else None,
+        )
+        order: OutputOrder = "input" if loader.in_order else "completion"
+        builder = PipelineBuilder().add_source(self._tasks)
+        builder.pipe(worker, concurrency=num_threads, output_order=order)
+        self._pipeline = builder.add_sink(self._num_ahead).build(num_threads=num_threads)
+        self._pipeline.start()
+        # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002  # torch's signature
+        super()._reset(loader, first_iter)
+        self._abandon()
+        self._reading = _Reading(
+            self._dataset, self._is_iterable, self._auto_collation, self._drop_last
+        )
+        self._num_due = 0
+        for _ in range(self._num_ahead):
+            self._add_task()
+
+    def _add_task(self) -> None:
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        self._num_due += 1
+        self._tasks.add((self._reading, index))
+
+    def _next_data(self) -> Any:
+        if not self._num_due:
+            self._end()
+        batch, error = self._take()
+        self._num_due -= 1
+        self._add_task()
+        if error is None:
+            return batch
+        if self._is_iterable and isinstance(error, StopIteration):
+            self._end()
+        try:
+            raise error
+        finally:
+            # Its traceback has this frame.
+            del error
+
+    def _take(self) -> Any:
+        while True:
+            try:
+                reading, *outcome = self._pipeline.get_item(timeout=self._timeout or None)
+            except TimeoutError:
+                text = f"DataLoader timed out after {self._timeout} seconds"
+                raise RuntimeError(text) from None
+            # Else of an iteration that was broken off, and whose threads stayed.
+            if reading is self._reading:
+                return outcome
+
+    def _end(self) -> None:
+        self._num_due = 0
+        if not self._persistent_workers:
+            self._close()
+        raise StopIteration
+
+    def _abandon(self) -> None:
+        if self._reading is not None:
+            self._reading.is_over = True
+
+    def _close(self) -> None:
+        self._abandon()
+        if self._pipeline is not None:
+            self._pipeline.stop()
+
+    def __del__(self) -> None:
+        with heard_again():
+            self._close()
+
+
+class _Tasks:
+    """A source without end: what the consumer's thread adds. It is asynchronous so that a stop ends it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._added = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, task: Any) -> None:
+        self._waiting.append(task)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._added.set)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        # From here on add() wakes it, and what was added before is seen below.
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._added.clear()
+            while self._waiting:
+                yield self._waiting.popleft()
+            await self._added.wait()
+
+
+@dataclass(eq=False)
+class _Reading:
+    """One iteration over a dataset, in all threads."""
+
+    dataset: Any
+    is_iterable: bool
+    has_batches: bool
+    drop_last: bool
+    is_over: bool = False
+    # Of an iterable dataset, begun in the thread that reads it.
+    items: Iterator[Any] | None = None
+
+    def read(self, index: Any) -> Any:
+        """Return the samples of a batch, or the one sample if there are no batches.
+
+        Raises:
+            StopIteration: An iterable dataset has ended.
+        """
+        if self.is_iterable:
+            return self._read_next(index)
+        if not self.has_batches:
+            return self.dataset[index]
+        read_all = getattr(self.dataset, "__getitems__", None)
+        return read_all(index) if read_all else [self.dataset[i] for i in self._while_wanted(index)]
+
+    def _read_next(self, index: Any) -> Any:
+        if self.items is None:
+            self.items = iter(self.dataset)
+        wanted = index if self.has_batches else [index]
+        samples = [
+            sample for _, sample in zip(self._while_wanted(wanted), self.items, strict=False)
+        ]
+        is_whole = len(samples) == len(wanted)
+        if not is_whole:
+            # What has ended is not asked again.
+            self.items = iter(())
+        if not samples or (self.drop_last and not is_whole):
+            raise StopIteration
+        return samples if self.has_batches else samples[0]
+
+    def _while_wanted(self, index: Iterable[Any]) -> Iterator[Any]:
+        for one in index:
+            if self.is_over:
+                raise RuntimeError("the iteration was broken off")
+            yield one
+
+
+@dataclass(eq=False)
+class _Worker:
+    """What the threads call. It knows no iterator, which therefore ends when the user drops it."""
+
+    info: WorkerInfo
+    init_fn: Callable[[int], object] | None
+    collate_fn: Callable[[Any], Any]
+    pin: Callable[[Any], Any] | None
+    ids: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self, task: tuple[_Reading, Any]) -> tuple[_Reading, Any, BaseException | None]:
+        reading, index = task
+        try:
+            self._begin_thread()
+            batch = self.collate_fn(reading.read(index))
+            return reading, batch if self.pin is None else self.pin(batch), None
+        # Not even SystemExit may be lost: the consumer waits for this batch, and raises it.
+        except BaseException as error:  # noqa: BLE001
+            if not isinstance(error, StopIteration):
+                name = threading.current_thread().name
+                error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
+            return reading, None, error
+
+    def _begin_thread(self) -> None:
+        if getattr(_thread, "is_ready", False):
+            return
+        if get_worker_info() is None:
+            number, own = next(self.ids), self.info
+            _thread.info = WorkerInfo(number, own.num_workers, own.seed + number, own.dataset)
+        if self.init_fn is not None:
+            self.init_fn(_thread.info.id)
+        _thread.is_ready = True
+
+
+def _pinning(device: str) -> Callable[[Any], Any]:
+    """A function that pins a batch, in a thread which has another current device than the consumer's."""
+    index = _torch.accelerator.current_device_index()
+
+    def pin(batch: Any) -> Any:
+        _torch.accelerator.set_device_index(index)
+        return _data._utils.pin_memory.pin_memory(batch, device)
+
+    return pin
