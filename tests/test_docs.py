@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MEDIA = ROOT / "samples" / "media"
 
-# A block of code, and the mark before it that keeps it from being run.
+# A block of code, and the mark before it that keeps it from being run, or says which package it needs.
 BLOCK = re.compile(
-    r"^(?:<!-- no-run: (?P<reason>[^\n]+) -->\n\n?)?```python\n(?P<code>.*?)^```$",
+    r"^(?:<!-- (?:no-run: (?P<reason>[^\n]+)|needs: (?P<package>\w+)) -->\n\n?)?"
+    r"```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 # A print on a line of its own, with what it prints behind it.
@@ -34,6 +35,7 @@ class Block(NamedTuple):
 
     line: int
     code: str
+    package: str | None = None
 
 
 def name_of(page: Path) -> str:
@@ -44,7 +46,8 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         if match["reason"] is None:
-            yield Block(text.count("\n", 0, match.start("code")), match["code"])
+            line = text.count("\n", 0, match.start("code"))
+            yield Block(line, match["code"], match["package"])
 
 
 def run(block: Block, names: dict[str, object], page: str) -> None:
@@ -67,12 +70,29 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+PLAIN = [page for page in PAGES if any(one.package is None for one in blocks(page))]
+
+
 @pytest.mark.usefixtures("example_folder")
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
+@pytest.mark.parametrize("page", PLAIN, ids=name_of)
 def test_examples_run_and_print_what_stands_behind_them(page: Path) -> None:
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
-        run(block, names, name_of(page))
+        if block.package is None:
+            run(block, names, name_of(page))
+
+
+NEEDED = sorted({(page, one.package) for page in PAGES for one in blocks(page) if one.package})
+
+
+@pytest.mark.usefixtures("example_folder")
+@pytest.mark.parametrize(("page", "package"), NEEDED, ids=lambda one: getattr(one, "name", one))
+def test_examples_beside_another_package_run_where_it_is(page: Path, package: str) -> None:
+    pytest.importorskip(package)
+    names: dict[str, object] = {"__name__": "example"}
+    for block in blocks(page):
+        if block.package in (None, package):
+            run(block, names, name_of(page))
 
 
 @pytest.mark.long  # of type checks without a cache: 20 s
@@ -101,8 +121,9 @@ def test_every_fence_is_seen(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("```python") == len(BLOCK.findall(text))
     assert text.count("```") % 2 == 0
-    marks = re.findall(r"<!-- no-run\b", text)
-    assert len(marks) == sum(match["reason"] is not None for match in BLOCK.finditer(text))
+    marks = re.findall(r"<!-- (?:no-run|needs)\b", text)
+    marked = [match for match in BLOCK.finditer(text) if match["reason"] or match["package"]]
+    assert len(marks) == len(marked)
 
 
 def test_a_wrong_output_is_noticed() -> None:
