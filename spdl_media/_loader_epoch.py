@@ -11,7 +11,7 @@ from spdl_media._loader_stages import tags_of, value_of
 from spdl_media._resume import Ledger, Tag
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
-from spdl_media.pipeline.pipeline import heard_again
+from spdl_media.pipeline.pipeline import deferred_interrupt
 
 __all__ = ("CONVERTERS", "AsyncEpoch", "Epoch")
 
@@ -60,7 +60,7 @@ class _Hand:
     def __del__(self) -> None:
         # A loop that is left by "break" drops its iterator without closing it.
         if not self._is_over:
-            with heard_again():
+            with deferred_interrupt():
                 self.close()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from spdl_media._checks import check_int
 from spdl_media._optional import require
 from spdl_media.pipeline import OutputOrder, PipelineBuilder
-from spdl_media.pipeline.pipeline import heard_again
+from spdl_media.pipeline.pipeline import deferred_interrupt
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
 
@@ -199,7 +199,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._pipeline.stop()
 
     def __del__(self) -> None:
-        with heard_again():
+        with deferred_interrupt():
             self._close()
 
 

@@ -43,7 +43,7 @@ T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
 # After so long what was finalized is gone.
-AGAIN_SECONDS = 0.002
+INTERRUPT_DELAY = 0.002
 
 # Of the second within which stop() returns; the rest is for machines that are busy.
 STOP_SECONDS = 0.8
@@ -61,7 +61,7 @@ class PipelineOptions(TypedDict, total=False):
 
 
 @contextmanager
-def heard_again() -> Iterator[None]:
+def deferred_interrupt() -> Iterator[None]:
     """Raise a Ctrl-C once more, a moment later, that comes while something is finalized.
 
     It would be printed there and lost: a loop that is left by ``break`` finalizes its iterator.
@@ -69,7 +69,12 @@ def heard_again() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
+        threading.Timer(INTERRUPT_DELAY, _thread.interrupt_main).start()
+
+
+def _stop_dropped(run: Run) -> None:
+    with deferred_interrupt():
+        run.request_stop()
 
 
 def shows_run_options(function: F) -> F:
@@ -186,8 +191,8 @@ class Pipeline(Generic[T_co]):
             # Known before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
             if self._finalizer is not None:
-                self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, run.request_stop)
+                pass
+            self._finalizer = weakref.finalize(self, _stop_dropped, run)
             # At exit all runs are stopped together, and waited for.
             self._finalizer.atexit = False
             try:
@@ -206,7 +211,13 @@ class Pipeline(Generic[T_co]):
             timeout: Seconds to wait at most, instead of about one.
         """
         if (run := self._run) is not None:
-            run.stop(STOP_SECONDS if timeout is None else timeout)
+            self._stop_run(run, STOP_SECONDS if timeout is None else timeout)
+
+    def _stop_run(self, run: Run, timeout: float) -> None:
+        run.stop(timeout)
+        # Nothing is left for it to do, and a Ctrl-C in a finalizer would be lost.
+        if run is self._run and self._finalizer is not None:
+            self._finalizer.detach()
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
@@ -279,8 +290,8 @@ class Pipeline(Generic[T_co]):
             if bar is not None:
                 bar.close()
             if is_own:
-                with heard_again() if is_left else nullcontext():
-                    run.stop(STOP_SECONDS)
+                with deferred_interrupt() if is_left else nullcontext():
+                    self._stop_run(run, STOP_SECONDS)
 
     def __iter__(self) -> Iterator[T_co]:
         return self.get_iterator()

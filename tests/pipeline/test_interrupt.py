@@ -7,6 +7,7 @@ Each trial is a process that gets SIGINT, with all of its own processes, as from
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import random
 import re
@@ -23,6 +24,7 @@ import pytest
 import spdl_media
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline.engine.run import Run
 
 PROGRAM = """
 import asyncio
@@ -237,6 +239,41 @@ def test_one_while_a_loop_is_left_is_heard(
         # Heard here at the latest.
         for _ in range(500):
             time.sleep(0.01)
+
+
+def test_one_while_a_dropped_pipeline_is_finalized_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request_stop = Run.request_stop
+
+    def interrupted(self: Run) -> None:
+        request_stop(self)
+        raise KeyboardInterrupt
+
+    pipeline = PipelineBuilder().add_source(range(100)).build()
+    pipeline.start()
+    monkeypatch.setattr(Run, "request_stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it comes a moment later
+        del pipeline
+        gc.collect()
+        for _ in range(500):
+            time.sleep(0.01)
+
+
+def test_a_stopped_pipeline_has_no_finalizer_that_could_lose_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipelines = [PipelineBuilder().add_source(range(100)).build() for _ in range(2)]
+    with pipelines[0].auto_stop():
+        pass
+    for _ in pipelines[1]:
+        break
+    gc.collect()
+    calls: list[Run] = []
+    monkeypatch.setattr(Run, "request_stop", calls.append)
+    pipelines.clear()
+    gc.collect()
+    assert calls == []
 
 
 if __name__ == "__main__":

@@ -215,10 +215,7 @@ class Sink:
             PipelineStopped: There will be none: the run was stopped.
             PipelineFailure: There will be none: the run failed.
         """
-        try:
-            item = self._ready.popleft()
-        except IndexError:
-            item = NOTHING
+        item = self._pop()
         if item is NOTHING:
             return self._wait(timeout)
         if self._stalled or item is END_OF_EPOCH:
@@ -273,14 +270,22 @@ class Sink:
 
     def _look(self) -> Any:
         """Take an item if there is one, else ``NOTHING``. Raises when there will be none."""
-        with contextlib.suppress(IndexError):
-            self._note_taken(item := self._ready.popleft())
+        if (item := self._pop()) is not NOTHING:
+            self._note_taken(item)
             return item
         if self.has_ended:
             return END_OF_EPOCH
         if self._closed is not None:
             raise self._closed()
         return NOTHING
+
+    def _pop(self) -> Any:
+        # Asked first: a Ctrl-C while an IndexError is handled would print both. It still comes where another
+        # consumer is quicker.
+        try:
+            return self._ready.popleft() if self._ready else NOTHING
+        except IndexError:
+            return NOTHING
 
     def _note_taken(self, item: Any) -> None:
         if item is END_OF_EPOCH:
@@ -304,9 +309,11 @@ class Sink:
         self._waited += perf_counter() - start
 
     def _leave(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(ValueError):
-            self._waiters.remove(call)
-            return
+        # Asked first, as in _pop.
+        if call in self._waiters:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(call)
+                return
         # Woken, perhaps for an item that another consumer was meant to have as well.
         if self._ready or self.has_ended or self._closed is not None:
             self._wake_one()
