@@ -191,7 +191,7 @@ class Pipeline(Generic[T_co]):
             # Known before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
             if self._finalizer is not None:
-                pass
+                self._finalizer.detach()
             self._finalizer = weakref.finalize(self, _stop_dropped, run)
             # At exit all runs are stopped together, and waited for.
             self._finalizer.atexit = False
