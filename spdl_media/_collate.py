@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import numpy as np
 
 from spdl_media._checks import as_int
-from spdl_media._landing import landed
+from spdl_media._image_buffer import collate_images
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,
@@ -239,7 +239,7 @@ def _convert(
         return Padded(convert_frames(values, storage, pad=True), lengths)
     if kind == "numbers":
         return convert_array(values, storage)
-    if axis is None and (buffer := landed(values, storage)) is not None:
+    if axis is None and (buffer := collate_images(values, storage)) is not None:
         return buffer
     arrays = [as_numpy(value) for value in values]
     first = arrays[0]

@@ -18,7 +18,7 @@ __all__ = ("CONVERTERS", "AsyncEpoch", "Epoch")
 CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 
 
-class _Hand:
+class _Iteration:
     """Hands out what a pipeline gives, as arrays of the library ``to``.
 
     Calls ``note`` with the tags of each, and ``complete`` at the end.
@@ -44,7 +44,7 @@ class _Hand:
         self._complete = complete
         self._is_over = False
 
-    def _hand_out(self, tagged: Any) -> Any:
+    def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
         if self._convert is not None:
             # In the consumer's thread, whose stream is to wait for arrays on a device.
@@ -64,7 +64,7 @@ class _Hand:
                 self.close()
 
 
-class Epoch(_Hand, Iterator[Any]):
+class Epoch(_Iteration, Iterator[Any]):
     """An iteration under way. Its pipeline ends with it."""
 
     def __init__(self, pipeline: Pipeline[Any], *args: Any) -> None:
@@ -76,7 +76,7 @@ class Epoch(_Hand, Iterator[Any]):
             raise StopIteration
         with contextlib.suppress(PipelineStopped):
             try:
-                return self._hand_out(self._pipeline.get_item(timeout=self._timeout))
+                return self._converted(self._pipeline.get_item(timeout=self._timeout))
             except (TimeoutError, PipelineStopped):
                 # After a time-out the batch is still being made, and another call may get it.
                 raise
@@ -98,7 +98,7 @@ class Epoch(_Hand, Iterator[Any]):
         self._pipeline.stop()
 
 
-class AsyncEpoch(_Hand, AsyncIterator[Any]):
+class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     """The same for a task. Its pipeline starts with the first batch that is asked for."""
 
     def __init__(self, pipeline: Pipeline[Any], *args: Any) -> None:
@@ -112,7 +112,7 @@ class AsyncEpoch(_Hand, AsyncIterator[Any]):
         try:
             async with asyncio.timeout(self._timeout):
                 tagged = await anext(self._items)
-            return self._hand_out(tagged)
+            return self._converted(tagged)
         except (TimeoutError, asyncio.CancelledError):
             # As in Epoch: the batch is still being made, and another call may get it.
             raise

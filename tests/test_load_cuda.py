@@ -30,7 +30,7 @@ from nvdec_stand_in import Driver, FakeFFmpeg, HardwareDecoder, loader
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
-from spdl_media._batch import Stopped
+from spdl_media._decode_each import Stopped
 from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel, image_routes
 from spdl_media.load import prepare_image_batch
 from spdl_media.testing import (

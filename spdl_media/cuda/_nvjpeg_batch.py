@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from spdl_media._arguments import OnError
-from spdl_media._batch import decode_each, none_loaded
+from spdl_media._batch import none_loaded
+from spdl_media._decode_each import decode_each
 from spdl_media.buffer import Failure
 from spdl_media.inputs import Source
 

@@ -228,7 +228,7 @@ def test_batch_that_fails_as_a_whole(
 
 
 def test_nobody_waits_any_longer() -> None:
-    from spdl_media._batch import Stopped
+    from spdl_media._decode_each import Stopped
 
     asked = []
 

@@ -1,4 +1,4 @@
-"""An image that is copied once, to where it is wanted first: a row of its batch, or an array of its own."""
+"""Buffers of decoded images that are copied once: to a row of their batch, or to an array of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spdl_media.values import Values
 class ImageBuffer(CPUBuffer):
     """A buffer of a decoded image, whose array is made when somebody asks for it.
 
-    A batch does not ask: :func:`landed` writes the image to its row. So floats of an image are written once,
-    and until then it is kept in bytes, a quarter of their size.
+    A batch does not ask: :func:`collate_images` writes the image to its row. So floats of an image are
+    written once, and until then it is kept in bytes, a quarter of their size.
 
     Thread safety: safe.
     """
@@ -61,7 +61,7 @@ class ImageBuffer(CPUBuffer):
         """Rows for so many images like this one."""
         return PictureRows(count, storage, self._layout, self._values)
 
-    def on_its_way(self) -> tuple[ImageFrames, object] | None:
+    def pending(self) -> tuple[ImageFrames, object] | None:
         """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
         image = self._image
         if image is None:
@@ -69,13 +69,13 @@ class ImageBuffer(CPUBuffer):
         return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
 
 
-def landed(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
+def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
     """Copy images to the rows of a buffer, each once.
 
     Returns:
         The buffer; ``None``: they are no such images, or not alike, or arrays already.
     """
-    found = [one.on_its_way() if type(one) is ImageBuffer else None for one in images]
+    found = [one.pending() if type(one) is ImageBuffer else None for one in images]
     pairs = [pair for pair in found if pair is not None]
     if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
         return None
