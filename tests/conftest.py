@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,10 +57,16 @@ def _quick_collections() -> Iterator[None]:
     """Leave what is there before a module's tests out of their garbage collections.
 
     That is mostly torch, DALI and pytest's own items, through which a collection walks for half a second.
+    What the module's tests left in cycles goes with the module: a pipeline that the traceback of a caught
+    error holds would run on, and tests of other modules would find its threads.
     """
     gc.freeze()
     yield
+    gc.collect()
     gc.unfreeze()
+    for thread in threading.enumerate():
+        if thread.name.startswith("spdl_media pipeline"):
+            thread.join(10)
 
 
 @pytest.fixture(scope="session")
