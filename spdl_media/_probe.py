@@ -29,7 +29,7 @@ from spdl_media.inputs import Input, Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, known_damage, metadata_of
 from spdl_media.pillow_images import read_with_pillow
-from spdl_media.still_headers import read_still
+from spdl_media.still_headers import read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
@@ -199,7 +199,7 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
         return _wav_info(wav)
     with closing(Container(input, config)) as container:
-        return _probe_container(container)
+        return _probe_container(container, webp_canvas(head))
 
 
 def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
@@ -242,7 +242,7 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
     )
 
 
-def _probe_container(container: Container) -> MediaInfo:
+def _probe_container(container: Container, canvas: tuple[int, int] | None) -> MediaInfo:
     file = container.av
     first: dict[int, AvPacket] = {}
     return MediaInfo(
@@ -250,7 +250,9 @@ def _probe_container(container: Container) -> MediaInfo:
         # FFmpeg counts a container's duration in microseconds.
         duration=None if file.duration is None else file.duration / 1_000_000,
         # Listed first: reading an orientation may open the source again.
-        streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
+        streams=tuple(
+            _stream_info(container, stream, first, canvas) for stream in list(file.streams)
+        ),
         best_video=container.best_index("video"),
         best_audio=container.best_index("audio"),
         metadata=tuple(file.metadata.items()),
@@ -258,12 +260,19 @@ def _probe_container(container: Container) -> MediaInfo:
 
 
 def _stream_info(
-    container: Container, stream: av.stream.Stream, first: dict[int, AvPacket]
+    container: Container,
+    stream: av.stream.Stream,
+    first: dict[int, AvPacket],
+    canvas: tuple[int, int] | None,
 ) -> StreamInfo:
     # A stream without a context is one that this FFmpeg has no decoder for.
     has_decoder = stream.codec_context is not None
     if has_decoder and isinstance(stream, av.VideoStream):
-        return _video_info(container, stream, first)
+        codec = read_video_codec(stream)
+        if canvas is not None:
+            # FFmpeg 8.0 does not read the size of an animated WebP.
+            codec = replace(codec, width=canvas[0], height=canvas[1])
+        return _video_info(container, stream, codec, first)
     if has_decoder and isinstance(stream, av.AudioStream):
         codec = read_audio_codec(stream)
         return AudioStreamInfo(
@@ -286,9 +295,8 @@ def _seconds(stream: av.stream.Stream) -> float | None:
 
 
 def _video_info(
-    container: Container, stream: av.VideoStream, first: dict[int, AvPacket]
+    container: Container, stream: av.VideoStream, codec: VideoCodec, first: dict[int, AvPacket]
 ) -> VideoStreamInfo:
-    codec = read_video_codec(stream)
     # Asked before the orientation, for which the source may be opened again.
     index, duration, frames = stream.index, _seconds(stream), stream.frames or None
     orientation = container.orientation(index, _first_packet(container, index, first))

@@ -177,8 +177,8 @@ def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -
         )
     if layout is None and not own.tiles(width):
         return (
-            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale to "
-            "an even width, or take pix_fmt='rgb24'"
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale or "
+            "crop to an even width, or take pix_fmt='rgb24'"
         )
     if layout is not None and own.kind == "tiled":
         return (

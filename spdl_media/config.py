@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, SupportsIndex, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from spdl_media._checks import as_int, check_choice, check_int
 
@@ -50,7 +50,7 @@ class DemuxConfig:
             raise TypeError(
                 f"storage_options must be a mapping of fsspec's options by name, not {storage!r}"
             )
-        object.__setattr__(self, "storage_options", MappingProxyType(dict(storage)))
+        object.__setattr__(self, "storage_options", MappingProxyType(_copied(storage)))
 
     def __reduce__(self) -> tuple[object, ...]:
         # The read-only views of the options are not picklable; the plain values are.
@@ -165,7 +165,8 @@ def demux_config(
             the file system's own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs": {"timeout":
             aiohttp.ClientTimeout(total=10)}}`` for ``http://``, which otherwise waits up to five minutes.
             Those of a chained URL stand under the name of the protocol:
-            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources have no use for them.
+            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources have no use for them. Copied,
+            with the dictionaries and lists in them.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -231,6 +232,13 @@ def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, st
         # FFmpeg's flags are 0 and 1, and "True" is none of its words for them.
         strings[key] = str(int(value) if isinstance(value, bool) else value)
     return MappingProxyType(strings)
+
+
+def _copied(value: Any) -> Any:
+    # Not by copy.deepcopy: options hold sessions and locks, too.
+    if isinstance(value, dict | MappingProxyType):
+        return {key: _copied(one) for key, one in value.items()}
+    return list(map(_copied, value)) if isinstance(value, list) else value
 
 
 # What the functions give without arguments, made once: each still needs both.

@@ -186,7 +186,7 @@ def apply_crop(
         float64 of the same shape, a copy.
 
     Raises:
-        TypeError: ``box`` is no four whole numbers.
+        TypeError: ``box`` is no four whole numbers, or ``size`` no two.
         ValueError: The last axis has neither 2 nor 4 numbers, or a size is not positive.
 
     Thread safety: safe.
@@ -201,7 +201,9 @@ def apply_crop(
             f"coordinates must be points (..., 2) or boxes (..., 4), not of shape {given.shape}"
         )
     x, y, w, h = _checked_box(box, "box")
-    placement = place((w, h), *size, scale_mode)
+    if not isinstance(size, Iterable) or len(sides := tuple(size)) != 2:
+        raise TypeError(f"size must be (width, height), either of them perhaps None, not {size!r}")
+    placement = place((w, h), *sides, scale_mode)
     points = given.reshape(*given.shape[:-1], given.shape[-1] // 2, 2) - (x, y)
     if flip:
         # The right edge of a box becomes its left one.
@@ -323,8 +325,13 @@ class CropPlan:
             ConvertError: Its box does not lie inside it.
             TypeError: A function gives what is no box.
             ValueError: A function gives an empty box, or one that begins outside the image.
+            Exception: A function raises it; a note names the image.
         """
-        box, mirror = self._draw(position, size)
+        try:
+            box, mirror = self._draw(position, size)
+        except Exception as error:
+            error.add_note(f"Raised for {source}, {size[0]}x{size[1]}, by crops[{position}]")
+            raise
         if box is not None and not fits(box, *size):
             raise ConvertError(
                 f"the crop {box} (x, y, width, height) does not lie inside the image, which is "
@@ -373,7 +380,7 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
     if isinstance(crops, str) or not isinstance(crops, Iterable):
         raise TypeError(f"crops {wanted}, not {crops!r}")
     entries = list(crops)
-    if entries and as_int(entries[0]) is not None:
+    if entries and isinstance(entries[0], Real):
         return [_checked_box(entries, "crops")] * count
     return [
         one

@@ -67,7 +67,7 @@ class DistributedSampler:
         self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
-        self.num_draws = num_draws
+        self.num_draws = self._n = num_draws
         if num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
                 f"{num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
@@ -81,6 +81,18 @@ class DistributedSampler:
             ValueError: The epoch is negative.
         """
         self.epoch = check_int("epoch", epoch, at_least=0)
+
+    def check_size(self, count: int) -> None:
+        """Check that a dataset has all items that indices are drawn for.
+
+        Raises:
+            ValueError: It has less.
+        """
+        if self._n > count:
+            raise ValueError(
+                f"the sampler is for {self._n} items, and the dataset has {count}, so some have none. "
+                "Make it with the length of this dataset"
+            )
 
     def __len__(self) -> int:
         """The number of indices that the rank gets in an epoch."""
@@ -257,14 +269,15 @@ class DistributedRandomSampler(DistributedSampler):
         uneven: Uneven | None = None,
         ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
-        self._n = _size(n)
-        draws = self._n if num_draws is None else check_int("num_draws", num_draws, at_least=1)
-        if weights is None and draws > self._n:
+        n = _size(n)
+        draws = n if num_draws is None else check_int("num_draws", num_draws, at_least=1)
+        if weights is None and draws > n:
             raise ValueError(
-                f"num_draws is {draws}, but without weights each of {self._n} samples is drawn once at most; "
+                f"num_draws is {draws}, but without weights each of {n} samples is drawn once at most; "
                 "pass weights (all equal, if you like) to draw with replacement"
             )
         super().__init__(draws, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
+        self._n = n
         self.seed = check_int("seed", seed, at_least=0)
         self._cumulative = (
             None if weights is None else np.cumsum(check_weights(weights, self._n, "sample"))

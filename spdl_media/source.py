@@ -32,6 +32,7 @@ from spdl_media._epochs import (
 from spdl_media.samplers import (
     DistributedDeterministicSampler,
     DistributedRandomSampler,
+    DistributedSampler,
     Purpose,
     Uneven,
     permutation,
@@ -79,6 +80,7 @@ class MapIterator(Generic[V_co]):
 
     Raises:
         TypeError: Without a sampler, the mapping has neither keys nor a length.
+        ValueError: A sampler of this module is for more items than the mapping has.
 
     Thread safety: as far as the mapping is.
 
@@ -96,6 +98,8 @@ class MapIterator(Generic[V_co]):
             raise TypeError(
                 f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
             )
+        if isinstance(sampler, DistributedSampler) and isinstance(mapping, Sized):
+            sampler.check_size(len(mapping))
         self.mapping = mapping
         self.sampler = sampler
 

@@ -165,6 +165,14 @@ def _webp(view: memoryview) -> StillHeader | None:
     return None
 
 
+def webp_canvas(head: Bytes) -> tuple[int, int] | None:
+    """Width and height by the extended header of a WebP, if that is what the head is."""
+    if bytes(head[8:16]) != b"WEBPVP8X" or len(head) < 30:
+        return None
+    width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
+    return width, height
+
+
 _BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 
 

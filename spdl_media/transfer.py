@@ -341,17 +341,18 @@ def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
 
 
 def fields_of(value: Any) -> dict[Key, Any] | None:
-    """The fields of a structure by name, key or index; ``None``: it is a plain value.
+    """The fields of a structure by name, key or index, without those of a dataclass that are not set.
 
-    Raises:
-        AttributeError: A field of a dataclass was never set.
+    Returns:
+        ``None``: it is a plain value.
     """
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple | list):
         return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import wave
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -217,3 +218,14 @@ def test_a_released_buffer_has_no_array(name: str) -> None:
     buffer.release()
     with pytest.raises(ValueError, match="this buffer was released"):
         CONVERT[name](buffer)
+
+
+def test_fields_of_a_dataclass_that_are_not_set_stay_so() -> None:
+    @dataclass
+    class Item:
+        image: Any
+        later: Any = field(init=False)
+
+    result = sm.to_numpy(Item(sm.convert_array([1, 2])))
+    assert result.image.tolist() == [1, 2]
+    assert not hasattr(result, "later")

@@ -62,6 +62,11 @@ def test_options_are_read_only_and_our_own() -> None:
     assert config.decoder_options["threads"] == "2"
     with pytest.raises(TypeError, match="item assignment"):
         config.decoder_options["threads"] = "4"  # type: ignore[index]  # that it fails is the point
+    storage: dict[str, Any] = {"client": {"timeout": 1, "hosts": ["a"]}}
+    source = demux_config(storage_options=storage)
+    storage["client"]["timeout"] = 2
+    storage["client"]["hosts"].append("b")
+    assert source.storage_options == {"client": {"timeout": 1, "hosts": ["a"]}}
 
 
 @pytest.mark.parametrize("size", [0, -1, 1023])

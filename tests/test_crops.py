@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -162,6 +163,7 @@ def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> 
             ValueError,
             r"what crops\[0\] gives is \(0, 0, 0, 4\)",
         ),
+        ({"crops": (0.0, 0.0, 4.0, 4.0)}, TypeError, r"^crops must be \(x, y, width, height\)"),
         ({"rng": np.random}, TypeError, "rng must be a generator, .*, or a seed, not <module"),
         ({"rng": -1}, ValueError, "rng must be at least 0, not -1"),
         ({"flips": np.ones(1)}, TypeError, r"one True or False .*, not float64 of shape \(1,\)"),
@@ -497,3 +499,18 @@ def test_what_cannot_follow() -> None:
         sm.apply_crop([1, 2, 3], (0, 0, 1, 1))
     with pytest.raises(TypeError, match=r"box must be \(x, y, width, height\) .*, not None"):
         sm.apply_crop([1, 2], None)  # type: ignore[arg-type]
+    for size in (40, (40,), None):
+        with pytest.raises(TypeError, match=r"size must be \(width, height\), .* not "):
+            sm.apply_crop([1, 2], (0, 0, 1, 1), size)  # type: ignore[arg-type]
+
+
+def test_the_error_of_a_function_says_for_which_image() -> None:
+    with pytest.raises(ZeroDivisionError) as error:
+        sm.load_image_batch([PNG], crops=lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    (note,) = error.value.__notes__
+    assert re.fullmatch(r"Raised for bytes of length \d+, \d+x\d+, by crops\[0\]", note)
+
+
+def test_an_odd_box_of_planes_of_420_is_answered_with_what_helps() -> None:
+    with pytest.raises(sm.ConvertError, match="Scale or crop to an even width"):
+        sm.load_image(PNG, crops=(0, 0, 5, 4), pix_fmt="yuv420p")

@@ -12,6 +12,10 @@ from effort import each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
+LOADER = [
+    *("_loader_arguments", "_loader_stages", "_loader_policies", "_loader_items"),
+    *("_loader_ranks", "_loader_epoch", "dataloader"),
+]
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
@@ -62,16 +66,7 @@ ORDER = [
     ["load", "clips", "audio_windows", "async_load", "recipes"],
     ["encode", "mux"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
-    [
-        "_resume",
-        "_loader_arguments",
-        "_loader_stages",
-        "_loader_policies",
-        "_loader_items",
-        "_loader_ranks",
-        "_loader_epoch",
-        "dataloader",
-    ],
+    ["_resume", *LOADER],
     ["torch"],
     ["cli", "__main__"],
 ]
@@ -82,17 +77,7 @@ FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.
 BESIDE = {"testing", "pipeline"}
-JOINS_PIPELINE = {
-    "_loader_arguments",
-    "_loader_stages",
-    "_loader_policies",
-    "_loader_items",
-    "_loader_ranks",
-    "_loader_epoch",
-    "dataloader",
-    "torch",
-    "cli",
-}
+JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from spdl_media._epochs import begin_by_position
 from spdl_media.source import (
+    DistributedDeterministicSampler,
     DistributedRandomSampler,
     HasEpochs,
     IterableWithShuffle,
@@ -370,3 +371,13 @@ class TestWhatCanBeReadByPosition:
 def test_epochs_are_a_protocol() -> None:
     assert isinstance(random_sampler(3), HasEpochs)
     assert not isinstance([1], HasEpochs)
+
+
+@pytest.mark.parametrize("kind", [DistributedRandomSampler, DistributedDeterministicSampler])
+def test_a_sampler_for_more_items_than_there_are(kind: Any) -> None:
+    with pytest.raises(ValueError, match="the sampler is for 11 items, and the dataset has 10"):
+        MapIterator(range(10), kind(11, rank=0, world_size=1))
+    # Fewer, and more draws than items, are as good as any.
+    assert sorted(MapIterator(range(10), kind(9, rank=0, world_size=1))) == [*range(9)]
+    repeated = DistributedRandomSampler(10, num_draws=30, weights=[1] * 10)
+    assert set(MapIterator(range(10), repeated)) <= set(range(10))

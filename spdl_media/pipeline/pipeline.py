@@ -215,9 +215,11 @@ class Pipeline(Generic[T_co]):
 
     def _stop_run(self, run: Run, timeout: float) -> None:
         run.stop(timeout)
-        # Nothing is left for it to do, and a Ctrl-C in a finalizer would be lost.
-        if run is self._run and self._finalizer is not None:
-            self._finalizer.detach()
+        # Nothing is left for it to do, and a Ctrl-C in a finalizer would be lost. Read before the run is
+        # compared: start() in another thread sets that first, so it is never the next run's.
+        finalizer = self._finalizer
+        if run is self._run and finalizer is not None:
+            finalizer.detach()
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
