@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 from spdl_media._rows import PictureRows
@@ -44,6 +45,10 @@ class ImageBuffer(CPUBuffer):
                 rows.put(0, self._image)
                 self._array, self._image = rows.take([0]).array[0], None
         return super()._alive()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Planes of FFmpeg's go to no other process: a copy has the array.
+        return partial(CPUBuffer, self.array, **self.metadata), ()
 
     def release(self) -> None:
         """Give the memory back, as other buffers do."""

@@ -128,7 +128,7 @@ def check_policy(
             )
     else:
         check_choice(
-            "on_error", on_error, ("skip", "raise", "replace"), remedy="a function does as well"
+            "on_error", on_error, ("skip", "raise", "replace"), remedy="A function does as well"
         )
     if on_error == "raise" and max_failures is not None:
         raise ValueError(

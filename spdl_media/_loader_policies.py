@@ -85,11 +85,17 @@ class StandIns:
             PoolBroken: No item can be loaded any more.
             BaseException: What the function raised.
         """
+        sample, by = None, None
+        if self._fn is not None:
+            try:
+                sample = self._fn(tagged.value, error)
+            except BaseException as own:
+                # Counted by the stage, as the failure of this item.
+                own.__context__ = error
+                raise
         self._count(tagged, error, node)
         try:
-            if self._fn is not None:
-                sample, by = self._fn(tagged.value, error), None
-            else:
+            if self._fn is None:
                 sample, by = await self._walk(tagged.tags[0][0], load, node)
         finally:
             node.end_early()

@@ -185,7 +185,8 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
             "states of several ranks are taken for a sampler of spdl_media.source, a MapIterator over one, "
-            f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not"
+            f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not. "
+            "Load the state of each rank there, and change the number of ranks between two epochs"
         )
     epoch = min((state.epoch for state in states), default=0)
     current = [state for state in states if state.epoch == epoch]

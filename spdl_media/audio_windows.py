@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
@@ -50,7 +51,7 @@ def sample_windows(
     Raises:
         SourceError: The source cannot be opened or read.
         DemuxError: It is no media, has no audio, or does not say how long that is.
-        ValueError: ``length`` is not positive and finite, or ``num`` is below 1.
+        ValueError: ``length`` or the seconds of ``src`` are not positive and finite, or ``num`` is below 1.
         TypeError: ``src`` is no source, or ``rng`` no generator.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
@@ -62,8 +63,10 @@ def sample_windows(
     """
     seconds, rate = clip_window(0, length).end or Fraction(0), _RATE
     duration: Seconds | None
-    if isinstance(src, int | float | Real | Decimal):
+    if isinstance(src, Real | Decimal):
         duration = cast("float", src)
+        if not 0 < duration < math.inf:
+            raise ValueError(f"src is audio of {duration} seconds; give a finite number above 0")
     else:
         info = src if isinstance(src, MediaInfo) else probe(src)
         name = str(src) if isinstance(src, str | PathLike) else None

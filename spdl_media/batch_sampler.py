@@ -74,6 +74,8 @@ class BatchByLength(DistributedRandomSampler):
             raise ValueError(
                 "nothing says how large a batch is: give batch_size=, max_total= or both"
             )
+        if max_total is not None and not 0 < max_total < np.inf:
+            raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
         order, start = np.argsort(-sizes, kind="stable"), 0
         # Each has samples and how many make a batch: any of them, since none is longer than the first.

@@ -117,7 +117,7 @@ class DataLoader:
             ``max_failures=0`` does. ``"replace"`` puts a good sample of the same rank's share in its place,
             see :attr:`replaced`; the source must have positions, as sequences, samplers and datasets have.
             A function ``f(item, error)`` makes the sample, of the item as the source gave it (the key, for
-            a dataset), or drops it by ``None``; what it raises is a second failure.
+            a dataset), or drops it by ``None``; what it raises is the failure of the item instead.
         executor: Where the preprocessor runs and the source's dataset is read, instead of in threads: a
             description such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`, of which each epoch
             makes its own, or a ``concurrent.futures.Executor`` of yours. They must be plain functions.

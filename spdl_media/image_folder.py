@@ -80,8 +80,10 @@ class ImageFolder(MapIterator[tuple[str, int]]):
     ) -> None:
         if not Path(root).is_dir():
             raise NotADirectoryError(f"{str(root)!r} is no folder that can be searched")
-        suffixes = tuple(str(one).lower() for one in (extensions or _IMAGES))
-        if not all(one.startswith(".") for one in suffixes):
+        suffixes = tuple(
+            str(one).lower() for one in (_IMAGES if extensions is None else extensions)
+        )
+        if not suffixes or not all(one.startswith(".") for one in suffixes):
             raise ValueError(f"extensions must be endings such as ('.jpg',), not {extensions!r}")
         broken: list[str] = []
         found: dict[str, list[str]] = {}

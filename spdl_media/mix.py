@@ -25,7 +25,9 @@ class Mix(MapIterator[Any]):
     mixture where it was: no item of a source comes again before all others have come.
 
     The order depends on ``seed`` and the epoch alone. A :class:`~spdl_media.DataLoader` resumes by index, and
-    reads map-style datasets in its threads. Ranks are split by the sources, each by itself.
+    reads map-style datasets in its threads. Ranks are split by the sources, each by itself, and what a rank
+    has of one depends on what it had in the epochs before: so a loader takes the state of its own rank, and
+    the number of ranks changes between two epochs alone.
 
     Args:
         sources: What is read by position: :class:`~spdl_media.ImageFolder`,

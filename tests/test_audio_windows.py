@@ -62,6 +62,9 @@ def test_what_has_no_windows() -> None:
         )
     with pytest.raises(ValueError, match="lasts more than 0 s"):
         sm.sample_windows(FILES["wav"], 0)
+    for seconds in (-1, 0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"src is audio of {seconds} seconds"):
+            sm.sample_windows(seconds, 1)
     with pytest.raises(ValueError, match="num must be at least 1"):
         sm.sample_windows(FILES["wav"], 1, num=0)
     stated = sm.probe(FILES["wav"])

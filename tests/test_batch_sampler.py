@@ -114,6 +114,8 @@ def test_it_is_a_batch_sampler_of_pytorch() -> None:
         ([1, 2], {}, "nothing says how large a batch is"),
         ([1, 2], {"batch_size": 0}, "batch_size must be at least 1"),
         ([1, 7, 2], {"max_total": 5}, "sample 1 has length 7, more than max_total=5"),
+        ([1, 2], {"max_total": float("inf")}, "max_total must be a finite number above 0, not inf"),
+        ([1, 2], {"max_total": 0}, "max_total must be a finite number above 0, not 0"),
         ([1, 2], {"batch_size": 2, "rank": 0, "world_size": 2}, "fewer than 2 ranks"),
     ],
 )

@@ -115,6 +115,7 @@ def circle(root: Path) -> None:
         (circle, {}, r"lead nowhere or in circles: .*cat/x/up\. Remove"),
         (tree, {"extensions": ["jpg"]}, r"endings such as .*, not \['jpg'\]"),
         (tree, {"extensions": ".jpg"}, "endings such as .*, not '.jpg'"),
+        (tree, {"extensions": []}, r"endings such as .*, not \[\]"),
         (lambda root: root.touch(), {}, "is no folder that can be searched"),
     ],
 )

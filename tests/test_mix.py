@@ -102,6 +102,9 @@ def test_ranks_are_those_of_the_sources() -> None:
     state = sm.DataLoader(of_rank(1)).state_dict()
     with pytest.raises(ValueError, match="'rank': 1, 'world_size': 2"):
         sm.DataLoader(of_rank(0)).load_state_dict(state)
+    states = [sm.DataLoader(of_rank(rank)).state_dict() for rank in (0, 1)]
+    with pytest.raises(TypeError, match=r"Mix does not\. Load the state of each rank there, and"):
+        sm.DataLoader(of_rank(0)).load_state_dict(states)
 
 
 def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:

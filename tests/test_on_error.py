@@ -183,10 +183,13 @@ def test_a_function_makes_the_sample(is_async: bool, caplog: pytest.LogCaptureFi
     assert first == ["0: no 0", 1, 2, 4]
     assert second == [6, 7, "8: unreadable 8", 9]
     assert loader.replaced == (Replaced(row=2, position=8, item=8, by=None),)
-    # Those of the items, and that of the function.
-    assert loader.failure_counts[type(preprocessor).__name__] == 5
+    assert loader.failure_counts[type(preprocessor).__name__] == 4
+    (own,) = [
+        record.exception for record in loader.failures if isinstance(record.exception, KeyError)
+    ]
+    assert str(own.__context__) == "no 5"
     assert "first failure of stage" in caplog.text
-    assert "5 of 10" in caplog.text
+    assert "4 of 10" in caplog.text
 
 
 def test_a_function_of_a_source_without_positions() -> None:

@@ -7,7 +7,9 @@ import json
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy as copy_of
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,9 +136,21 @@ def test_an_image_becomes_one_array_whoever_asks(photo: bytes) -> None:
         assert none.result() is None
         assert array.result() is None or array.result().shape == (3, 64, 64)
     image = recipe(photo)
+    for copy in (pickle.loads(pickle.dumps(image)), copy_of(image)):
+        assert np.array_equal(copy, image)
+        assert (copy.boxes, copy.flips) == (image.boxes, image.flips)
     image.release()
     with pytest.raises(ValueError, match="was released"):
         image.array  # noqa: B018  # the access is what fails
+
+
+def test_images_are_kept_for_later_epochs(photo: bytes) -> None:
+    items = [(photo, 1), (photo, 2)]
+    recipe = partial(sm.ImageRecipe(64, **NORMALISED), rng=0)
+    loader = sm.DataLoader(items, preprocessor=recipe, batch_size=2, to="numpy", cache=10**6)
+    (first,), (second,) = loader, loader
+    assert first[0].shape == (2, 3, 64, 64)
+    assert np.array_equal(first[0], second[0])
 
 
 def test_a_loader_trains_from_a_folder_and_resumes(tmp_path: Path, photo: bytes) -> None:
