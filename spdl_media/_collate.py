@@ -61,8 +61,8 @@ def collate(
             that are left out get fresh memory.
         pad: ``True``: arrays may differ in length along their last axis, as audio ``(channels, samples)`` and
             tokens ``(tokens,)`` do, and audio frames in their number of samples: each field of them becomes a
-            :class:`Padded`, whether they differ or not. A mapping of fields, as for ``storage``, names those
-            that do, and the axis: ``{"audio": -1, "mel": 0}``.
+            :class:`Padded`, whether they differ or not, but for arrays without axes. A mapping of fields, as
+            for ``storage``, names those that do, and the axis: ``{"audio": -1, "mel": 0}``.
 
     Returns:
         The structure of an item (a dataclass without running its ``__init__``), with a
@@ -243,6 +243,8 @@ def _convert(
         return buffer
     arrays = [as_numpy(value) for value in values]
     first = arrays[0]
+    if axis == -1 and not first.ndim:
+        axis = None  # pad=True is for all fields, and labels may be tensors
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
     for position, array in enumerate(arrays):

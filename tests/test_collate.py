@@ -307,6 +307,16 @@ def test_padding_by_field() -> None:
     assert sm.to_numpy(every["audio"]).lengths.tolist() == [4, 4]
 
 
+def test_labels_that_are_arrays_are_not_padded() -> None:
+    items = [
+        {"audio": np.ones(3), "label": np.array(5)},
+        {"audio": np.ones(1), "label": np.array(6)},
+    ]
+    batch = sm.collate(items, pad=True)
+    assert np.asarray(batch["audio"].data).shape == (2, 3)
+    assert np.asarray(batch["label"]).tolist() == [5, 6]
+
+
 def test_padding_of_audio_frames_is_silence() -> None:
     sound = make_audio(np.full((9, 1), 99, np.int16), 8000, codec="flac", format="flac")
     frames = [
@@ -326,7 +336,7 @@ def test_padding_of_audio_frames_is_silence() -> None:
         ([np.ones(2), np.ones(3)], False, sm.ConvertError, "or pad= fills up"),
         ([np.ones((2, 2)), np.ones((3, 2))], True, sm.ConvertError, r"shape \(2, 2\) .* \(3, 2\)"),
         ([np.ones(2), np.ones(3, np.int8)], True, sm.ConvertError, "int8"),
-        ([np.float32(1)[...]], True, sm.ConvertError, r"shape \(\), and pad= names axis -1"),
+        ([np.float32(1)[...]], 0, sm.ConvertError, r"shape \(\), and pad= names axis 0"),
         (
             [(np.ones(2), 1)],
             {2: -1},
