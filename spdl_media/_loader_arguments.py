@@ -111,14 +111,12 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     return any(other.name == "rng" and other.kind in by_name for other in others)
 
 
-def check_policy(
-    on_error: object, preprocessor: Callable[..., Any] | None, max_failures: object
-) -> None:
-    """Check ``on_error``, and whether it goes with the other arguments of the loader.
+def check_policy(on_error: object, max_failures: object) -> None:
+    """Check ``on_error``, and whether it goes with ``max_failures``.
 
     Raises:
         TypeError: It is neither a word nor a plain function.
-        ValueError: The word is unknown, or does not go with the preprocessor or ``max_failures``.
+        ValueError: The word is unknown, or does not go with ``max_failures``.
     """
     if callable(on_error):
         if (kind := kind_of(on_error)) != "function":
@@ -135,22 +133,16 @@ def check_policy(
             f"on_error='raise' ends the epoch with the first failure, so max_failures={max_failures!r} "
             "has no meaning; leave one of them out"
         )
-    replaces = on_error == "replace" or callable(on_error)
-    if replaces and preprocessor is not None and "generator" in kind_of(preprocessor):
-        raise ValueError(
-            f"on_error={on_error!r} puts one sample in the place of one, and the preprocessor "
-            f"{name_of(preprocessor)} is a generator, which gives any number; use a function, or catch the "
-            "error in the generator"
-        )
 
 
 def check_calls(
     fetch: Callable[[Any], Any] | None,
     preprocessor: Callable[..., Any] | None,
+    on_error: OnError,
     executor: Executor | ExecutorConfig | None,
     cache: int | None,
 ) -> None:
-    """Check whether the calls for items can run in an executor, and their samples be kept for later epochs.
+    """Check whether samples can be replaced, made in an executor, and kept for later epochs.
 
     Raises:
         TypeError: It is no executor, or the bytes of the cache are no whole number.
@@ -158,16 +150,16 @@ def check_calls(
             cache is too small.
         PipelineError: The preprocessor cannot be pickled, and would have to be.
     """
-    if executor is None and cache is None:
-        return
-    if fetch is None and preprocessor is None:
+    replaces = on_error == "replace" or callable(on_error)
+    is_single = replaces or executor is not None or cache is not None
+    if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise ValueError(
+            f"executor=, cache= and on_error={on_error!r} are for one sample an item, and "
+            f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
+        )
+    if (executor or cache) is not None and fetch is None and preprocessor is None:
         raise ValueError(
             "executor= and cache= are for a preprocessor or a dataset; there is neither"
-        )
-    if preprocessor is not None and "generator" in kind_of(preprocessor):
-        raise ValueError(
-            f"executor= and cache= are for one sample an item, and {name_of(preprocessor)} is a generator; "
-            "use a function, or leave them out"
         )
     if executor is not None:
         PipeConfig(preprocessor or int, executor=executor)

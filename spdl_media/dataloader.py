@@ -185,10 +185,10 @@ class DataLoader:
         failure_limit("max_failures", self.max_failures)
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
-        check_policy(self.on_error, self.preprocessor, self.max_failures)
+        check_policy(self.on_error, self.max_failures)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
-        check_calls(self._source.fetch, self.preprocessor, self.executor, self.cache)
+        check_calls(self._source.fetch, self.preprocessor, self.on_error, self.executor, self.cache)
         self._samples = None if self.cache is None else SampleCache(self.cache)
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.

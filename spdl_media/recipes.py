@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -34,25 +35,18 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 _OPTIONS = "dtype mean std layout scale_algo quality decode_config".split()
 
 
-@dataclass(frozen=True)
-class _OnGrid:
-    """Boxes of another function, those that are large with their edges on the grid of a JPEG's blocks."""
-
-    crop: Crop
-    least: int
-
-    def __call__(self, size: Size, rng: np.random.Generator) -> Box | None:
-        box = self.crop(size, rng)
-        if box is None or min(box[2:]) < self.least:
-            return box
-        x, y, w, h = box
-        left, top = round(x / 8) * 8, round(y / 8) * 8
-        # The image may end amid a block.
-        right, bottom = (
-            min(round(end / 8), side // 8) * 8
-            for end, side in zip((x + w, y + h), size, strict=True)
-        )
-        return left, top, right - left, bottom - top
+def _on_grid(crop: Crop, least: int, size: Size, rng: np.random.Generator) -> Box | None:
+    """The box of a function, with its edges on the grid of a JPEG's blocks if it is large."""
+    box = crop(size, rng)
+    if box is None or min(box[2:]) < least:
+        return box
+    x, y, w, h = box
+    left, top = round(x / 8) * 8, round(y / 8) * 8
+    # The image may end amid a block.
+    right, bottom = (
+        min(round(end / 8), side // 8) * 8 for end, side in zip((x + w, y + h), size, strict=True)
+    )
+    return left, top, right - left, bottom - top
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +111,7 @@ class ImageRecipe:
             )
         crop = RandomResizedCrop() if crop is True else crop
         if self.random_crop and self.decode_config is not None and self.decode_config.downscale:
-            crop = _OnGrid(crop, 2 * size)
+            crop = partial(_on_grid, crop, 2 * size)
         cuts: Any = {"crops": crop, "flips": self.flip}
         options = {name: getattr(self, name) for name in _OPTIONS}
         request = image_request(width=size, height=size, scale_mode=None, **options, **cuts)
