@@ -268,11 +268,11 @@ def _stream_info(
     # A stream without a context is one that this FFmpeg has no decoder for.
     has_decoder = stream.codec_context is not None
     if has_decoder and isinstance(stream, av.VideoStream):
-        codec = read_video_codec(stream)
+        video = read_video_codec(stream)
         if canvas is not None:
             # FFmpeg 8.0 does not read the size of an animated WebP.
-            codec = replace(codec, width=canvas[0], height=canvas[1])
-        return _video_info(container, stream, codec, first)
+            video = replace(video, width=canvas[0], height=canvas[1])
+        return _video_info(container, stream, video, first)
     if has_decoder and isinstance(stream, av.AudioStream):
         codec = read_audio_codec(stream)
         return AudioStreamInfo(

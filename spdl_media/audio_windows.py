@@ -63,7 +63,7 @@ def sample_windows(
     """
     seconds, rate = clip_window(0, length).end or Fraction(0), _RATE
     duration: Seconds | None
-    if isinstance(src, Real | Decimal):
+    if isinstance(src, int | float | Real | Decimal):
         duration = cast("float", src)
         if not 0 < duration < math.inf:
             raise ValueError(f"src is audio of {duration} seconds; give a finite number above 0")

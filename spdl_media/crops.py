@@ -203,7 +203,7 @@ def apply_crop(
     x, y, w, h = _checked_box(box, "box")
     if not isinstance(size, Iterable) or len(sides := tuple(size)) != 2:
         raise TypeError(f"size must be (width, height), either of them perhaps None, not {size!r}")
-    placement = place((w, h), *sides, scale_mode)
+    placement = place((w, h), sides[0], sides[1], scale_mode)
     points = given.reshape(*given.shape[:-1], given.shape[-1] // 2, 2) - (x, y)
     if flip:
         # The right edge of a box becomes its left one.

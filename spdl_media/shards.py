@@ -206,7 +206,7 @@ class _Reader:
         """Where the samples of a shard begin, and the last one ends; kept in a folder."""
         kept = folder and _file(folder, self._urls[index], ".npy")
         # A damaged one is made anew.
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, EOFError):
             if kept:
                 offsets: npt.NDArray[np.int64] = np.load(kept)
                 return offsets
