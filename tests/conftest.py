@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import zlib
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set how much the property tests try, before test modules are imported."""
+    # A shell ignores it for what it runs in the background, and processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     effort.LONG = config.getoption("--long")
     # Busy machines are slow now and then; a test that hangs meets pytest's own timeout.
     settings = hypothesis.settings(

@@ -75,6 +75,12 @@ LOSSY = frozenset("avif heic heif jfif jp2 j2k j2c jpeg jpf jpg jpx jps jxl webp
 MAX_FRAMES = 400
 """Of a video, so that a long one does not take all of the time."""
 
+CHUNK = 16
+"""So many pictures of a video are held at once as RGB."""
+
+MAX_COLOUR = 2.0
+"""The means of a block may differ by so many levels."""
+
 
 # One file, in the worker
 
@@ -238,18 +244,14 @@ def compare_video(path: Path, rng: random.Random, windows: int) -> Result:
     """This library against PyAV's loop and torchcodec, and windows against the whole."""
     mine, error = attempt(lambda: planes_of(path))
     others = {}
-    for name, read in (("PyAV", by_pyav_video), ("torchcodec", by_torchcodec)):
+    for name, compare in (("PyAV", beside_pyav), ("torchcodec", beside_torchcodec)):
         try:
-            theirs, theirs_error = attempt(lambda read=read: read(path))  # type: ignore[misc]
+            found, theirs = attempt(lambda compare=compare: compare(path, mine))  # type: ignore[misc]
         except ImportError:
             continue
-        others[name] = {"theirs": theirs_error, "verdict": one_sided(error, theirs_error)}
-        if mine is not None and theirs is not None:
-            same = len(mine) == len(theirs) if name == "torchcodec" else sums(mine) == theirs
-            others[name] |= {
-                "verdict": "agree" if same else "differ",
-                "detail": f"{len(mine)} frames here, {len(theirs)} there",
-            }
+        others[name] = {"theirs": theirs, "verdict": one_sided(error, theirs)}
+        if mine is not None and found is not None:
+            others[name] |= {"verdict": "differ" if found else "agree", "detail": found}
     result: Result = {"ours": error, "others": others}
     if mine:
         result["windows"] = video_windows(path, mine, rng, windows)
@@ -272,12 +274,8 @@ def checksum(planes: Sequence[Array]) -> int:
     return total
 
 
-def sums(frames: Sequence[tuple[float, int]]) -> list[int]:
-    return [value for _, value in frames]
-
-
-def by_pyav_video(path: Path) -> list[int]:
-    """Checksums of what PyAV's own loop gives."""
+def beside_pyav(path: Path, mine: Sequence[tuple[float, int]] | None) -> str:
+    """What differs between these planes and those that PyAV's own loop gives."""
     found: list[int] = []
     with av.open(str(path)) as container:
         stream = container.streams.best("video")
@@ -288,15 +286,64 @@ def by_pyav_video(path: Path) -> list[int]:
             found.append(checksum(sm.VideoFrames([frame])[0].planes))
             if len(found) == MAX_FRAMES:
                 break
-    return found
+    if mine is None or found == [planes for _, planes in mine]:
+        return ""
+    return f"{len(mine)} frames here, {len(found)} there, or other planes"
 
 
-def by_torchcodec(path: Path) -> list[int]:
-    """As many items as there are frames."""
+def beside_torchcodec(path: Path, mine: Sequence[tuple[float, int]] | None) -> str:
+    """What differs in the number, the times and the colours of the frames."""
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(str(path), seek_mode="exact")
-    return [0] * min(len(decoder), MAX_FRAMES)
+    decoder = VideoDecoder(str(path), seek_mode="exact", dimension_order="NHWC")
+    count = min(len(decoder), MAX_FRAMES)
+    # All are decoded, also where there is nothing to compare them with: the verdict is on the file.
+    starts = range(0, count, CHUNK)
+    chunks = (decoder.get_frames_in_range(at, min(at + CHUNK, count)) for at in starts)
+    theirs = [
+        (time, colours(picture))
+        for chunk in chunks
+        for time, picture in zip(chunk.pts_seconds.tolist(), chunk.data.numpy(), strict=True)
+    ]
+    if mine is None:
+        return ""
+    if len(mine) != count:
+        return f"{len(mine)} frames here, {count} there"
+    # Here the time is that of the file, there that of the stream's clock, which MPEG-TS starts anywhere.
+    shift = mine[0][0] - theirs[0][0] if mine else 0.0
+    wrong = [
+        one[0]
+        for one, (time, _) in zip(mine, theirs, strict=True)
+        if abs(one[0] - time - shift) > 0.001
+    ]
+    if wrong:
+        return f"other times, first {wrong[0]} s"
+    for (at, wanted), picture in zip(theirs, pictures_of(path), strict=False):
+        found = colours(picture)
+        if found.shape != wanted.shape or np.abs(found - wanted).max() > MAX_COLOUR:
+            return f"other colours at {at} s"
+    return ""
+
+
+def pictures_of(path: Path) -> Iterator[Array]:
+    with sm.Demuxer(path) as demuxer:
+        decoder = sm.VideoDecoder(demuxer.video_codec, num_frames=CHUNK)
+        for packets in demuxer.streaming_demux(num_packets=CHUNK):
+            for frames in decoder.decode(packets):
+                yield from np.asarray(sm.convert_frames(frames))
+        for frames in decoder.flush():
+            yield from np.asarray(sm.convert_frames(frames))
+
+
+def colours(picture: Array) -> Array:
+    """The means of some 8 x 8 blocks, beside the size."""
+    height, width = picture.shape[:2]
+    rows, columns = (
+        np.unique(np.linspace(0, size, 8, endpoint=False).astype(int)) for size in (height, width)
+    )
+    sums = np.add.reduceat(np.add.reduceat(picture.astype(np.float64), rows, 0), columns, 1)
+    areas = np.outer(np.diff([*rows, height]), np.diff([*columns, width]))
+    return np.concatenate([(sums / areas[:, :, None]).ravel(), [float(height), float(width)]])
 
 
 def video_windows(
