@@ -23,6 +23,7 @@ The modules with public names, of which each imports only those above it:
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval
+``video_file``    :class:`VideoFile`: frames by number and time
 ``audio_windows`` :func:`sample_windows`: random windows of audio
 ``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
@@ -114,6 +115,7 @@ from spdl_media.transfer import (
     transfer_tensor,
     transfer_tensor_d2h,
 )
+from spdl_media.video_file import VideoFile
 
 if TYPE_CHECKING:
     from spdl_media.batch_sampler import BatchByLength
@@ -157,6 +159,7 @@ __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
 __all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
 __all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "sample_windows"]
+__all__ += ["VideoFile"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")

@@ -256,6 +256,15 @@ class VideoArguments(ImageOptions, _Stream, _Length, _Arguments[Device], total=F
     decoder: VideoDecoder
 
 
+class FrameArguments(ImageOptions, _Cuts, Generic[Device], total=False):
+    """Arguments of :meth:`~spdl_media.VideoFile.load`, which explains those of its own."""
+
+    filter_desc: str | Default | None
+    storage: Storage | None
+    cuda: Device
+    cuda_config: Device
+
+
 class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_audio`."""
 
@@ -344,7 +353,8 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
             for name, hint in hints.items()
         ]
         vars(call)["__signature__"] = signature.replace(parameters=[*own, *keywords])
-        call.__doc__ = _documented(function.__doc__, [*(one.name for one in own), *filled])
+        explained = [one.name for one in own if one.name != "self"]
+        call.__doc__ = _documented(function.__doc__, [*explained, *filled])
         return cast("Function", call)
 
     return decorate

@@ -263,12 +263,15 @@ class Container:
                 raise self.error(f"the container is damaged: {said}") from error
             self._checksum_failed |= says_checksum_failed(self._log[self._log_start :])
 
-    def packets(self, indices: Sequence[int], *, keep: bool = True) -> Iterator[AvPacket]:
+    def packets(
+        self, indices: Sequence[int], *, keep: bool = True, mend: bool = True
+    ) -> Iterator[AvPacket]:
         """The packets of these streams from the present place on.
 
         Args:
             indices: Of the streams.
             keep: They outlive the container, which takes half as long again as to read them.
+            mend: What FFmpeg states wrongly of them is put right, for which some are read ahead.
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
@@ -280,6 +283,8 @@ class Container:
         self.turn += 1
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
+        if not mend:
+            return found
         found = mended(found, self.format, streams)
         wavering = {index: starts for index in indices if (starts := self._counted_starts(index))}
         return straightened(found, wavering) if wavering else found

@@ -83,7 +83,7 @@ class PictureDecoder:
         self._next_pts: int | None = None
         # Ticks from frame to frame where packets do not tell; 0: unknown.
         self._step = usual_duration(codec)
-        self._started = False
+        self._started = self._skips = False
         self._states_orientation = False
 
     @property
@@ -144,11 +144,23 @@ class PictureDecoder:
         if self._packet_index < 0:
             return
         yield from self.decode(None)
+        self.restart()
+
+    def restart(self, packet: int = 0) -> None:
+        """Forget what came before, for packets that do not continue it, the first of this number."""
         # A drained decoder takes no packets until it is flushed.
         self._context.flush_buffers()
         self.needs_key, self._first_key_pts, self._next_pts = True, None, None
         self.discarded = frozenset()
-        self._packet_index = -1
+        self._leading.clear()
+        self._packet_index = packet - 1
+
+    def skip_unreferenced(self, *, skip: bool) -> None:
+        """Leave out the next packets that no other frame refers to."""
+        # Threads of the decoder's own may still be at earlier packets.
+        if skip != self._skips and "threads" not in self._config.decoder_options:
+            self._skips = skip
+            self._context.skip_frame = "NONREF" if skip else "DEFAULT"
 
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
         log = current_log()
@@ -331,7 +343,7 @@ class PicturePath:
         self.decoder.close()
 
 
-_DISPLAY_ORIENTATION = 47
+_RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
 _START_CODE = re.compile(rb"\x00\x00\x01")
 
 # Of each codec: bytes of a unit's header, how its first byte tells the type, the type of messages.
@@ -342,18 +354,44 @@ def _states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
     """Whether a packet carries a message of display orientation.
 
     See:
-        ITU-T H.264 and H.265, 7.3.2.3 (messages), annex D (display orientation), annex B (start codes).
+        ITU-T H.264 and H.265, annex D.
     """
     if codec.name not in _UNITS:
         return False
-    header, shift, mask, message = _UNITS[codec.name]
+    return any(True for _ in _messages(packet, codec, _DISPLAY_ORIENTATION))
+
+
+def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
+    """Whether a packet of H.264 is a key frame whose image is whole only some frames later.
+
+    See:
+        ITU-T H.264, D.2.8 (recovery point): a number of frames, of which 0 is the single bit 1.
+    """
+    if codec.name != "h264":
+        return False
     return any(
-        unit[0] >> shift & mask == message
-        # Bytes that were put in so that no start code appears are taken out.
-        and _has_message(bytes(unit[header:]).replace(b"\0\0\3", b"\0\0"), _DISPLAY_ORIENTATION)
-        for unit in _units(memoryview(packet), codec.extradata or b"")
-        if len(unit) > header
+        not content[:1] or content[0] < 128 for content in _messages(packet, codec, _RECOVERY_POINT)
     )
+
+
+def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[bytes]:
+    """The messages of a type in a packet.
+
+    See:
+        ITU-T H.264 and H.265, 7.3.2.3 (messages), annex B (start codes).
+    """
+    header, shift, mask, message = _UNITS[codec.name]
+    for unit in _units(memoryview(packet), codec.extradata or b""):
+        if len(unit) > header and unit[0] >> shift & mask == message:
+            # Bytes that were put in so that no start code appears are taken out.
+            content = bytes(unit[header:]).replace(b"\0\0\3", b"\0\0")
+            stream = io.BytesIO(content)
+            # Each is a type, a size and so many bytes.
+            while stream.tell() + 2 <= len(content):
+                kind, size = _number(stream), _number(stream)
+                data = stream.read(size)
+                if kind == wanted:
+                    yield data
 
 
 def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
@@ -368,17 +406,6 @@ def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
         start = position + 4
         position = start + int.from_bytes(data[position:start], "big")
         yield data[start:position]
-
-
-def _has_message(content: bytes, wanted: int) -> bool:
-    """Whether one of the messages, each a type, a size and so many bytes, is of this type."""
-    stream = io.BytesIO(content)
-    while stream.tell() + 2 <= len(content):
-        kind, size = _number(stream), _number(stream)
-        if kind == wanted:
-            return True
-        stream.seek(size, io.SEEK_CUR)
-    return False
 
 
 def _number(stream: io.BytesIO) -> int:

@@ -34,7 +34,7 @@ _PREROLLS = {"opus": Fraction(5), **dict.fromkeys(("alac", "flac", "tta", "wavpa
 
 # A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
 # counted from the wrong one.
-_UNSURE_SEEKS = frozenset({"mpeg"})
+UNSURE_SEEKS = frozenset({"mpeg"})
 
 # Decoders that, started in mid-stream, soon give what they give from the start. The predictors of ADPCM,
 # WMA and speech codecs remember, and seeks in WAV are off by up to two blocks of ADPCM.
@@ -142,7 +142,7 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
         return None if key is None or not _at_or_before(key, start) else [key]
 
     with container.reading():
-        codec = _with_x264_build(container, index, codec, start)
+        codec = with_x264_build(container, index, codec, start)
         packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
         stop = _pts(window.end, codec, container.zero, up=True)
         run = _VideoRun(stop)
@@ -154,7 +154,7 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
 _X264 = re.compile(rb"x264 - core (\d+)")
 
 
-def _with_x264_build(
+def with_x264_build(
     container: Container, index: int, codec: VideoCodec, start: int | None
 ) -> VideoCodec:
     """Tell the decoder of a window which x264 wrote it: 4:4:4 of versions before 151 is coded otherwise.
@@ -252,7 +252,7 @@ def read_clip(
         return _head_of_both(packets, index, tells, video_start, audio_start)
 
     with container.reading():
-        codec = _with_x264_build(container, index, codec, video_start)
+        codec = with_x264_build(container, index, codec, video_start)
         indices = (index, audio_index)
         packets, exact = _from_place(container, indices, codec, place, window, from_both)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
@@ -398,7 +398,7 @@ def _from_place(
             further back. Nothing: no place but the start will do.
         keep: The packets outlive the container.
     """
-    unsure = container.format in _UNSURE_SEEKS
+    unsure = container.format in UNSURE_SEEKS
     if pts is not None and window.start is not None and not unsure:
         # MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames
         # that are asked for. Go back further, twice as far each time, at last past the start.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, Unpack, overload
 
 from spdl_media._arguments import (
+    ArrayLayout,
     AudioArguments,
     AudioOptions,
     BatchArguments,
@@ -41,10 +42,12 @@ from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
 from spdl_media.demux import demux_video
 from spdl_media.errors import ConvertError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
+from spdl_media.storage import Storage
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
 from spdl_media.values import Values, parse_values
@@ -358,6 +361,54 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
         config=config,
         purpose=purpose,
         **picked(arguments, _OF_VIDEOS),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRequest:
+    """Checked options of one load of frames by number.
+
+    Attributes:
+        desc: The filters.
+        cuts: What is cut out of each group of frames and mirrored.
+        storage: Memory to fill.
+        layout: Order of axes.
+        values: The numbers that pixels become.
+        finish: Moves the array to where it is wanted.
+    """
+
+    desc: str | None
+    cuts: CropPlan
+    storage: Storage | None
+    layout: ArrayLayout | None
+    values: Values | None
+    finish: Callable[[CPUBuffer], Buffer]
+
+
+def frame_request(arguments: Any, count: int, purpose: str) -> FrameRequest:
+    """Check the arguments of a load of frames by number, in so many groups with a crop each.
+
+    Raises:
+        ValueError: An option is invalid.
+        TypeError: An option has the wrong type.
+        TransferError: There is no device.
+    """
+    ops, config = (
+        _picture_ops(arguments),
+        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
+    )
+    desc = chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS)
+    if config is not None and ops.quality == "auto" and isinstance(desc, FilterDesc):
+        # On a device an array is the same, whoever decodes.
+        desc = FilterDesc(replace(ops, quality="accurate"))
+    finish, storage = on_its_way(config, arguments["storage"], purpose)
+    return FrameRequest(
+        desc=desc,
+        cuts=CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"]),
+        storage=storage,
+        layout=arguments["layout"],
+        values=_values(arguments, ops, config),
+        finish=finish,
     )
 
 

@@ -109,11 +109,16 @@ class _Packets(Generic[C]):
         """Bytes of coded data."""
         return sum(packet.size for packet in self._packets)
 
+    @property
+    def is_key(self) -> tuple[bool, ...]:
+        """Of each packet, whether the file says that decoding can begin there."""
+        return tuple(packet.is_keyframe for packet in self._packets)
+
     def get_timestamps(self, *, raw: bool = False) -> tuple[float, ...]:
         """Presentation times of the packets in seconds on the container's clock, in display order.
 
-        Packets to which the file gives no time at all are left out, and so are frames of VP9 that are not
-        shown. Those of raw streams are counted at the stated rate. Where each field is a packet (H.264 in
+        Packets to which the file gives no time at all are left out, and so are frames of VP8 and VP9 that are
+        not shown. Those of raw streams are counted at the stated rate. Where each field is a packet (H.264 in
         MPEG-TS), each has its time.
 
         Args:
@@ -204,7 +209,7 @@ class VideoPackets(_Packets[VideoCodec]):
     __slots__ = ()
 
     def _shown_at(self) -> list[int | None]:
-        shown = [p for p in self._packets if self._codec.name != "vp9" or not _is_hidden_vp9(p)]
+        shown = [p for p in self._packets if not is_hidden(p, self._codec.name)]
         stated = [p.dts if p.pts is None else p.pts for p in shown]
         step = usual_duration(self._codec)
         if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:
@@ -249,15 +254,18 @@ class VideoPackets(_Packets[VideoCodec]):
         return rotation(self._metadata.orientation)
 
 
-def _is_hidden_vp9(packet: AvPacket) -> bool:
-    """Whether a packet is a frame of VP9 that others refer to, and that is not shown itself.
+def is_hidden(packet: AvPacket, codec: str) -> bool:
+    """Whether a packet is a frame of VP8 or VP9 that others refer to, and that is not shown itself.
 
     See:
-        VP9 bitstream specification, 7.2 (uncompressed header), annex B (superframes, which show one frame).
+        RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
+        (superframes, which show one frame).
     """
-    data = memoryview(packet)
-    if not data:
+    if codec not in ("vp8", "vp9") or not packet.size:
         return False
+    data = memoryview(packet)
+    if codec == "vp8":
+        return not data[0] & 0x10
     mark = data[-1]
     if mark & 0xE0 == 0xC0:
         size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)

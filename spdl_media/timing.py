@@ -145,6 +145,19 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
     return Window(begin, begin + length)
 
 
+def tick_at(time: Seconds, time_base: Fraction, zero: Fraction) -> int:
+    """The last timestamp of FFmpeg that is not later than a time on the container's clock.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite.
+    """
+    seconds = _parse_seconds(time, time)
+    if isinstance(seconds, float):
+        raise ValueError(f"a time must be finite, not {time!r}")
+    return math.floor((seconds + _TOLERANCE + zero) / time_base)
+
+
 def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
     """Read one side of a window; a float is an infinity."""
     # True is an int in Python, but no time.

@@ -23,12 +23,13 @@ ORDER = [
     ["_optional"],
     ["_ffmpeg", "formats"],
     ["orientation"],
-    ["exif", "stills", "truncation", "pillow_images", "still_headers"],
+    ["exif", "stills", "truncation", "pillow_images", "still_headers", "_mp4_tables"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats", "_wav"],
     ["codec", "packets"],
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux", "_probe"],
+    ["_packet_table", "_h264_fields"],
     ["bitstream"],
     ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
     ["_audio_chunks", "image_frames", "frames"],
@@ -44,7 +45,7 @@ ORDER = [
         "_picture_decoder",
         "_jpeg",
     ],
-    ["decode", "decoders"],
+    ["_frame_index", "_video_source", "_frame_decoder", "decode", "decoders"],
     [
         *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
         *(
@@ -58,12 +59,13 @@ ORDER = [
     ["storage"],
     ["buffer"],
     ["values", "_lengths", "_rows", "_image_buffer", "_video_rows", "_audio_arrays", "convert"],
+    ["_frame_rows"],
     ["transfer"],
     ["arrays"],
     ["_collate"],
     ["_arguments", "_decode_each", "_batch"],
     ["cuda"],
-    ["load", "clips", "audio_windows", "async_load", "recipes"],
+    ["load", "clips", "audio_windows", "video_file", "async_load", "recipes"],
     ["encode", "mux"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
@@ -82,7 +84,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "errors", "config", "timing", "_optional", "orientation", "exif", "stills"),
-    "truncation",
+    *("truncation", "_mp4_tables", "_h264_fields"),
     *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

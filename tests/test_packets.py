@@ -23,6 +23,11 @@ def video() -> bytes:
     return make_video(index_planes(20, 64, 48), codec="libx265", format="mp4", max_b_frames=2)
 
 
+def test_packets_say_which_are_key_frames() -> None:
+    data = make_video(index_planes(9, 64, 48), codec="mpeg4", gop_size=4)
+    assert sm.demux_video(data).is_key == (True, False, False, False) * 2 + (True,)
+
+
 def test_len_and_repr(video: bytes) -> None:
     packets = sm.demux_video(video)
     assert len(packets) == 20

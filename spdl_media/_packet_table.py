@@ -1,0 +1,194 @@
+"""What the packets of a video stream say of themselves, by the tables of an MP4 or when they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spdl_media._container import Container
+from spdl_media._ffmpeg import AvPacket
+from spdl_media._mp4_tables import Mask, Samples, Ticks, read_samples
+from spdl_media.codec import VideoCodec
+from spdl_media.packets import is_hidden
+
+NO_TIME = -(1 << 63)
+"""Stands for a timestamp that the file does not state."""
+
+# Packets of MPEG-4 as small as this repeat the frame before, and no frame comes out.
+_REPEATS = 16
+
+# No frame is shown so many packets later than it is coded, so what an edit list hides at one end of a video
+# is seen in so many packets there.
+_EDGE = 32
+_NUM_SPOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PacketTable:
+    """Packets of a video stream in the order of decoding.
+
+    Attributes:
+        pts: Ticks of presentation, or :data:`NO_TIME`.
+        dts: Ticks of decoding, likewise.
+        is_key: Whether decoding can begin there.
+        is_shown: Whether a frame comes out: no edit list hides it, nor does its own header.
+        last_duration: Ticks of the packet that is shown last; 0: not stated.
+        repeats: Some packets may only repeat the frame before.
+    """
+
+    pts: Ticks
+    dts: Ticks
+    is_key: Mask
+    is_shown: Mask
+    last_duration: int = 0
+    repeats: bool = False
+
+    def __len__(self) -> int:
+        return len(self.pts)
+
+
+def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
+    """Note what packets say. Their data are read, and not decoded."""
+    rows: list[tuple[int, int, bool, bool, int]] = []
+    true_keys: list[int] = []
+    is_true_key = _KEY_UNITS.get(codec.name)
+    last, duration = NO_TIME, 0
+    for packet in packets:
+        pts, is_key = packet.pts, packet.is_keyframe
+        if pts is None:
+            pts = NO_TIME
+        elif pts > last:
+            last, duration = pts, packet.duration or 0
+        if is_key and is_true_key is not None and is_true_key(packet, codec):
+            true_keys.append(len(rows))
+        dts = NO_TIME if packet.dts is None else packet.dts
+        is_shown = not packet.is_discard and not is_hidden(packet, codec.name)
+        rows.append((pts, dts, is_key, is_shown, packet.size))
+    columns = np.array(rows, np.int64).reshape(-1, 5).T
+    is_key = columns[2].astype(np.bool_)
+    # Phones write files in which all packets are said to be key frames.
+    if true_keys and is_key.all():
+        is_key[:] = False
+        is_key[true_keys] = True
+    repeats = codec.name == "mpeg4" and bool((columns[4] < _REPEATS).any())
+    return PacketTable(
+        columns[0], columns[1], is_key, columns[3].astype(np.bool_), duration, repeats
+    )
+
+
+def _key_test(length_at: int, shift: int, mask: int, keys: range) -> Callable[[Any, Any], bool]:
+    """Whether a packet holds a unit of one of these types, behind start codes or behind its length."""
+    start_code = re.compile(rb"\x00\x00\x01")
+
+    def test(packet: AvPacket, codec: VideoCodec) -> bool:
+        data = memoryview(packet)
+        return any(data[start] >> shift & mask in keys for start in starts(data, codec))
+
+    def starts(data: memoryview, codec: VideoCodec) -> Iterator[int]:
+        extradata = codec.extradata or b""
+        if extradata[:1] != b"\1":
+            yield from (m.end() for m in start_code.finditer(data) if m.end() < len(data))
+            return
+        # The first byte of MP4's decoder configuration is its version; this one has the size of lengths.
+        width, position = (extradata[length_at] & 3) + 1, 0
+        while position + width < len(data):
+            yield position + width
+            position += width + int.from_bytes(data[position : position + width], "big")
+
+    return test
+
+
+_KEY_UNITS = {
+    "h264": _key_test(4, 0, 31, range(5, 6)),
+    "hevc": _key_test(21, 1, 63, range(16, 22)),
+}
+"""Of codecs by units: whether a packet is one at which decoding can begin (ITU-T H.264 and H.265, 7.4.2)."""
+
+
+def mp4_table(
+    container: Container, index: int, codec: VideoCodec, read: Any, size: int
+) -> PacketTable | None:
+    """The same by the tables of an MP4 or MOV, without reading a packet.
+
+    Args:
+        container: The open container.
+        index: Of the stream.
+        codec: Of the stream.
+        read: Gives ``(start, size)`` bytes of the file.
+        size: Of the file.
+
+    Returns:
+        The table; ``None``: it is no such file, or the packets have to be looked at.
+    """
+    stream = container.av.streams[index]
+    # Cameras state key frames of these wrongly, and FFmpeg looks into the packets.
+    if not container.format.startswith("mov") or codec.name in ("mpeg4", "h263"):
+        return None
+    samples = read_samples(read, size, stream.id)
+    if samples is None or not len(samples.dts):
+        return None
+    if codec.name in _KEY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
+        return None
+    table = _placed(samples, stream)
+    if table is None:
+        return None
+    # FFmpeg knows when a stream starts, from the same tables by its own rules. An edit may begin inside of a
+    # frame.
+    is_right = not table.is_shown.all() or stream.start_time in (None, int(table.pts.min()))
+    # Of frames that are reordered, times of presentation that are those of decoding are none.
+    is_unset = codec.reorder_depth > 0 and bool((table.pts == table.dts)[:17].all())
+    return table if is_right and not is_unset else None
+
+
+def _placed(samples: Samples, stream: Any) -> PacketTable | None:
+    """Samples on FFmpeg's clock, as edit lists move and hide them; ``None``: FFmpeg has others."""
+    entries = stream.index_entries
+    count, total = len(entries), len(samples.dts)
+    if not count:
+        return None
+    # FFmpeg shifts times of decoding so that none is later than that of presentation.
+    shift = max(0, -int(samples.offsets.min()))
+    edges = [*range(min(_EDGE, count)), *range(max(0, count - _EDGE), count)]
+    hides = any(entries[i].is_discard for i in edges)
+    if samples.num_edits > 1 or hides or (samples.is_listed and count != total):
+        return _edited(samples, entries, shift)
+    first = entries[0].timestamp - int(samples.dts[0])
+    for i in {*edges[:1], *edges[-1:], *range(0, count, max(1, count // _NUM_SPOTS))}:
+        entry = entries[i]
+        if (entry.pos, entry.timestamp) != (samples.places[i], samples.dts[i] + first):
+            return None
+    dts = samples.dts + first
+    return PacketTable(
+        dts + shift + samples.offsets,
+        dts,
+        samples.is_key,
+        np.ones(total, np.bool_),
+        _last_duration(samples),
+    )
+
+
+def _edited(samples: Samples, entries: Any, shift: int) -> PacketTable | None:
+    """The samples that FFmpeg has left of those that an edit list cuts."""
+    if not samples.is_listed:
+        return None  # of fragments it has listed the first alone
+    rows = np.array([(one.timestamp, one.pos, one.is_keyframe, one.is_discard) for one in entries])
+    order = np.argsort(samples.places)
+    found = order[np.searchsorted(samples.places[order], rows[:, 1]).clip(max=len(order) - 1)]
+    if (samples.places[found] != rows[:, 1]).any():
+        return None
+    pts = rows[:, 0] + shift + samples.offsets[found]
+    return PacketTable(
+        pts,
+        rows[:, 0],
+        samples.is_key[found],
+        rows[:, 3] == 0,
+        _last_duration(samples),
+    )
+
+
+def _last_duration(samples: Samples) -> int:
+    return int(samples.durations[np.argmax(samples.dts + samples.offsets)])

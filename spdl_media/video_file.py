@@ -1,0 +1,386 @@
+"""An opened video whose frames are asked for by number or by time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Self, Unpack, overload
+
+import numpy as np
+
+from spdl_media import _frame_index
+from spdl_media._arguments import DeviceLike, FrameArguments, declared
+from spdl_media._checks import as_int
+from spdl_media._frame_decoder import FrameDecoder, Route
+from spdl_media._frame_rows import FrameRows, Rows
+from spdl_media._video_source import VideoSource
+from spdl_media._window import read_audio
+from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
+from spdl_media.crops import CropPlan
+from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
+from spdl_media.errors import ConvertError
+from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.inputs import Source
+from spdl_media.load import FrameRequest, frame_request
+from spdl_media.operations import PictureOps
+from spdl_media.orientation import swaps_sides
+from spdl_media.packets import AudioPackets
+from spdl_media.timing import Seconds, Timestamp, Window, parse_window, tick_at
+
+__all__ = ("VideoFile",)
+
+
+class VideoFile:
+    """An opened video whose frames are asked for by number or by time, in any order.
+
+    A frame is that of the decoding of the whole video, bit for bit. Only the groups of pictures are read and
+    decoded in which the frames lie that a call asks for, each once a call, and of these what no other frame
+    refers to is left out. The file and its decoder stay open from call to call.
+
+    The index of the frames comes from the tables of an MP4 or MOV, whose coded data is not read for it, and
+    of other files from one pass over the packets, without decoding them. Where packets do not tell the frames
+    (interlaced H.264 in MPEG-TS, AVI with packed B-frames, raw streams, rare codecs), the video is decoded
+    once; if its frames have no times either, each call decodes it from the start. :meth:`save_index` keeps
+    the index for the next time.
+
+    Use it as a context manager, or call :meth:`close`; otherwise it closes when it is collected.
+
+    Args:
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, which must be able to seek.
+        video_stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        index: Path of an index that :meth:`save_index` wrote for this video and stream.
+        filter_desc: The graph behind ``video[...]`` and :meth:`at`, as for
+            :func:`~spdl_media.decode_packets`: by default upright ``rgb24``, ``None`` for frames as
+            decoded. It must give one frame for each.
+        demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
+        decode_config: How to decode; see :func:`~spdl_media.decode_config`. Frames by number cannot be left
+            out, so ``on_corrupt="drop"`` is none of it.
+        name: What to call the source in messages.
+
+    Raises:
+        SourceError: It cannot be opened or read, or ``index`` is not its index: size, first bytes or stream
+            differ from those for which it was saved.
+        DemuxError: It is no media, has no such stream or no video, cannot seek, or is an animated image.
+        DecodeError: It was cut short in a format that has no index of its packets, or no decoder takes it.
+            ``decode_config(on_corrupt="keep")`` opens what is there.
+        ValueError: An option is invalid.
+
+    Thread safety: safe; calls wait for each other, so a file for each thread is quicker. A file-like ``src``
+    must be used by nothing else.
+
+    Example::
+
+        with sm.VideoFile("movie.mp4") as video:
+            frames = video[[10, 400, 10, -1]]                        # VideoFrames
+            batch = video.load([10, 400], width=224, height=224)     # (2, 224, 224, 3)
+            shown = video.at([1.0, 2.5])
+    """
+
+    def __init__(
+        self,
+        src: Source,
+        *,
+        video_stream_index: int | None = None,
+        index: str | os.PathLike[str] | None = None,
+        filter_desc: str | Default | None = DEFAULT_FILTER,
+        demux_config: DemuxConfig | None = None,
+        decode_config: DecodeConfig | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._desc = picture_filter(filter_desc)
+        config = as_decode_config(decode_config)
+        if config.on_corrupt == "drop":
+            raise ValueError(
+                "decode_config(on_corrupt='drop') leaves frames out, and here they are asked for by number. "
+                "Take 'keep', or 'raise'"
+            )
+        self._lock = threading.RLock()
+        self._file = file = VideoSource(
+            src, video_stream_index, index, as_demux_config(demux_config), config, name
+        )
+        self._index, self._codec, self._metadata = file.index, file.codec, file.metadata
+        self._decoder = FrameDecoder(
+            file.codec, file.metadata, file.index, config, file.packets_from
+        )
+
+    # What it is.
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return len(self._index)
+
+    @property
+    def source(self) -> str:
+        """Name of the source: a path, a URL, or "bytes of length n"."""
+        return self._metadata.source
+
+    @property
+    def frame_rate(self) -> Fraction | None:
+        """Average frames in a second; ``None``: the file does not say."""
+        return self._codec.frame_rate
+
+    @property
+    def width(self) -> int:
+        """Width of an upright frame, in pixels."""
+        return self._size()[0]
+
+    @property
+    def height(self) -> int:
+        """Height of an upright frame, in pixels."""
+        return self._size()[1]
+
+    @property
+    def codec(self) -> VideoCodec:
+        """The parameters of the coded stream."""
+        return self._codec
+
+    @cached_property
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds of each frame on the container's clock, whose 0 is the container's start."""
+        return tuple(self._index.seconds(self._codec.time_base, self._metadata.zero))
+
+    @cached_property
+    def keyframes(self) -> tuple[int, ...]:
+        """Numbers of the frames at which decoding can begin."""
+        return tuple(self._index.key_frames())
+
+    @property
+    def end(self) -> float:
+        """Seconds at which the last frame ends, which the file states or its frame rate does."""
+        return float(self._index.end * self._codec.time_base - self._metadata.zero)
+
+    def _size(self) -> tuple[int, int]:
+        size = self._codec.width, self._codec.height
+        return size[::-1] if swaps_sides(self._metadata.orientation) else size
+
+    def __repr__(self) -> str:
+        size = f"{self.width}x{self.height} {self._codec.name}"
+        return f"<VideoFile: {self.source}, {len(self)} frames of {size}>"
+
+    # Frames.
+
+    @overload
+    def __getitem__(self, key: int) -> ImageFrames: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
+    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
+        """Frames by number: one, a slice, or a sequence in any order, with repeats; negative ones count back.
+
+        Raises:
+            IndexError: There is no such frame.
+            DecodeError: It is damaged, or missing from the file.
+            TypeError: ``key`` is none of these.
+        """
+        if isinstance(key, slice):
+            return self._frames(list(range(*key.indices(len(self)))))
+        # Arrays have __index__ too, which is for those of one element.
+        if isinstance(key, Iterable) and getattr(key, "ndim", 1) != 0:
+            return self._frames(self._numbers(key))
+        return self._frames(self._numbers([key]))[0]
+
+    def at(self, times: Iterable[Seconds]) -> VideoFrames:
+        """The frames that are shown at these times: the last ones that do not begin later.
+
+        Args:
+            times: Seconds on the container's clock. Up to one duration behind the time of the last frame they
+                mean that one.
+
+        Raises:
+            ValueError: A time lies before the first frame or behind the end, or is no number.
+            DecodeError: A frame is damaged, or missing from the file.
+        """
+        return self._frames(self.numbers_at(times))
+
+    def numbers_at(self, times: Iterable[Seconds]) -> list[int]:
+        """The numbers of the frames that are shown at these times, for :meth:`load`.
+
+        Raises:
+            ValueError: A time lies before the first frame or behind the end, or is no number.
+        """
+        wanted = list(times)
+        base, zero = self._codec.time_base, self._metadata.zero
+        ticks = [tick_at(time, base, zero) for time in wanted]
+        found: list[int] = (np.searchsorted(self._index.pts, ticks, "right") - 1).tolist()
+        for time, tick, number in zip(wanted, ticks, found, strict=True):
+            if number < 0 or tick > self._index.end:
+                first, end = (self.timestamps[0], self.end) if len(self) else (0.0, 0.0)
+                raise ValueError(
+                    f"{self.source}: no frame is shown at {time} s: {len(self)} frames are shown from "
+                    f"{first:.3f} s to {end:.3f} s"
+                )
+        return found
+
+    def _numbers(self, indices: Iterable[object]) -> list[int]:
+        """Numbers of frames, counted from the start.
+
+        Raises:
+            IndexError: There is no such frame.
+            TypeError: It is no number, or they are no sequence.
+        """
+        if isinstance(indices, str) or not isinstance(indices, Iterable):
+            raise TypeError(
+                f"frames are asked for by int, slice or a sequence of int, not {indices!r}"
+            )
+        count, numbers = len(self), []
+        for index in indices:
+            number = as_int(index)
+            if number is None:
+                raise TypeError(f"a frame is asked for by an int, not {index!r}")
+            if not -count <= number < count:
+                raise IndexError(f"{self.source}: there is no frame {number} among {count} frames")
+            numbers.append(number % count)
+        return numbers
+
+    def _frames(self, numbers: list[int]) -> VideoFrames:
+        found: dict[int, Any] = {}
+        with self._reading():
+            decoder = self._decoder
+            route = Route(decoder.filter(self._desc), found.__setitem__, self.source)
+
+            def take(number: int, frame: Any) -> None:
+                route.push(frame, decoder.orientation, number)
+
+            decoder.decode(sorted(set(numbers)), take)
+            route.finish()
+            metadata = decoder.frame_metadata(route.filter)
+        return VideoFrames([found[number] for number in numbers], metadata)
+
+    @overload
+    def load(
+        self, indices: Iterable[int] | slice, **arguments: Unpack[FrameArguments[None]]
+    ) -> CPUBuffer: ...
+    @overload
+    def load(
+        self, indices: Iterable[int] | slice, **arguments: Unpack[FrameArguments[DeviceLike]]
+    ) -> CUDABuffer: ...
+    @declared(FrameArguments, quality="auto")
+    def load(
+        self,
+        indices: Iterable[int] | slice,
+        **arguments: Unpack[FrameArguments[DeviceLike | None]],
+    ) -> Buffer:
+        """Load frames by number into one array, each written as it leaves the filters.
+
+        Args:
+            indices: Numbers of frames in any order, with repeats; negative ones count from the end.
+            crops: What to cut out of all frames: a box ``(x, y, width, height)`` of the upright frame, or a
+                function that chooses one, which is called once.
+            flips: Whether to exchange left and right in all frames: a bool, or the probability of it.
+            rng: What the function and the probability draw from: a generator of NumPy's, or a seed.
+            filter_desc: A whole filter graph of your own that gives one frame for each. It replaces the
+                options for size and format, which must keep their defaults.
+            cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there. The
+                CPU decodes, and the array is copied.
+
+        Returns:
+            A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`:
+            ``(N, height, width, 3)`` uint8 for ``rgb24``, a row for each index in its place.
+
+        Raises:
+            IndexError: There is no such frame.
+            DecodeError: A frame is damaged, or missing from the file.
+            FilterError: ``filter_desc`` cannot be used, or gives more or fewer frames than it takes.
+            ConvertError: ``indices`` are empty, the format makes no array, a crop lies outside, or the
+                storage is too small.
+            TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
+            ValueError: An option is invalid.
+
+        Thread safety: safe, if no other thread uses the ``rng``; calls wait for each other.
+        """
+        if isinstance(indices, slice):
+            indices = range(*indices.indices(len(self)))
+        request = frame_request(arguments, 1, "VideoFile.load(cuda=)")
+        return self._load(Rows(self._numbers(indices)), request)
+
+    def _load(self, rows: Rows, request: FrameRequest) -> Buffer:
+        """Decode the frames of rows into one array."""
+        if all(number < 0 for number in rows.numbers):
+            raise ConvertError("no frame is asked for: the indices are empty", source=self.source)
+        sink = FrameRows(
+            len(rows.numbers), request.storage, request.layout, request.values, self.source
+        )
+        try:
+            with self._reading():
+                self._decode_rows(rows, request.desc, request.cuts, sink)
+            buffer = sink.take(rows.zeros(), rows.shape)
+        except BaseException:
+            # The traceback holds on to this frame, and the memory shall be free at once.
+            sink.release()
+            raise
+        groups = range(rows.count)
+        buffer.boxes, buffer.flips = request.cuts.drawn(groups, groups)
+        return request.finish(buffer)
+
+    def _decode_rows(
+        self, rows: Rows, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
+    ) -> None:
+        decoder, targets = self._decoder, rows.targets()
+        routes: dict[int, Route[list[int]]] = {}
+
+        def route(group: int, frame: Any) -> Route[list[int]]:
+            # Frames of all groups go through one filter, unless each is cut at a place of its own.
+            key = 0 if cuts.is_empty else group
+            if key not in routes:
+                size = frame.width, frame.height
+                upright = size[::-1] if swaps_sides(decoder.orientation) else size
+                own = desc if cuts.is_empty else cuts.filter(group, upright, desc, self.source)
+                routes[key] = Route(decoder.filter(own), sink.put, self.source)
+            return routes[key]
+
+        def take(number: int, frame: Any) -> None:
+            orientation = decoder.orientation
+            for group, places in targets[number].items():
+                route(group, frame).push(frame, orientation, places)
+
+        decoder.decode(sorted(targets), take)
+        for one in routes.values():
+            one.finish()
+
+    # The file.
+
+    def demux_audio(
+        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
+    ) -> AudioPackets:
+        """Read the packets of an audio stream of the same file; see :func:`~spdl_media.demux_audio`.
+
+        Raises:
+            SourceError: The source cannot be read.
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window is empty, or the file is closed.
+        """
+        window = parse_window(timestamp)
+        with self._lock:
+            return read_audio(self._file.opened(), stream_index, window)
+
+    def save_index(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a file, for ``VideoFile(src, index=path)``.
+
+        Raises:
+            OSError: The file cannot be written; then none stands at its path, or the one from before.
+            ValueError: The file is closed.
+        """
+        with self._lock:
+            self._file.opened()
+            _frame_index.save(path, self._index, **self._file.identity)
+
+    def close(self) -> None:
+        """Close the source, after the call that is under way. What was loaded stays valid."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock, self._file.opened().reading():
+            yield

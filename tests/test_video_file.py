@@ -1,0 +1,562 @@
+"""Frames by number and time are those of the whole video, and little is read and decoded for them."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spdl_media as sm
+from spdl_media import _frame_decoder, _mp4_tables, _picture_decoder, _picture_filter, inputs
+from spdl_media._picture_decoder import PictureDecoder
+from spdl_media.testing import (
+    VideoTrack,
+    frame_index,
+    index_planes,
+    index_samples,
+    make_audio,
+    make_media,
+    make_video,
+)
+
+NUM_FRAMES = 30
+# Seconds of frames that do not come evenly.
+UNEVEN = [0, 40, 80, 81, 83, 120, 500, 533, 566, 600, 601, 602, 900, 1400, 1401, 1433, 1999, 2000]
+
+
+@cache
+def planes() -> list[tuple[np.ndarray, ...]]:
+    return index_planes(NUM_FRAMES, 64, 48)
+
+
+@cache
+def clip(kind: str) -> bytes:
+    """``container/codec/B frames/how``: 30 frames, 10 a second, a key frame each 8."""
+    format, codec, b_frames, how = kind.split("/")
+    x264 = {"refresh": "intra-refresh=1", "interlaced": "interlaced=1"}.get(how)
+    muxing = {
+        "fragments": {"movflags": "frag_keyframe+empty_moov+default_base_moof"},
+        "dash": {"movflags": "dash+frag_every_frame+delay_moov"},
+        "negative": {"movflags": "negative_cts_offsets"},
+        "hybrid": {"movflags": "frag_keyframe"},
+    }
+    track = VideoTrack(
+        frames=planes(),
+        codec=codec,
+        gop_size=8,
+        max_b_frames=int(b_frames),
+        open_gop=how == "open",
+        options={"x264-params": x264} if x264 else {},
+    )
+    data = make_media([track], format=format, options=muxing.get(how))
+    # A recording that began in mid-group.
+    return data[188 * 40 :] if how == "cut" else data
+
+
+@cache
+def uneven() -> bytes:
+    track = VideoTrack(
+        frames=planes()[: len(UNEVEN)],
+        codec="libx265",
+        max_b_frames=2,
+        gop_size=5,
+        pts=UNEVEN,
+        time_base=Fraction(1, 1000),
+    )
+    return make_media([track], format="mp4")
+
+
+def remuxed(data: bytes, change: Callable[[Any], Any], **options: str) -> bytes:
+    """The same packets, each changed."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source:
+        format = source.format.name.partition(",")[0].replace("mov", "mp4")
+        with av.open(file, "w", format, options=options) as target:
+            stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+            for packet in source.demux(video=0):
+                if packet.size:
+                    changed = change(packet)
+                    changed.stream = stream
+                    target.mux(changed)
+    return file.getvalue()
+
+
+@cache
+def trimmed() -> bytes:
+    """What is before second 0 is hidden by an edit list."""
+
+    def earlier(packet: Any) -> Any:
+        shift = 10240 * 11 // 10 + 300
+        packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+        return packet
+
+    return remuxed(clip("mp4/libx265/2/open"), earlier, avoid_negative_ts="disabled")
+
+
+@cache
+def hidden() -> bytes:
+    """Some frames of VP8 are not shown, as those are to which others alone refer."""
+
+    def hide(packet: Any) -> Any:
+        data = bytearray(packet)
+        if packet.pts % 400 == 300:
+            data[0] &= ~0x10
+        copy = av.Packet(bytes(data))
+        copy.pts, copy.dts, copy.time_base = packet.pts, packet.dts, packet.time_base
+        copy.is_keyframe = packet.is_keyframe
+        return copy
+
+    return remuxed(clip("webm/libvpx/0/closed"), hide)
+
+
+@cache
+def two_streams() -> bytes:
+    other = VideoTrack(frames=index_planes(20, 32, 32)[::-1], codec="ffv1", gop_size=1)
+    return make_media([VideoTrack(frames=planes(), codec="ffv1"), other])
+
+
+@cache
+def damaged() -> bytes:
+    """A bit flipped here and there in the middle third, so that decoders make up parts of frames."""
+    data = bytearray(clip("matroska/mpeg4/2/closed"))
+    for place in range(len(data) * 4 // 10, len(data) * 6 // 10, 999):
+        data[place] ^= 0x10
+    return bytes(data)
+
+
+# How each is numbered: by its packets, by decoding it once, or by decoding it in each call.
+BY_PACKETS = [
+    *(
+        f"{format}/libx265/{b_frames}"
+        for format in ("mp4", "matroska", "mpegts")
+        for b_frames in ("0/closed", "2/closed", "2/open")
+    ),
+    *(
+        "mp4/libx264/3/open",
+        "mov/libx264/3/open",
+        "matroska/libx264/3/open",
+        "mpegts/libx264/3/open",
+    ),
+    *(
+        "mp4/libx264/2/fragments",
+        "mp4/libx264/2/dash",
+        "mp4/libx264/2/negative",
+        "mp4/libx264/2/hybrid",
+    ),
+    *("flv/libx264/2/closed", "nut/libx265/2/open", "mpegts/libx264/3/cut", "mpegts/libx265/3/cut"),
+    *("mp4/libx264/0/refresh", "matroska/libx264/0/refresh", "matroska/libx264/2/interlaced"),
+    *("mp4/mpeg4/2/closed", "mpegts/mpeg4/2/closed", "mpegts/mpeg2video/2/closed"),
+    *(
+        "webm/libvpx-vp9/0/closed",
+        "webm/libvpx/0/closed",
+        "matroska/ffv1/0/closed",
+        "avi/ffv1/0/closed",
+    ),
+]
+ONCE = ["mpegts/libx264/2/interlaced"]
+EACH_TIME = ["avi/libx264/3/open", "h264/libx264/2/closed"]
+OTHERS = {
+    "uneven": uneven,
+    "trimmed": trimmed,
+    "two streams": two_streams,
+    "damaged": damaged,
+    "hidden": hidden,
+}
+
+
+def file_of(kind: str) -> bytes:
+    return OTHERS[kind]() if kind in OTHERS else clip(kind)
+
+
+@cache
+def options_of(kind: str) -> dict[str, Any]:
+    return {"decode_config": sm.decode_config(on_corrupt="keep")} if kind == "damaged" else {}
+
+
+@cache
+def decoded(kind: str) -> sm.VideoFrames:
+    return sm.decode_packets(sm.demux_video(file_of(kind)), None, **options_of(kind))
+
+
+@cache
+def opened(kind: str) -> sm.VideoFile:
+    return sm.VideoFile(file_of(kind), filter_desc=None, **options_of(kind))
+
+
+@pytest.mark.parametrize("kind", [*BY_PACKETS, *ONCE, *EACH_TIME, *OTHERS])
+@settings(max_examples=examples(12))
+@given(data=st.data())
+def test_frames_are_those_of_the_whole_video(kind: str, data: st.DataObject) -> None:
+    whole, video = decoded(kind), opened(kind)
+    assert video.timestamps == whole.timestamps
+    if kind == "hidden":
+        assert sm.demux_video(file_of(kind)).get_timestamps() == video.timestamps
+        assert len(video) < NUM_FRAMES
+    count = len(whole)
+    assert len(video) == count
+    wanted = data.draw(st.lists(st.integers(-count, count - 1), min_size=1, max_size=8))
+    found = video[wanted]
+    assert found.timestamps == tuple(whole.timestamps[k] for k in wanted)
+    for frame, k in zip(found, wanted, strict=True):
+        assert all(map(np.array_equal, frame.planes, whole[k].planes))
+
+
+SHORT = """h265_video.mp4 av1_video.mkv h264_10bits.mp4 corrupt_middle.ts mpeg4_320x240.ts nasa_13013.mp4
+odd_size_ffv1.mkv rotated90_320x240.mp4 vfr_320x240.mp4 vp9_320x240.webm""".split()
+LONG = [pytest.param(f"street_{size}.mp4", marks=pytest.mark.long) for size in ("768x576", "1080p")]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
+def test_real_media(media_dir: Path, rng: np.random.Generator, name: str) -> None:
+    source, config = media_dir / "video" / name, sm.decode_config(on_corrupt="keep")
+    whole = sm.decode_packets(sm.demux_video(source), None, config)
+    with sm.VideoFile(source, filter_desc=None, decode_config=config) as video:
+        assert video.timestamps == whole.timestamps
+        for _ in range(3):
+            wanted = rng.integers(-len(video), len(video), size=6)
+            for frame, k in zip(video[wanted], wanted, strict=True):
+                assert all(map(np.array_equal, frame.planes, whole[k].planes))
+
+
+def test_how_frames_are_numbered() -> None:
+    for kinds, kind in ((BY_PACKETS, "packets"), (ONCE, "decoding"), (EACH_TIME, "counting")):
+        for name in kinds:
+            index = opened(name)._index
+            found = "counting" if index.is_counted else "packets" if index.is_exact else "decoding"
+            assert found == kind, name
+
+
+def test_key_frames_and_rate() -> None:
+    video = opened("mp4/libx265/2/closed")
+    assert video.keyframes == (0, 8, 16, 24)
+    assert video.frame_rate == 10
+    assert (video.width, video.height, video.end) == (64, 48, 3.0)
+    assert re.search("30 frames of 64x48 hevc", repr(video))
+
+
+def test_one_frame_a_slice_and_arrays_of_indices() -> None:
+    video = opened("mp4/libx265/2/closed")
+
+    def numbers(frames: sm.VideoFrames) -> list[int]:
+        return [frame_index(frame.planes[0]) for frame in frames]
+
+    assert frame_index(video[-1].planes[0]) == 29
+    assert frame_index(video[np.int64(3)].planes[0]) == 3
+    assert numbers(video[20:4:-7]) == [20, 13, 6]
+    assert numbers(video[np.array([9, 2, 9])]) == [9, 2, 9]
+    assert (len(video[[]]), len(video[30:])) == (0, 0)
+
+
+def test_times_show_the_frame_that_began_last() -> None:
+    video = sm.VideoFile(uneven(), filter_desc=None)
+    seconds = [pts / 1000 for pts in UNEVEN]
+    assert video.numbers_at(seconds) == list(range(len(UNEVEN)))
+    assert video.numbers_at([0.05, "0.499", 0.5, Fraction(1, 2), 1.99]) == [1, 5, 6, 6, 15]
+    # Sums of floats lie beside the exact moment.
+    assert opened("mp4/libx265/2/closed").numbers_at([0.1 + 0.2]) == [3]
+    assert video.at([1.42]).timestamps == (1.401,)
+    # Up to the end of the last frame.
+    assert video.numbers_at([video.end]) == [len(UNEVEN) - 1]
+    for time in (-0.01, video.end + 0.01):
+        match = (
+            f"no frame is shown at {time} s: 18 frames are shown from 0.000 s to {video.end:.3f}"
+        )
+        with pytest.raises(ValueError, match=match):
+            video.at([0.5, time])
+    with pytest.raises(ValueError, match="a time must be finite, not inf"):
+        video.at([float("inf")])
+
+
+def test_the_other_stream_is_numbered_too() -> None:
+    video = sm.VideoFile(two_streams(), video_stream_index=1, filter_desc=None)
+    assert [frame_index(frame.planes[0]) for frame in video[[0, 19]]] == [19, 0]
+    with pytest.raises(sm.DemuxError, match="there is no stream 2"):
+        sm.VideoFile(two_streams(), video_stream_index=2)
+
+
+def test_load_is_load_video_by_number() -> None:
+    data = clip("mp4/libx265/2/closed")
+    with sm.VideoFile(data) as video:
+        for options in (
+            {},
+            {"width": 32, "height": 32},
+            {
+                "width": 33,
+                "layout": "NCHW",
+                "dtype": "float32",
+                "mean": 0.5,
+                "std": (0.1, 0.2, 0.3),
+            },
+            {"pix_fmt": "yuv420p"},
+            {"filter_desc": "hflip,format=rgb24"},
+            # This one holds frames back.
+            {"filter_desc": "tmix=frames=1,reverse,reverse,format=gray"},
+        ):
+            whole = np.asarray(sm.load_video(data, **options))
+            found = video.load([7, 3, -1, 7], **options)
+            np.testing.assert_array_equal(np.asarray(found), whole[[7, 3, -1, 7]])
+        storage = sm.cpu_storage(4 * 64 * 48 * 3, pin_memory=False)
+        assert np.asarray(video.load(slice(4), storage=storage)).shape == (4, 48, 64, 3)
+        with pytest.raises(sm.StorageTooSmallError):
+            video.load(slice(5), storage=storage)
+
+
+def test_all_frames_of_a_load_are_cut_alike(rng: np.random.Generator) -> None:
+    video = sm.VideoFile(clip("mp4/libx265/2/closed"))
+    whole = np.asarray(video.load([5, 20]))
+    cut = video.load([5, 20], crops=(8, 4, 32, 24), flips=True)
+    np.testing.assert_array_equal(np.asarray(cut), whole[:, 4:28, 8:40][:, :, ::-1])
+    assert (cut.boxes, cut.flips) == (((8, 4, 32, 24),), (True,))
+    drawn = video.load([5, 20], width=16, height=16, crops=sm.RandomResizedCrop(), rng=rng)
+    assert len(drawn.boxes or ()) == 1
+    with pytest.raises(sm.ConvertError, match="does not lie inside the image, which is 64x48"):
+        video.load([0], crops=(60, 0, 8, 8))
+
+
+def test_filters_that_leave_frames_out_are_refused() -> None:
+    data = clip("mp4/libx265/2/closed")
+    with pytest.raises(sm.FilterError, match="the filters give fewer frames than they take"):
+        sm.VideoFile(data, filter_desc="select='not(mod(n,2))'")[[1, 2, 3]]
+    with pytest.raises(sm.FilterError, match="the filters give more frames than they take"):
+        sm.VideoFile(data).load([1, 9], filter_desc="loop=2:1,format=rgb24")
+    with pytest.raises(ValueError, match="frames are asked for by number, and a filter_desc with"):
+        sm.VideoFile(data, filter_desc=sm.get_video_filter_desc(frame_rate=5))[0]
+
+
+# Little work.
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the frames that decoders give, wanted or not."""
+    frames: list[int] = []
+    send = PictureDecoder._send
+
+    def counted(self: Any, packet: Any) -> Any:
+        found = send(self, packet)
+        frames.extend(frame_index(np.asarray(frame.to_ndarray()[:48])) for frame in found)
+        return found
+
+    monkeypatch.setattr(PictureDecoder, "_send", counted)
+    return frames
+
+
+def test_groups_are_decoded_once_without_what_nobody_needs(sent: list[int]) -> None:
+    with sm.VideoFile(clip("mp4/libx264/3/open"), filter_desc=None) as video:
+        assert video.keyframes == (0, 8, 16, 24)
+        video[[9, 25, 9, 10]]
+        assert sorted(set(sent)) == sorted(sent)
+        # Frames 8 and 24 and what lies before 9, 10 and 25 in the order of decoding; B frames that other B
+        # frames refer to are needed, other ones are not.
+        assert set(sent) <= {8, 9, 10, 11, 12, 24, 25, 26, 27, 28, 29}
+        sent.clear()
+        # Three B frames stand between others, of which the middle one serves the other two.
+        video[[0, 4]]
+        assert 1 not in sent
+        assert 3 not in sent
+
+
+def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def count(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            made.append(name)
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, counted)
+
+    for kind in ("mp4/libx264/3/open", "matroska/libx265/2/open", "mpegts/libx264/3/open"):
+        with sm.VideoFile(clip(kind)) as video:
+            video.load([3, 20], width=32, height=32)
+            with monkeypatch.context() as patch:
+                count(patch, inputs.Input, "open")
+                count(patch, _picture_decoder, "make_decoder")
+                count(patch, _frame_decoder, "PictureFilter")
+                count(patch, _picture_filter, "FrameFilter")
+                for wanted in ([1, 2, 3], [29], [0], [17, 4]):
+                    video.load(wanted, width=32, height=32)
+    assert made == []
+
+
+class Counting(io.BytesIO):
+    """A file object that notes what is read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+@cache
+def long_video(format: str) -> bytes:
+    """Two megabytes, 20 groups of pictures that differ."""
+    noise = np.random.default_rng(0).integers(0, 256, (100, 96, 128), np.uint8)
+    return make_video(list(noise), codec="libx264", format=format, gop_size=5, pix_fmt="gray")
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska"])
+def test_only_the_bytes_of_the_groups_are_read(format: str, tmp_path: Path) -> None:
+    data = long_video(format)
+    path = tmp_path / "index"
+    sm.VideoFile(data).save_index(path)
+    file = Counting(data)
+    with sm.VideoFile(file, index=path) as video:
+        file.count = 0
+        video[52]
+        assert len(data) / 50 < file.count < len(data) / 10
+        file.count = 0
+        video[[2, 97]]
+        assert file.count < len(data) / 5
+
+
+def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
+    for kind in ("mp4/libx264/3/open", "mp4/libx264/2/fragments", "mp4/libx264/2/dash"):
+        data, read = clip(kind), []
+
+        def read_at(start: int, size: int, data: bytes = data, read: list[Any] = read) -> bytes:
+            read.append((start, size))
+            return data[start : start + size]
+
+        samples = _mp4_tables.read_samples(read_at, len(data), 1)
+        assert samples is not None
+        assert len(samples.dts) == NUM_FRAMES
+        # Of the other boxes 16 bytes are read, where a header has eight or sixteen.
+        for start, size in read:
+            inside = (samples.places >= start) & (samples.places < start + size)
+            assert size == 16 or not inside.any(), (kind, start, size)
+
+
+# What is wrong.
+
+
+def test_indices_that_there_are_not() -> None:
+    video = opened("mp4/libx265/2/closed")
+    for index in (30, -31):
+        with pytest.raises(IndexError, match=rf"there is no frame {index} among 30 frames"):
+            video[[0, index]]
+    for wrong in ("3", 1.5, [1.0], [True]):
+        with pytest.raises(TypeError, match="ask"):
+            video[wrong]  # type: ignore[call-overload]
+    with pytest.raises(sm.ConvertError, match="the indices are empty"):
+        video.load([])
+
+
+def test_an_index_is_saved_and_serves_its_own_file_alone(tmp_path: Path) -> None:
+    for kind in ("matroska/libx265/2/open", "mpegts/libx264/2/interlaced", "avi/libx264/3/open"):
+        path = tmp_path / "saved"
+        opened(kind).save_index(path)
+        assert [one.name for one in tmp_path.iterdir()] == ["saved"]
+        with sm.VideoFile(clip(kind), index=path, filter_desc=None) as video:
+            assert video.timestamps == decoded(kind).timestamps
+            found = [frame_index(frame.planes[0]) for frame in video[[9, 2]]]
+            assert found == [frame_index(decoded(kind)[k].planes[0]) for k in (9, 2)]
+    data = clip("avi/libx264/3/open")
+    for other, what in (
+        (data + b"\0", f"size {len(data)}, and that is {len(data) + 1}"),
+        (data[:40] + b"\1" + data[41:], "checksum of header"),
+    ):
+        with pytest.raises(sm.SourceError, match=rf"the index is not that of bytes.*{what}"):
+            sm.VideoFile(other, index=path)
+    saved = path.read_bytes()
+    for wrong, match in (
+        (b"frames", "this is no index of a video"),
+        (saved[:-8], "the index is damaged"),
+        (saved[:-1] + b"\7", "the index is damaged: its checksum is wrong"),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(sm.SourceError, match=match):
+            sm.VideoFile(data, index=path)
+    with pytest.raises(sm.SourceError, match="the index cannot be read: No such file"):
+        sm.VideoFile(data, index=tmp_path / "none")
+
+
+def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
+    data = make_video(planes(), codec="libx264", format="mp4", gop_size=4, faststart=True)
+    video = sm.VideoFile(data[: len(data) * 2 // 3], filter_desc=None)
+    assert len(video) == NUM_FRAMES
+    assert frame_index(video[9].planes[0]) == 9
+    with pytest.raises(
+        sm.DecodeError, match=r"frame (\d+) of 30, at 2\.\d00 s, is missing"
+    ) as info:
+        video[[9, 29, 22]]
+    assert info.value.packet_index == 22
+    assert info.value.pts_seconds == 2.2
+    # One whose packets stand in no table promises nothing.
+    cut = clip("matroska/ffv1/0/closed")[:-4000]
+    with pytest.raises(
+        sm.DecodeError, match=r"cut short: the data ends after.*opens what is there"
+    ):
+        sm.VideoFile(cut)
+    keep = sm.decode_config(on_corrupt="keep")
+    assert 0 < len(sm.VideoFile(cut, decode_config=keep)) < NUM_FRAMES
+
+
+def test_damage_is_an_error() -> None:
+    with pytest.raises(sm.DecodeError, match=r"damaged mpeg4 data at .* \(packet \d+\)"):
+        sm.VideoFile(damaged())[:]
+    assert sm.VideoFile(damaged(), filter_desc=None)[0].timestamp == 0
+
+
+def test_sources_that_have_no_numbered_frames() -> None:
+    with pytest.raises(sm.DemuxError, match="there is no video stream"):
+        sm.VideoFile(make_audio(index_samples(1000, 1)))
+    with pytest.raises(sm.DemuxError, match="the source cannot seek"):
+        sm.VideoFile(_Pipe(clip("matroska/ffv1/0/closed")))
+    with pytest.raises(ValueError, match=r"on_corrupt='drop'.* leaves frames out"):
+        sm.VideoFile(
+            clip("matroska/ffv1/0/closed"), decode_config=sm.decode_config(on_corrupt="drop")
+        )
+    video = sm.VideoFile(clip("matroska/ffv1/0/closed"))
+    frames = video[[3]]
+    video.close()
+    assert frame_index(frames[0].planes[0][..., 0]) == 3
+    for call in (lambda: video[3], lambda: video.save_index("index"), video.demux_audio):
+        with pytest.raises(ValueError, match="this VideoFile is closed"):
+            call()
+
+
+class _Pipe(io.RawIOBase):
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._file = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+
+def test_threads_wait_for_each_other() -> None:
+    video, found = sm.VideoFile(clip("mp4/libx265/2/open"), filter_desc=None), {}
+
+    def read(start: int) -> None:
+        wanted = [(start + 7 * k) % NUM_FRAMES for k in range(12)]
+        frames = [video[k] for k in wanted]
+        found[start] = wanted == [frame_index(frame.planes[0]) for frame in frames]
+
+    threads = [threading.Thread(target=read, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), True)
