@@ -12,12 +12,13 @@ import numpy as np
 from spdl_media._audio_chunks import silence_of
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
+from spdl_media._frame_scan import CodedFrames, find_frames
 from spdl_media._jpeg import keep_freed_memory
 from spdl_media._lengths import OnShort, check_enough, fill_up
 from spdl_media._rows import Array, new_array
-from spdl_media._sample_decoder import SampleDecoder
+from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media._sample_rows import SampleRows, layout_name
-from spdl_media._wav import read_wav
+from spdl_media._wav import WAVInfo, read_wav
 from spdl_media._window import audio_packets, read_audio
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec
@@ -218,11 +219,11 @@ def load_audio_array(
     keep_freed_memory()
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
-        # This reader knows the one stream of a WAV file, and none of FFmpeg's options.
+        # These readers know the one stream of a file, and none of FFmpeg's options.
         if stream_index is None and demux_config is None:
-            wav = _load_wav(input, window, request)
-            if wav is not None:
-                return wav
+            array = _load_without_container(input, window, request)
+            if array is not None:
+                return array
         with closing(Container(input, config)) as container:
             # After any fault the source is read a second time below.
             if input.seekable:
@@ -309,27 +310,56 @@ def _earlier(end: Fraction, window: Window) -> Fraction:
     return end if window.end is None else min(end, window.end)
 
 
-def _load_wav(input: Input, window: Window, request: AudioRequest) -> AudioArray | None:
-    """Read a WAV file without FFmpeg's demuxer; ``None`` where FFmpeg is needed, or an error is due."""
-    rows = request.rows()
-    if rows is None or request.config.decoder is not None or request.config.decoder_options:
+def _load_without_container(
+    input: Input, window: Window, request: AudioRequest
+) -> AudioArray | None:
+    """Read WAV, MP3 or FLAC without FFmpeg's demuxers; ``None`` where one is needed, or an error is due."""
+    ops, config, most = request.ops, request.config, request.num_samples
+    is_plain = config.decoder is None and not config.decoder_options and input.has_size
+    if ops is None or not is_plain:
         return None
-    ops, most = request.ops, request.num_samples
-    rate = None if ops is None else ops.sample_rate
+    rate = ops.sample_rate
     if rate is not None and most is not None:
         # More than enough for whatever the resampler holds back.
         begin = max(window.start or Fraction(0), Fraction(0))
         end = begin + Fraction(most, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
-    found = read_wav(input, window, most if rate is None else None)
-    if found is None:
+    most = most if rate is None else None
+    with naming(input.name):
+        wav = read_wav(input, window, most)
+        if wav is not None:
+            return _load_wav(input.name, wav, window, request)
+        found = None if config.gaps == "fill" else find_frames(input, window, most)
+        return None if found is None else _load_frames(input.name, found, window, request)
+
+
+def _load_wav(
+    name: str, found: tuple[WAVInfo, Array, int], window: Window, request: AudioRequest
+) -> AudioArray | None:
+    rows = request.rows()
+    if rows is None:
         return None
     info, array, first = found
     format = info.sample_fmt, layout_name(info.channel_layout), info.header.sample_rate
-    with naming(input.name):
-        rows.put_array(array, format, first)
-        rows.flush()
-    return _finished(rows, request, PacketMetadata(input.name, window=window), None)
+    rows.put_array(array, format, first)
+    rows.flush()
+    return _finished(rows, request, PacketMetadata(name, window=window), None)
+
+
+def _load_frames(
+    name: str, found: CodedFrames, window: Window, request: AudioRequest
+) -> AudioArray | None:
+    """Decode many frames at a time; ``None``: one of them does not give its samples."""
+    codec, stop = found.codec, found.window[1]
+    rows = request.rows(found.zero, Fraction(stop, codec.sample_rate))
+    if rows is None or not decode_frames(found, request.config, rows.put, name):
+        return None
+    rows.flush()
+    return (
+        None
+        if rows.mixed
+        else _finished(rows, request, PacketMetadata(name, found.zero, window), codec)
+    )
 
 
 def _finished(

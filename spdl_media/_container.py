@@ -28,6 +28,7 @@ from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
     decoded_matrix,
+    id3_size,
     mp3_frame_size,
     muxed_matrix,
     read_audio_codec,
@@ -80,10 +81,7 @@ def _known_format(input: Input) -> tuple[str, str] | None:
     for offset, signature, name, names in _SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return name, names
-    start = 0
-    if head[:3] == b"ID3" and len(head) >= 10:
-        # Of each byte of the size the highest bit is left out.
-        start = 10 + sum((head[6 + i] & 127) << 7 * (3 - i) for i in range(4))
+    start = id3_size(head)
     for _ in range(_MP3_FRAMES):
         size = mp3_frame_size(bytes(head[start : start + 4]))
         if size is None:

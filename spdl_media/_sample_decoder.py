@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import av
 
@@ -19,7 +19,8 @@ from spdl_media._audio_chunks import (
     silent_frame,
 )
 from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
-from spdl_media._ffmpeg import AvPacket, current_log, describe
+from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
+from spdl_media._frame_scan import CodedFrames
 from spdl_media._graph import FrameFilter
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
@@ -280,6 +281,31 @@ class SampleDecoder:
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
+
+
+def decode_frames(found: CodedFrames, config: DecodeConfig, put: Put, source: str) -> bool:
+    """Decode frames that follow each other, many at a time, and hand over those of their window.
+
+    Returns:
+        False: they do not give the samples that they should.
+    """
+    decoder: Any = make_decoder(found.codec, config, source)
+    (first, last), position = found.window, found.position
+    with ffmpeg_log():
+        for packet, num_samples in found.packets():
+            try:
+                frames = decoder.decode(packet)
+            except av.FFmpegError:
+                return False
+            # PyAV keeps an error to itself that comes behind good frames, and an MP3 decoder drops bad ones.
+            if sum(frame.samples for frame in frames) != num_samples:
+                return False
+            for frame in frames:
+                start, stop = max(first - position, 0), min(last - position, frame.samples)
+                if start < stop and put(frame, start, stop, position + start):
+                    return True
+                position += frame.samples
+    return True
 
 
 class SampleChunks:

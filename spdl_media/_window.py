@@ -25,7 +25,7 @@ from spdl_media.timing import Window
 # MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
 # give after a seek what they give when decoded from the start (MP2 but for the last bit, whose
 # dither goes on from frame to frame).
-_AUDIO_PREROLL = Fraction(1, 2)
+AUDIO_PREROLL = Fraction(1, 2)
 
 # Opus is close after 80 ms, but the last bits of its predictors take longer: of 240 windows of speech
 # 9 differed with a lead-in of 2 s, 1 with 3 s, none with 4 s. Decoding 5 s takes 9 ms. Packets of lossless
@@ -349,7 +349,7 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
 
 def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
     """Timestamp at which decoding may begin; ``None``: at the start of the file."""
-    preroll = _PREROLLS.get(codec.name, _AUDIO_PREROLL)
+    preroll = _PREROLLS.get(codec.name, AUDIO_PREROLL)
     if codec.name == "vorbis":  # each block overlaps with the one before
         preroll = min(preroll, Fraction(3 * vorbis_blocks(codec)[1], codec.sample_rate))
     if window.start is None or window.start <= preroll:
@@ -372,7 +372,7 @@ def _audio_stop(
 ) -> int | None:
     """Timestamp from which packets are past the window."""
     # Timestamps are rounded; those that do not tell samples may also drift from their count.
-    slack = 2 * codec.time_base if exact else _AUDIO_PREROLL
+    slack = 2 * codec.time_base if exact else AUDIO_PREROLL
     return _pts(window.end, codec, container.zero + slack, up=True)
 
 

@@ -29,7 +29,7 @@ ORDER = [
     ["array_formats", "_wav"],
     ["codec", "packets"],
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux", "_probe"],
-    ["_packet_table", "_h264_fields"],
+    ["_packet_table", "_h264_fields", "_frame_scan"],
     ["bitstream"],
     ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
     ["_audio_chunks", "image_frames", "frames"],

@@ -144,6 +144,28 @@ def spdl_images(job: Job) -> Iterator[Any]:
     yield from spdl_pipeline(job, decode, convert)
 
 
+def spdl_sounds(job: Job) -> Iterator[Any]:
+    """Windows cut by FFmpeg's filters, which also fill up those of an MP3 at the file's start."""
+    import spdl.io
+    import torch
+
+    def decode(sample: tuple[str, float]) -> tuple[Any, float]:
+        path, start = sample
+        window = (start, start + SECONDS)
+        desc = spdl.io.get_audio_filter_desc(
+            timestamp=window, sample_rate=RATE, num_channels=1, num_frames=SECONDS * RATE
+        )
+        # It cannot seek to the start of an MP3.
+        packets = spdl.io.demux_audio(path, timestamp=window if start else None)
+        return spdl.io.decode_packets(packets, filter_desc=desc), start
+
+    def convert(items: Sequence[tuple[Any, float]]) -> Any:
+        frames, starts = zip(*items, strict=True)
+        return spdl.io.to_torch(spdl.io.convert_frames(list(frames))), torch.tensor(starts)
+
+    yield from spdl_pipeline(job, decode, convert)
+
+
 def spdl_pipeline(job: Job, decode: Callable[..., Any], convert: Callable[..., Any]) -> Any:
     """Batches in the order of the samples."""
     import spdl.pipeline
@@ -345,11 +367,13 @@ LOADERS: dict[str, dict[str, Loader]] = {
     },
     "FLAC": {
         "spdl_media": own_sounds,
+        "SPDL": spdl_sounds,
         "torch, soundfile": soundfile_sounds,
         "torch, torchcodec": torchcodec_sounds,
     },
     "MP3": {
         "spdl_media": own_sounds,
+        "SPDL": spdl_sounds,
         "torch, soundfile": soundfile_sounds,
         "torch, torchcodec": torchcodec_sounds,
     },

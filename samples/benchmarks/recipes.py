@@ -54,8 +54,8 @@ NUM_SHARDS, AUDIO_SECONDS = 4, 30
 BASES = {
     "photos": ("torch, Pillow", "torch, torchvision"),
     "photos_hd": ("torch, Pillow", "torch, torchvision"),
-    "FLAC": ("torch, torchcodec", "torch, soundfile"),
-    "MP3": ("torch, torchcodec", "torch, soundfile"),
+    "FLAC": ("torch, torchcodec", "torch, soundfile", "SPDL"),
+    "MP3": ("torch, torchcodec", "torch, soundfile", "SPDL"),
     "shards": ("webdataset, Pillow",),
 }
 PACKAGES = (
