@@ -164,8 +164,23 @@ def order_of(source: object) -> dict[str, Any] | None:
     """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
     sampler = getattr(source, "sampler", source)
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
-    numbers = {name: value for name, value in given.items() if isinstance(value, int)}
-    return {"sampler": type(sampler).__name__, **numbers} if numbers else None
+    order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
+    if hasattr(sampler, "mixed"):
+        order["sources"] = [order_of_ranks(one) for one in sampler.mixed]
+        order["counts"] = sampler.counts.tolist()
+    return {"sampler": type(sampler).__name__, **order} if order else None
+
+
+def order_of_ranks(source: object) -> dict[str, Any]:
+    """What all ranks have in common of :func:`order_of`, and the items of all of them, if they are known."""
+    order, sampler = order_of(source) or {}, getattr(source, "sampler", None) or source
+    common = {name: value for name, value in order.items() if name not in (*PLACE, "counts")}
+    length = getattr(sampler, "num_draws", None)
+    # The ranks of PyTorch's sampler have equally many.
+    is_equal = hasattr(sampler, "num_replicas") or place_of(source)[1] == 1
+    if length is None and is_equal and isinstance(sampler, Sized):
+        length = len(sampler)
+    return {**common, "length": length}
 
 
 class RepeatedSource(Iterator[T]):

@@ -11,8 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from spdl_media._epochs import PLACE, order_of, place_of
-from spdl_media.pipeline.stages import source_length
+from spdl_media._epochs import order_of_ranks, place_of
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
@@ -91,15 +90,11 @@ def check_of_ranks(source: Any, epoch: int, key: str) -> RankCheck | None:
     # Groups of ranks may share out data otherwise than all of them.
     if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
         return None
-    sampler = getattr(source, "sampler", source)
-    order = {name: value for name, value in (order_of(source) or {}).items() if name not in PLACE}
-    # Over all ranks, since one may have an item more. Those of PyTorch's sampler have equally many.
-    length = source_length(source) if hasattr(sampler, "num_replicas") else None
-    order |= {"epoch": epoch, "length": getattr(sampler, "num_draws", length)}
     store = torch.distributed_c10d._get_default_store()
     # MPI has none.
     if store is None:
         return None
+    order = {**order_of_ranks(source), "epoch": epoch}
     return RankCheck(store, f"spdl_media/{key}", rank, world_size, order)
 
 

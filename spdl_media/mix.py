@@ -76,7 +76,9 @@ class Mix(MapIterator[Any]):
         counts = np.floor(exact).astype(np.int64)
         counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
         self.counts: list[int] = counts.tolist()
-        super().__init__(_Values([part.mapping for part in parts]), _MixOrder(parts, counts, seed))
+        super().__init__(
+            _Values([part.mapping for part in parts]), _MixOrder(parts, counts, seed, length)
+        )
 
 
 def _by_position(position: int, source: Any) -> MapIterator[Any]:
@@ -114,9 +116,15 @@ class _MixOrder:
     """The sampler of a mixture: pairs of a source's number and the key that it has there."""
 
     def __init__(
-        self, parts: Sequence[MapIterator[Any]], counts: npt.NDArray[np.int64], seed: int
+        self,
+        parts: Sequence[MapIterator[Any]],
+        counts: npt.NDArray[np.int64],
+        seed: int,
+        length: int | None,
     ) -> None:
-        self._parts = parts
+        self.mixed = parts
+        # Said for all ranks; the sum of the sources may differ by rank.
+        self.num_draws = length
         self.counts = counts
         self.seed = check_int("seed", seed, at_least=0)
         places = {place_of(part) for part, count in zip(parts, counts, strict=True) if count}
@@ -150,7 +158,7 @@ class _MixOrder:
 
     def _key(self, chosen: Any, numbers: Any, begun: Any, position: int) -> tuple[int, Any]:
         """The key at a position; ``begun`` keeps the epoch that each source was asked for last."""
-        source, part = int(chosen[position]), self._parts[chosen[position]]
+        source, part = int(chosen[position]), self.mixed[chosen[position]]
         epoch, place = divmod(int(numbers[position]), len(part))
         if begun.get(source, (-1, None))[0] != epoch:
             begun[source] = epoch, part.begin_keys(epoch)

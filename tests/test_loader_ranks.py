@@ -101,6 +101,34 @@ def test_what_differs_is_told(ranks: Ranks, other: dict[str, Any], message: str)
         next(batches)
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 3}, r"sources .*'seed': 3.* and .*'seed': 0"),
+        ({"n": 8}, r"sources .*'length': 8.* and .*'length': 9"),
+        ({"length": 9}, "length 9 and None"),
+        ({}, None),
+    ],
+)
+def test_the_sources_of_a_mixture_are_compared(
+    ranks: Ranks, other: dict[str, Any], message: str | None
+) -> None:
+    def loader(rank: int, n: int = 9, length: int | None = None, **options: Any) -> sm.DataLoader:
+        ranks.choose(rank)
+        # 5 and 4 items of the two ranks, 9 of both.
+        sources = [DistributedRandomSampler(n, uneven="keep", **options) for _ in range(2)]
+        return sm.DataLoader(sm.Mix(sources, length=length), num_threads=1)
+
+    second, first = loader(1, **other), loader(0)
+    batches = iter(first)
+    ranks.rank = 1
+    if message is None:
+        assert len([*batches, *second]) == 18
+        return
+    with pytest.raises(ValueError, match=message):
+        iter(second)
+
+
 def test_another_epoch_is_told(ranks: Ranks) -> None:
     first, second = ranks.loader(0), ranks.loader(1)
     second.set_epoch(4)

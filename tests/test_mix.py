@@ -107,6 +107,21 @@ def test_ranks_are_those_of_the_sources() -> None:
         sm.DataLoader(of_rank(0)).load_state_dict(states)
 
 
+def test_a_state_is_that_of_the_same_sources_and_weights() -> None:
+    def loader(seed: int, *weights: float) -> sm.DataLoader:
+        one = DistributedRandomSampler(6, rank=0, world_size=1, seed=seed)
+        return sm.DataLoader(sm.Mix([one, range(6)], weights=weights))
+
+    state = json.loads(json.dumps(loader(0, 1, 2).state_dict()))
+    loader(0, 2, 4).load_state_dict(state)
+    for other, message in (
+        (loader(1, 1, 2), "'seed': 1"),
+        (loader(0, 2, 1), r"'counts': \[8, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(state)
+
+
 def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
     read: list[int] = []
 
