@@ -152,8 +152,8 @@ def test_all_bad_with_known_sizes_are_zeros(options: dict[str, Any]) -> None:
         (
             {"width": 21, "pix_fmt": "yuv420p"},
             (
-                "the planes of 21x12 yuv420p do not make one rectangle: the width is odd. Scale to an even "
-                "width, or take pix_fmt='rgb24'"
+                "the planes of 21x12 yuv420p do not make one rectangle: the width is odd. Scale or crop to "
+                "an even width, or take pix_fmt='rgb24'"
             ),
         ),
         (
