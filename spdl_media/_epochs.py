@@ -162,7 +162,7 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
 
 def order_of(source: object) -> dict[str, Any] | None:
     """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
-    sampler = getattr(source, "sampler", source)
+    sampler: Any = getattr(source, "sampler", source)
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
     if hasattr(sampler, "mixed"):
