@@ -212,7 +212,8 @@ class _Cuts(TypedDict, total=False):
         crops: What to cut out before anything else: a box ``(x, y, width, height)`` in pixels of the upright
             image, or a function that chooses one, ``f((width, height), rng)``, such as
             :class:`~spdl_media.RandomResizedCrop`; its ``None`` means all of the image. Or a sequence of
-            boxes, functions and ``None``, one an image. ``buffer.boxes`` says what was cut out.
+            boxes, functions and ``None``, one an image. ``buffer.boxes`` says what was cut out. All frames of
+            a video have one box, drawn for the size that its header states.
         flips: Whether to exchange left and right of what was cut out: a bool, the probability of it, or bools
             as a sequence or a 1-D array or tensor, one an image. ``buffer.flips`` says which were. With
             crops or flips, images are turned upright, whatever ``filter_desc``.
@@ -240,7 +241,7 @@ class BatchArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=Fal
     decoder: ImageDecoder
 
 
-class VideoArguments(ImageOptions, _Stream, _Length, _Arguments[Device], total=False):
+class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_video`.
 
     Attributes:
@@ -271,7 +272,7 @@ class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=F
     num_samples: int | None
 
 
-class ClipArguments(ImageOptions, AudioOptions, _Arguments[Device], total=False):
+class ClipArguments(ImageOptions, _Cuts, AudioOptions, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_clip`, which explains those of its own."""
 
     num_frames: int | None

@@ -82,6 +82,7 @@ class VideoRequest:
 
     ops: PictureOps
     desc: str | None
+    cuts: CropPlan
     filter_desc: str | Default | None
     num_frames: int | None
     on_short: OnShort | None
@@ -95,16 +96,23 @@ class VideoRequest:
 
     def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
         """Decode packets to an array in host memory."""
-        return decode_rows(
+        config = as_decode_config(self.decode_config)
+        desc: str | PictureOps | None = self.desc
+        if not self.cuts.is_empty:
+            stated = packets if config.orient else packets.codec
+            desc = self.cuts.filter(0, (stated.width, stated.height), desc, packets.source)
+        buffer, timestamps = decode_rows(
             packets,
-            self.desc,
-            self.decode_config,
+            desc,
+            config,
             num_frames=self.num_frames,
             storage=self.storage,
             layout=self.layout,
             values=self.values,
             on_short=self.on_short,
         )
+        buffer.boxes, buffer.flips = self.cuts.drawn([0], [0])
+        return buffer, timestamps
 
 
 def load_rows(

@@ -78,12 +78,12 @@ def load_clip(
         DemuxError: It is no media, or one of the streams is missing.
         DecodeError: It is damaged.
         ConvertError: No frame lies in the interval (whatever ``on_short`` says), or no sample (unless that is
-            ``"zeros"``), or too few of them, or a storage is too small.
+            ``"zeros"``), or too few of them, the crop lies outside, or a storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: ``start`` is no finite time, ``duration`` is not positive, nothing says how long the clip
             is, or an option is invalid.
 
-    Thread safety: safe, if no other thread uses a file-like ``src``.
+    Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
     Example:
         >>> clip = load_clip("movie.mp4", 12.5, num_frames=16, frame_rate=8,

@@ -187,12 +187,12 @@ def load_video(
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: It is damaged.
-        ConvertError: No frame lies in the window (whatever ``on_short`` says), or too few, the format makes
-            no array, or the storage is too small.
+        ConvertError: No frame lies in the window (whatever ``on_short`` says), or too few, the crop lies
+            outside, the format makes no array, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: The window holds no time, or an option is invalid.
 
-    Thread safety: safe, if no other thread uses a file-like ``src``.
+    Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
     # The device is opened first: where there is none, nothing is read.
     decode = frame_steps(video_request(arguments, "load_video(cuda=)"))
@@ -357,6 +357,7 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
     return VideoRequest(
         ops=ops,
         desc=chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS),
+        cuts=CropPlan(1, arguments["crops"], arguments["flips"], arguments["rng"]),
         values=_values(arguments, ops, config),
         config=config,
         purpose=purpose,

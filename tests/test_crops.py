@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oriented import upright
+from oriented import oriented_clip, upright
 from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
 from spdl_media.dataloader import sample_rng
-from spdl_media.testing import index_frames, make_image
+from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_image, make_media
 
 WIDTH, HEIGHT = 37, 29
 PICTURE = index_frames(1, WIDTH, HEIGHT)[0]
@@ -514,3 +514,39 @@ def test_the_error_of_a_function_says_for_which_image() -> None:
 def test_an_odd_box_of_planes_of_420_is_answered_with_what_helps() -> None:
     with pytest.raises(sm.ConvertError, match="Scale or crop to an even width"):
         sm.load_image(PNG, crops=(0, 0, 5, 4), pix_fmt="yuv420p")
+
+
+MOVIE = make_media(
+    [
+        VideoTrack(frames=index_frames(6, 32, 24), frame_rate=6, codec="ffv1", pix_fmt="bgr0"),
+        AudioTrack(samples=np.zeros((8000, 1), np.int16), sample_rate=8000, codec="flac"),
+    ]
+)
+
+
+def test_all_frames_of_a_video_have_one_box() -> None:
+    whole = np.asarray(sm.load_video(MOVIE))
+    cut = sm.load_video(MOVIE, crops=lambda size, _: (1, 2, size[0] - 1, 9), flips=True)
+    assert np.array_equal(cut, whole[:, 2:11, :0:-1])
+    assert (cut.boxes, cut.flips) == (((1, 2, 31, 9),), (True,))
+    drawn = [
+        sm.load_video(MOVIE, crops=sm.RandomResizedCrop(), flips=0.5, rng=seed, num_frames=2)
+        for seed in (0, 0, 1)
+    ]
+    assert np.array_equal(drawn[0], drawn[1])
+    assert drawn[0].boxes != drawn[2].boxes
+    options: Any = {"width": 16, "height": 16, "scale_mode": None}
+    clip = sm.load_clip(MOVIE, 0, 1, crops=sm.RandomResizedCrop(), rng=5, **options)
+    ((x, y, w, h),) = clip.video.boxes or ()
+    again = sm.load_clip(MOVIE, 0, 1, crops=(x, y, w, h), **options)
+    assert np.array_equal(clip.video, again.video)
+    with pytest.raises(sm.ConvertError, match="which is 32x24"):
+        sm.load_clip(MOVIE, 0, 1, crops=(0, 0, 33, 1))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_box_of_a_video_is_that_of_upright_frames(orientation: int) -> None:
+    video = oriented_clip(orientation)
+    whole = np.asarray(sm.load_video(video))
+    cut = sm.load_video(video, crops=lambda size, _: (2, 4, size[0] - 2, 10))
+    assert np.array_equal(cut, whole[:, 4:14, 2:])

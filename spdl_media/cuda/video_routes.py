@@ -94,6 +94,8 @@ def _nvdec_refusal(request: VideoRequest) -> str | None:
         return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"
     if options.scale_algo not in ("bicubic", "bilinear"):
         return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
+    if not request.cuts.is_empty:
+        return "crops= and flips= are for the CPU"
     if request.on_short not in (None, "error"):
         return f"on_short={request.on_short!r} is for the CPU"
     if as_decode_config(request.decode_config).decoder is not None:
