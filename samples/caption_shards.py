@@ -50,7 +50,9 @@ def loader(folder: Path, rank: int, world_size: int, *, equal_length: bool = Tru
     recipe = sm.ImageRecipe(
         64, dtype="float32", mean=sm.IMAGENET_MEAN, std=sm.IMAGENET_STD, field="jpg"
     )
-    return sm.DataLoader(shards, preprocessor=recipe, batch_size=8, to=LIBRARY)
+    return sm.DataLoader(
+        shards, preprocessor=recipe, batch_size=8, output_order="input", to=LIBRARY
+    )
 
 
 def make_shards(folder: Path) -> None:

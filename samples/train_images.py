@@ -36,11 +36,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from made_media import COLORS, cut_short, make_photos
 
 import spdl_media as sm
-from spdl_media.testing import make_image
 
-COLORS = ("blue", "green", "red")
 SIDE, NUM_EPOCHS, LEARNING_RATE = 16, 3, 0.5
 VALUES: dict[str, Any] = {"dtype": "float32", "mean": sm.IMAGENET_MEAN, "std": sm.IMAGENET_STD}
 
@@ -133,26 +132,12 @@ def train_with_a_stop(folder: Path) -> Classifier:
     return model
 
 
-def make_pictures(folder: Path, count: int) -> None:
-    """Write pictures into folders that are named after their colour."""
-    rng = np.random.default_rng(count)
-    for index in range(count):
-        color = index % len(COLORS)
-        picture = rng.integers(0, 200, (64, 96, 3), dtype=np.uint8)
-        picture[:, :, 2 - color] += 30
-        path = folder / COLORS[color] / f"{index:03}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_image(picture, codec="mjpeg"))
-
-
 def main() -> int:
     """Train twice, once with a stop, and compare."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_pictures(folder / "train", 240)
-        make_pictures(folder / "validation", 60)
-        damaged = folder / "train" / COLORS[2] / "020.jpg"
-        damaged.write_bytes(damaged.read_bytes()[:1000])
+        cut_short(make_photos(folder / "train", 240)[20])
+        make_photos(folder / "validation", 60)
         whole, stopped = train(folder), train_with_a_stop(folder)
     if not np.array_equal(whole.weights, stopped.weights):
         print("the weights differ", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""The media that the other samples read: noise, written to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spdl_media.testing import make_audio, make_image
+
+COLORS = ("blue", "green", "red")
+# Format, codec, rate and channels, as in collections of speech.
+SOUNDS = (
+    ("flac", "flac", 16000, 1),
+    ("mp3", "libmp3lame", 44100, 2),
+    ("wav", "pcm_s16le", 22050, 1),
+)
+
+
+def make_photos(folder: Path, count: int) -> list[Path]:
+    """Write JPEGs of noise with a tint of blue, green or red into folders named after it."""
+    rng, paths = np.random.default_rng(count), []
+    for index in range(count):
+        color = index % len(COLORS)
+        image = rng.integers(0, 200, (64, 96, 3), dtype=np.uint8)
+        image[:, :, 2 - color] += 30
+        path = folder / COLORS[color] / f"{index:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_image(image, codec="mjpeg"))
+        paths.append(path)
+    return paths
+
+
+def make_sounds(folder: Path, seconds: Sequence[float]) -> list[Path]:
+    """Write noise that fades, one file for each duration: FLAC, MP3 and WAV in turn."""
+    rng, paths = np.random.default_rng(0), []
+    for index, duration in enumerate(seconds):
+        format, codec, rate, channels = SOUNDS[index % len(SOUNDS)]
+        count = round(rate * duration)
+        noise = rng.normal(0, 3000, (count, channels)) * np.linspace(1, 0, count)[:, None]
+        paths.append(folder / f"{index:02}.{format}")
+        paths[-1].write_bytes(make_audio(noise.astype(np.int16), rate, codec=codec, format=format))
+    return paths
+
+
+def cut_short(path: Path) -> None:
+    """Leave the first half of a file."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])

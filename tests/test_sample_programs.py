@@ -1,0 +1,146 @@
+"""The samples that load for a training, run as users run them; and their loaders, stopped and resumed."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SAMPLES = CHECKOUT / "samples"
+# What they say of the images that they damage.
+LOGGED = re.compile(r"first failure of stage 'ImageRecipe': DecodeError: |failures of this epoch: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("speech", None),
+        ("captions", None),
+        ("caption_shards", None),
+        ("interrupted", None),
+        ("torch_dataset", "torch"),
+        pytest.param("train_ddp", "torch", marks=pytest.mark.long),  # three imports of PyTorch
+    ],
+)
+def test_prints_what_its_docstring_shows(name: str, package: str | None, tmp_path: Path) -> None:
+    if package is not None:
+        pytest.importorskip(package)
+    script = SAMPLES / f"{name}.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(LOGGED.match(line) for line in done.stderr.splitlines()), done.stderr
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
+    assert docstring is not None
+    shown = re.search(r"Output::\n\n(.*?)\n\n", docstring, re.DOTALL)
+    assert shown is not None
+    assert [line.strip() for line in shown[1].splitlines()] == done.stdout.splitlines()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a sample, and forgets it after the test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    yield importlib.import_module
+    for name in {path.stem for path in SAMPLES.glob("*.py")} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+def plain(batch: Any) -> Any:
+    """A batch as values that ``==`` compares bit for bit."""
+    if isinstance(batch, dict):
+        return {key: plain(value) for key, value in batch.items()}
+    if dataclasses.is_dataclass(batch):
+        return [plain(getattr(batch, field.name)) for field in dataclasses.fields(batch)]
+    if isinstance(batch, list | tuple):
+        return [plain(value) for value in batch]
+    if isinstance(batch, str):
+        return batch
+    array = np.asarray(batch)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def photos(made: Any, folder: Path) -> Path:
+    made.cut_short(made.make_photos(folder / "train", 50)[7])
+    return folder
+
+
+def shards(made: Any, folder: Path) -> Path:
+    importlib.import_module("caption_shards").make_shards(folder)
+    return folder
+
+
+# Of each sample: how its media are made, and the loader of them.
+LOADERS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Any, Any], sm.DataLoader]]] = {
+    "train_images": (photos, lambda sample, folder: sample.train_loader(folder)),
+    "train_ddp": (
+        photos,
+        lambda sample, folder: sample.loader(folder / "train", rank=1, world_size=2),
+    ),
+    "speech": (
+        lambda made, folder: made.make_sounds(folder, [3.5, 1, 4] * 6),
+        lambda sample, paths: sample.loader(paths),
+    ),
+    "captions": (
+        lambda made, folder: importlib.import_module("captions").make_items(folder),
+        lambda sample, items: sample.loader(items),
+    ),
+    "caption_shards": (shards, lambda sample, folder: sample.loader(folder, 0, 1)),
+    "interrupted": (
+        lambda made, folder: [str(path) for path in made.make_photos(folder, 40)],
+        lambda sample, paths: sample.loader(paths),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_resumed_after_any_batch_gives_the_same_bits(
+    name: str, sample: Callable[[str], Any], tmp_path: Path
+) -> None:
+    if name == "train_ddp":
+        pytest.importorskip("torch")
+    make_media, make_loader = LOADERS[name]
+    module = sample(name)
+    media = make_media(sample("made_media"), tmp_path)
+    loader = make_loader(module, media)
+    loader.set_epoch(1)
+    whole, states = [], []
+    for batch in loader:
+        whole.append(plain(batch))
+        states.append(json.dumps(loader.state_dict()))
+    assert len(whole) > 2
+    for number, state in enumerate(states[:-1], 1):
+        resumed = make_loader(module, media)
+        resumed.load_state_dict(json.loads(state))
+        assert resumed.epoch == 1
+        assert [plain(batch) for batch in resumed] == whole[number:]
+
+
+def test_every_sample_with_a_loader_is_among_those(sample: Callable[[str], Any]) -> None:
+    found = {
+        path.stem for path in SAMPLES.glob("*.py") if "sm.DataLoader(" in path.read_text("utf-8")
+    }
+    assert found == set(LOADERS)
