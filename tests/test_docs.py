@@ -7,6 +7,8 @@ import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MEDIA = ROOT / "samples" / "media"
 
-# A block of code, and the mark before it that keeps it from being run, or says which package it needs.
+# A block of code, and the mark before it that keeps it from being run, or says which packages it needs.
 BLOCK = re.compile(
-    r"^(?:<!-- (?:no-run: (?P<reason>[^\n]+)|needs: (?P<package>\w+)) -->\n\n?)?"
+    r"^(?:<!-- (?:no-run: (?P<reason>[^\n]+)|needs: (?P<packages>\w+(?: \w+)*)) -->\n\n?)?"
     r"```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -35,7 +37,7 @@ class Block(NamedTuple):
 
     line: int
     code: str
-    package: str | None = None
+    packages: frozenset[str] = frozenset()
 
 
 def name_of(page: Path) -> str:
@@ -47,7 +49,7 @@ def blocks(page: Path) -> Iterator[Block]:
     for match in BLOCK.finditer(text):
         if match["reason"] is None:
             line = text.count("\n", 0, match.start("code"))
-            yield Block(line, match["code"], match["package"])
+            yield Block(line, match["code"], frozenset((match["packages"] or "").split()))
 
 
 def run(block: Block, names: dict[str, object], page: str) -> None:
@@ -70,7 +72,7 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PLAIN = [page for page in PAGES if any(one.package is None for one in blocks(page))]
+PLAIN = [page for page in PAGES if any(not one.packages for one in blocks(page))]
 
 
 @pytest.mark.usefixtures("example_folder")
@@ -78,20 +80,34 @@ PLAIN = [page for page in PAGES if any(one.package is None for one in blocks(pag
 def test_examples_run_and_print_what_stands_behind_them(page: Path) -> None:
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
-        if block.package is None:
+        if not block.packages:
             run(block, names, name_of(page))
 
 
-NEEDED = sorted({(page, one.package) for page in PAGES for one in blocks(page) if one.package})
+NEEDED = sorted(
+    {
+        (page, " ".join(sorted(one.packages)))
+        for page in PAGES
+        for one in blocks(page)
+        if one.packages
+    }
+)
 
 
 @pytest.mark.usefixtures("example_folder")
-@pytest.mark.parametrize(("page", "package"), NEEDED, ids=lambda one: getattr(one, "name", one))
-def test_examples_beside_another_package_run_where_it_is(page: Path, package: str) -> None:
-    pytest.importorskip(package)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of webdataset, by its shards
+@pytest.mark.parametrize(("page", "packages"), NEEDED, ids=lambda one: getattr(one, "name", one))
+def test_examples_beside_other_packages_run_where_they_are(
+    page: Path, packages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise it asks the network for a later release of itself.
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    needed = packages.split()
+    for package in needed:
+        pytest.importorskip(package)
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
-        if block.package in (None, package):
+        if block.packages <= set(needed):
             run(block, names, name_of(page))
 
 
@@ -122,7 +138,7 @@ def test_every_fence_is_seen(page: Path) -> None:
     assert text.count("```python") == len(BLOCK.findall(text))
     assert text.count("```") % 2 == 0
     marks = re.findall(r"<!-- (?:no-run|needs)\b", text)
-    marked = [match for match in BLOCK.finditer(text) if match["reason"] or match["package"]]
+    marked = [match for match in BLOCK.finditer(text) if match["reason"] or match["packages"]]
     assert len(marks) == len(marked)
 
 
@@ -146,6 +162,17 @@ def test_the_reference_has_one_line_for_each_public_name_and_no_other() -> None:
     names = [name for name, _ in rows if name not in apart]
     assert sorted(names) == sorted(set(spdl_media.__all__) - {"__version__"})
     assert apart == set(__import__("spdl_media.testing").testing.__all__)
+
+
+def test_the_lines_of_programs_are_those_that_are_counted() -> None:
+    pytest.importorskip("ruff")
+    script = ROOT / "samples" / "benchmarks" / "line_counts.py"
+    rows = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    ).stdout
+    table = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert rows in table
+    assert all((ROOT / "samples" / name).exists() for name in re.findall(r"`(\w+\.py)`", rows))
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
