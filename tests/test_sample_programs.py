@@ -84,7 +84,7 @@ def plain(batch: Any) -> Any:
 
 
 def photos(made: Any, folder: Path) -> Path:
-    made.cut_short(made.make_photos(folder / "train", 50)[7])
+    made.cut_short(made.make_photos(folder / "train", 100)[7])
     return folder
 
 
