@@ -18,6 +18,7 @@ The modules with public names, of which each imports only those above it:
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
 ``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: what is cut out
 ``frames``        decoded planes with their metadata
+``array_frames``  :func:`frames_from_array`: arrays as frames
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
@@ -56,6 +57,11 @@ from spdl_media.array_formats.npz import NpzFile, load_npz
 from spdl_media.array_formats.samples import iter_samples
 from spdl_media.array_formats.tar import iter_tarfile
 from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
+from spdl_media.array_frames import (
+    create_reference_audio_frame,
+    create_reference_video_frame,
+    frames_from_array,
+)
 from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
 from spdl_media.async_load import (
     async_load_audio,
@@ -142,6 +148,7 @@ __all__ += ["AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo"
 __all__ += ["get_audio_filter_desc", "get_filter_desc", "get_video_filter_desc"]
 __all__ += ["FilterGraph", "get_abuffer_desc", "get_buffer_desc"]
 __all__ += ["AudioFrames", "Frames", "ImageFrames", "VideoFrames"]
+__all__ += ["create_reference_audio_frame", "create_reference_video_frame", "frames_from_array"]
 __all__ += ["AudioDecoder", "VideoDecoder", "decode_packets"]
 __all__ += ["CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage"]
 __all__ += ["Buffer", "CPUBuffer", "CUDABuffer", "Failure"]

@@ -1,0 +1,347 @@
+"""Arrays as frames, for filter graphs, conversions and encoders.
+
+FFmpeg's frames share the array's memory where its layout is one that FFmpeg has, and are copies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, overload
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._audio_chunks import AudioChunk
+from spdl_media._checks import check_choice, check_int, check_positive, listed
+from spdl_media._ffmpeg import is_pixel_format
+from spdl_media.formats import (
+    COLOR_RANGES,
+    COLORSPACES,
+    SAMPLE_DTYPES,
+    chroma_steps,
+    pixel_layout,
+    plane_views,
+)
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.operations import Rate, parse_rate
+
+__all__ = (
+    "create_reference_audio_frame",
+    "create_reference_video_frame",
+    "frames_from_array",
+)
+
+# The pixel format of an array, by its type and number of channels.
+_PIXEL_FORMATS = {
+    ("uint8", 1): "gray",
+    ("uint8", 3): "rgb24",
+    ("uint8", 4): "rgba",
+    ("uint16", 1): "gray16",
+    ("uint16", 3): "rgb48",
+    ("uint16", 4): "rgba64",
+}
+# PyAV shares memory of these packed formats, and of planes that hold one component each.
+_SHARED_PACKED = frozenset(
+    av.VideoFormat(name, 16, 16).name  # with the machine's byte order
+    for name in "rgb24 bgr24 rgba bgra argb abgr rgb48 bgr48 rgba64 bgra64 gray gray16 grayf32".split()
+)
+_SHARED_PAIRS = frozenset({"nv12", "p010le", "p016le"})
+# FFmpeg's SIMD code reads up to so many bytes behind a plane, which must not be on a page that is not there.
+_READ_BEHIND, _PAGE = 64, 4096
+
+
+@overload
+def frames_from_array(
+    array: Any,
+    pix_fmt: str | None = ...,
+    *,
+    frame_rate: Rate = ...,
+    pts: int = ...,
+    layout: Literal["NCHW", "NHWC"] | None = ...,
+    colorspace: str | None = ...,
+    color_range: Literal["tv", "pc"] | None = ...,
+) -> ImageFrames | VideoFrames: ...
+@overload
+def frames_from_array(
+    array: Any, *, sample_rate: int, sample_fmt: str | None = ..., pts: int = ...
+) -> AudioFrames: ...
+def frames_from_array(
+    array: Any,
+    pix_fmt: str | None = None,
+    *,
+    frame_rate: Rate = 30,
+    pts: int = 0,
+    layout: Literal["NCHW", "NHWC"] | None = None,
+    colorspace: str | None = None,
+    color_range: Literal["tv", "pc"] | None = None,
+    sample_rate: int | None = None,
+    sample_fmt: str | None = None,
+) -> ImageFrames | VideoFrames | AudioFrames:
+    """Make frames of an array: one image, a video or, with ``sample_rate=``, audio.
+
+    Images share the array's memory where FFmpeg can: packed RGB and gray, planes of YUV and GBR, and NV12,
+    with whole rows and, where chroma is smaller, even sides. Do not write to the array while such frames
+    live. Everything else is copied, and so is audio.
+
+    Args:
+        array: NumPy array, CPU tensor, :class:`~spdl_media.CPUBuffer` or anything else that NumPy can view.
+            An image has the shape and dtype that :func:`~spdl_media.convert_frames` gives for ``pix_fmt``:
+            ``rgb24`` is ``(H, W, 3)`` uint8, 0 to 255, ``yuv420p`` is ``(1, H + H / 2, W)``. With N in front
+            it is a video. Where there is one channel, its axis may be left out. A tuple or list of arrays is
+            one a plane, which every format has. Audio is ``(C, N)`` in planar formats, ``(N, C)`` in packed
+            ones, or ``(N,)``.
+        pix_fmt: FFmpeg's name of the pixel format. The default follows from dtype and channels: gray, RGB or
+            RGBA of 8 or 16 bits.
+        frame_rate: Frames in a second; ``frames.time_base`` is its inverse.
+        pts: Timestamp of the first frame, counted in frames; of audio, in samples.
+        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, where the array's order is not the format's own.
+            ``"NCHW"`` of a packed format is copied; ``pix_fmt="gbrp"`` takes R, G, B planes as they are.
+        colorspace: FFmpeg's name of the matrix of YUV, such as ``"bt709"``. The default is the buffer's own,
+            or not stated, which counts as BT.601.
+        color_range: ``"pc"`` (full) or ``"tv"`` (limited) for YUV. The default is the buffer's own, or not
+            stated, which counts as limited, and as full in the ``yuvj`` formats.
+        sample_rate: Samples of one channel in a second: the array is audio.
+        sample_fmt: FFmpeg's name of the sample format. The default is planar, of the array's dtype:
+            ``"fltp"`` for float32.
+
+    Returns:
+        ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, which keep the array alive.
+
+    Raises:
+        ValueError: The shape does not fit the format, there is no frame, or a name is unknown.
+        TypeError: The dtype does not fit the format, or ``array`` is no array in host memory.
+
+    Thread safety: safe.
+
+    Example::
+
+        frames = frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
+        waveform = frames_from_array(np.zeros((2, 16000), np.float32), sample_rate=16000)
+    """
+    if sample_rate is not None:
+        return _audio(array, sample_fmt, check_positive("sample_rate", sample_rate), pts)
+    rate = parse_rate(frame_rate)
+    colors = (
+        _number("colorspace", colorspace or getattr(array, "colorspace", None), COLORSPACES, 2),
+        _number("color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES, 0),
+    )
+    planes, like, single = _planes(array, pix_fmt, layout)
+    frames = [_frame([plane[i] for plane in planes], like) for i in range(len(planes[0]))]
+    for number, frame in enumerate(frames, start=check_int("pts", pts, at_least=None)):
+        frame.pts, frame.time_base, frame.duration = number, 1 / rate, 1
+        frame.colorspace, frame.color_range = colors
+    return ImageFrames(frames) if single else VideoFrames(frames)
+
+
+def create_reference_video_frame(
+    array: Any, pix_fmt: str, frame_rate: Rate, pts: int
+) -> VideoFrames:
+    """Make frames of a video from an array, by SPDL's name; see :func:`frames_from_array`.
+
+    Args:
+        array: As there, N frames: ``(N, H, W, 3)`` for ``rgb24``, ``(N, H, W)`` for ``gray8``.
+        pix_fmt: FFmpeg's name of the pixel format.
+        frame_rate: Frames in a second; a tuple is ``(numerator, denominator)``.
+        pts: Number of the first frame, counted from the start of the video.
+
+    Raises:
+        ValueError: The shape does not fit the format, or a name is unknown.
+        TypeError: The dtype does not fit the format.
+
+    Thread safety: safe.
+    """
+    values = _numpy(array)
+    own = _layout_of(pix_fmt)
+    # SPDL's gray frames have no axis of channels, and a video of one frame is no image.
+    if own.channels == 1 and values.ndim == 3:
+        values = np.expand_dims(values, -1 if own.kind == "packed" else -3)
+    if values.ndim != 4:
+        raise ValueError(f"a video is an array (N, ...) of frames, not of shape {values.shape}")
+    frames = frames_from_array(values, pix_fmt, frame_rate=frame_rate, pts=pts)
+    assert isinstance(frames, VideoFrames)
+    return frames
+
+
+def create_reference_audio_frame(
+    array: Any, sample_fmt: str, sample_rate: int, pts: int
+) -> AudioFrames:
+    """Make audio frames from an array, by SPDL's name; see :func:`frames_from_array`.
+
+    Args:
+        array: ``(C, N)`` for planar formats, ``(N, C)`` for packed ones, of the format's dtype. It is copied.
+        sample_fmt: FFmpeg's name of the sample format, such as ``"fltp"``.
+        sample_rate: Samples of one channel in a second.
+        pts: Number of the first sample, counted from the start of the audio.
+
+    Raises:
+        ValueError: The shape does not fit, or the format is unknown.
+        TypeError: The dtype does not fit the format.
+
+    Thread safety: safe.
+    """
+    return frames_from_array(array, sample_rate=sample_rate, sample_fmt=sample_fmt, pts=pts)
+
+
+def _numpy(array: Any) -> npt.NDArray[Any]:
+    values = np.asarray(array)
+    if values.dtype.kind not in "uif":
+        raise TypeError(
+            f"an array of numbers in host memory is needed, not {type(array).__name__} ({values.dtype}). "
+            "Copy it to the CPU first: tensor.cpu(), transfer_buffer_cpu(buffer)"
+        )
+    return values
+
+
+def _number(argument: str, name: str | None, table: Any, unknown: int) -> int:
+    """FFmpeg's number for a name of a table, and that of "not stated" for ``None``."""
+    numbers: dict[str | None, int] = {known: number for number, known in table.items()}
+    numbers |= {None: unknown} | ({"bt601": 6} if table is COLORSPACES else {})
+    check_choice(argument, name, [*numbers])
+    return numbers[name]
+
+
+def _layout_of(pix_fmt: str) -> Any:
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        known = "makes no array" if is_pixel_format(pix_fmt) else "is unknown to this FFmpeg"
+        raise ValueError(
+            f"pixel format {pix_fmt!r} {known}. Take 'rgb24', 'gray', 'yuv420p' or another of the table of "
+            "spdl_media.formats, or give a tuple with an array for each plane"
+        )
+    return own
+
+
+def _planes(
+    array: Any, pix_fmt: str | None, layout: Literal["NCHW", "NHWC"] | None
+) -> tuple[list[npt.NDArray[Any]], av.VideoFrame, bool]:
+    """The planes of all frames, a frame of their size and format, and whether it is one image."""
+    check_choice("layout", layout, ("NCHW", "NHWC", None))
+    if isinstance(array, tuple | list):
+        return _given_planes([_numpy(plane) for plane in array], pix_fmt)
+    values = _numpy(array)
+    if pix_fmt is None:
+        channels = 1 if values.ndim < 3 else values.shape[-3 if layout == "NCHW" else -1]
+        pix_fmt = _PIXEL_FORMATS.get((values.dtype.name, channels))
+        if pix_fmt is None:
+            raise ValueError(
+                f"an array of {values.dtype} and shape {values.shape} is neither gray (H, W), RGB (H, W, 3) "
+                "nor RGBA (H, W, 4) of uint8 or uint16. Say what it is: pix_fmt='yuv420p'"
+            )
+    own = _layout_of(pix_fmt)
+    first = (own.kind != "packed") if layout is None else layout == "NCHW"
+    axis = -3 if first else -1
+    if own.channels == 1 and (values.ndim == 2 or (values.ndim == 3 and values.shape[axis] != 1)):
+        values = np.expand_dims(values, axis)
+    height, width = (0, 0, *(values.shape[-2:] if first else values.shape[-3:-1]))[-2:]
+    if own.kind == "tiled":  # rows of luma, and below them those of both chroma planes
+        height = height * own.chroma_rows // (own.chroma_rows + 1)
+    if values.ndim not in (3, 4) or values.shape[-3:] != own.shape(width, height, layout):
+        sides = "(1, rows of all planes, W)" if own.kind == "tiled" else f"(H, W, {own.channels})"
+        shape = f"({own.channels}, H, W)" if first and own.kind != "tiled" else sides
+        raise ValueError(
+            f"an image of {pix_fmt} has the shape {shape}, and a video N in front, not {values.shape}"
+        )
+    if not own.tiles(width):
+        raise ValueError(
+            f"{pix_fmt} of an odd width, {width}, makes no rectangle: give a tuple of planes"
+        )
+    _check_dtype(values, np.dtype(own.dtype), pix_fmt)
+    batch = values if values.ndim == 4 else values[None]
+    _check_frames(batch.shape[0], width, height)
+    like = av.VideoFrame(width, height, pix_fmt)
+    shapes = [view.shape for view in plane_views(like)]
+    return own.places(batch, shapes, layout), like, values.ndim == 3
+
+
+def _given_planes(
+    planes: list[npt.NDArray[Any]], pix_fmt: str | None
+) -> tuple[list[npt.NDArray[Any]], av.VideoFrame, bool]:
+    if pix_fmt is None or not is_pixel_format(pix_fmt):
+        raise ValueError(f"planes need a pix_fmt that says what they are, not {pix_fmt!r}")
+    axes = [view.ndim for view in plane_views(av.VideoFrame(16, 16, pix_fmt))]
+    if len(axes) != len(planes):
+        raise ValueError(f"{pix_fmt} has {len(axes)} planes, not {len(planes)}")
+    single = planes[0].ndim == axes[0]
+    planes = [plane[None] for plane in planes] if single else planes
+    count, height, width = (*planes[0].shape, 0, 0, 0)[:3]
+    _check_frames(count, width, height)
+    like = av.VideoFrame(width, height, pix_fmt)
+    shapes = [(count, *view.shape) for view in plane_views(like)]
+    if [plane.shape for plane in planes] != shapes:
+        given = [plane.shape for plane in planes]
+        raise ValueError(
+            f"planes of {width}x{height} {pix_fmt} have the shapes {shapes}, not {given}"
+        )
+    for plane, view in zip(planes, plane_views(like), strict=True):
+        _check_dtype(plane, view.dtype.newbyteorder("="), pix_fmt)
+    return planes, like, single
+
+
+def _check_frames(count: int, width: int, height: int) -> None:
+    if not (count and width and height):
+        raise ValueError(f"there is nothing to see in {count} frames of {width}x{height}")
+
+
+def _check_dtype(values: npt.NDArray[Any], wanted: np.dtype[Any], format: str) -> None:
+    if values.dtype != wanted:
+        remedy = f"convert it: array.astype('{wanted}')"
+        if values.dtype.kind == "f" and wanted == np.uint8:
+            remedy = "for levels of 0 to 1: (array * 255).round().clip(0, 255).astype('uint8')"
+        raise TypeError(f"{format} takes {wanted}, not {values.dtype}; {remedy}")
+
+
+def _frame(planes: Sequence[npt.NDArray[Any]], like: av.VideoFrame) -> av.VideoFrame:
+    """One of FFmpeg's frames: over the planes if they can be shared, else a copy."""
+    name, size = like.format.name, (like.width, like.height)
+    if all(map(_has_whole_rows, planes)):
+        if len(planes) == 1 and name in _SHARED_PACKED:
+            return av.VideoFrame.from_numpy_buffer(planes[0], name)
+        is_even = all(side % step == 0 for side, step in zip(size, chroma_steps(name), strict=True))
+        single = all(plane.ndim == 2 and plane.dtype.kind == "u" for plane in planes)
+        writable = all(plane.flags.writeable for plane in planes)  # else there is no DLPack
+        if len(planes) > 1 and is_even and writable and (single or name in _SHARED_PAIRS):
+            return av.VideoFrame.from_dlpack(tuple(planes), name)
+    frame = av.VideoFrame(*size, name)
+    for view, plane in zip(plane_views(frame), planes, strict=True):
+        view[...] = plane
+    return frame
+
+
+def _has_whole_rows(plane: npt.NDArray[Any]) -> bool:
+    row: npt.NDArray[Any] = plane[0]
+    end = plane.__array_interface__["data"][0] + (len(plane) - 1) * plane.strides[0] + row.nbytes
+    is_whole = row.flags.c_contiguous and row.nbytes <= plane.strides[0] < 2**31
+    return bool(is_whole and -end % _PAGE >= _READ_BEHIND)
+
+
+def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> AudioFrames:
+    values = _numpy(array)
+    packed = {dtype: name for name, dtype in SAMPLE_DTYPES.items()}
+    if sample_fmt is None:
+        if values.dtype.name not in packed:
+            raise TypeError(f"audio is of {listed(packed)}, not {values.dtype}")
+        sample_fmt = f"{packed[values.dtype.name]}p"
+    planar = sample_fmt.endswith("p")
+    base = sample_fmt.removesuffix("p")
+    check_choice("sample_fmt", base, [*SAMPLE_DTYPES])
+    _check_dtype(values, np.dtype(SAMPLE_DTYPES[base]), sample_fmt)
+    if values.ndim == 1:
+        values = values[None] if planar else values[:, None]
+    if values.ndim != 2 or 0 in values.shape:
+        order = "(C, N)" if planar else "(N, C)"
+        raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
+    samples = values.T if planar else values
+    count, channels = samples.shape
+    # FFmpeg has usual layouts of up to eight channels.
+    frame = av.AudioFrame(base, f"{channels}c" if channels <= 8 else f"{channels} channels", count)
+    np.frombuffer(memoryview(frame.planes[0]), values.dtype, values.size)[:] = samples.reshape(-1)
+    frame.sample_rate = sample_rate
+    if planar:
+        # PyAV cannot list the planes of eight and more channels, but FFmpeg's resampler writes them.
+        (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
+    frame.pts = check_int("pts", pts, at_least=None)
+    frame.time_base = Fraction(1, sample_rate)
+    return AudioFrames([AudioChunk(frame, 0, count, pts)], first_sample=pts)

@@ -1,0 +1,216 @@
+"""Arrays become frames that hold the same numbers, over the same memory where FFmpeg can."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from effort import each
+
+import spdl_media as sm
+from spdl_media.image_frames import av_frames
+
+Array = npt.NDArray[Any]
+
+# Format, shape of a video of three frames, dtype, and whether frames share its memory.
+FORMATS: list[tuple[str, tuple[int, ...], str, bool]] = [
+    ("rgb24", (3, 46, 64, 3), "uint8", True),
+    ("bgra", (3, 46, 64, 4), "uint8", True),
+    ("rgb48", (3, 46, 64, 3), "uint16", True),
+    ("gray", (3, 46, 63, 1), "uint8", True),
+    ("gray16", (3, 1, 46, 63), "uint16", True),
+    ("grayf32", (3, 1, 46, 64), "float32", True),
+    ("ya8", (3, 46, 64, 2), "uint8", False),
+    ("gbrp", (3, 3, 45, 63), "uint8", True),
+    ("yuv444p", (3, 3, 45, 63), "uint8", True),
+    ("yuv420p", (3, 1, 69, 64), "uint8", True),
+    ("yuv420p", (3, 1, 71, 64), "uint8", False),  # 47 rows of luma: chroma is rounded up
+    ("yuv422p10le", (3, 1, 94, 64), "uint16", True),
+    ("nv12", (3, 1, 69, 64), "uint8", True),
+    ("nv21", (3, 1, 69, 64), "uint8", False),
+    ("p010le", (3, 1, 69, 64), "uint16", True),
+]
+
+
+def shared_frames(frames: sm.VideoFrames, array: Array) -> list[bool]:
+    """Which of the frames lie in the memory of an array."""
+    start = array.__array_interface__["data"][0]
+    stop = start + array.nbytes
+    return [
+        all(start <= plane.buffer_ptr < stop for plane in frame.planes)
+        for frame in av_frames(frames)
+    ]
+
+
+@each("pix_fmt,shape,dtype,shared", FORMATS)
+def test_frames_hold_the_numbers_and_where_possible_the_memory_of_the_array(
+    pix_fmt: str, shape: tuple[int, ...], dtype: str, shared: bool, rng: np.random.Generator
+) -> None:
+    array = rng.integers(0, 250, shape).astype(dtype)
+    frames = sm.frames_from_array(array, pix_fmt, frame_rate=25, pts=7)
+    assert isinstance(frames, sm.VideoFrames)
+    assert np.array_equal(sm.convert_frames(frames).array, array)
+    assert (frames.pts, frames.timestamps) == ((7, 8, 9), (7 / 25, 8 / 25, 9 / 25))
+    # A frame that ends where a page of memory does is copied.
+    assert any(shared_frames(frames, array)) == shared
+    image = sm.frames_from_array(array[1], pix_fmt)
+    assert isinstance(image, sm.ImageFrames)
+    assert np.array_equal(sm.convert_frames(image).array, array[1])
+
+
+def test_format_and_missing_axes_follow_from_the_array() -> None:
+    rows: list[tuple[tuple[int, ...], str, dict[str, Any], str]] = [
+        ((48, 64), "uint8", {}, "<ImageFrames: 64x48 gray>"),
+        ((48, 64, 4), "uint8", {}, "<ImageFrames: 64x48 rgba>"),
+        ((3, 48, 64), "uint8", {"layout": "NCHW"}, "<ImageFrames: 64x48 rgb24>"),
+        ((48, 64), "uint16", {}, "<ImageFrames: 64x48 gray16le>"),
+        ((72, 64), "uint8", {"pix_fmt": "yuv420p"}, "<ImageFrames: 64x48 yuv420p>"),
+        (
+            (2, 48, 64),
+            "uint8",
+            {"pix_fmt": "gray"},
+            "<VideoFrames: 2 of 64x48 gray, 0.000 s to 0.033 s>",
+        ),
+    ]
+    for shape, dtype, options, text in rows:
+        assert repr(sm.frames_from_array(np.zeros(shape, dtype), **options)) == text
+
+
+def test_planes_of_an_odd_size(rng: np.random.Generator) -> None:
+    planes = [rng.integers(0, 256, shape, np.uint8) for shape in ((5, 7), (3, 4), (3, 4))]
+    image = sm.frames_from_array(tuple(planes), "yuv420p", color_range="pc", colorspace="bt709")
+    assert isinstance(image, sm.ImageFrames)
+    assert all(map(np.array_equal, image.planes, planes))
+    assert (image.color_range, image.colorspace) == ("pc", "bt709")
+
+
+def test_frames_keep_the_array_alive(rng: np.random.Generator) -> None:
+    array = rng.integers(0, 256, (2, 64, 64, 3), np.uint8)
+    expected, users = array.copy(), sys.getrefcount(array)
+    frames = sm.frames_from_array(array)
+    assert shared_frames(frames, array) == [True, True]
+    del frames
+    gc.collect()
+    assert sys.getrefcount(array) == users
+    frames = sm.frames_from_array(array)
+    del array
+    gc.collect()
+    assert np.array_equal(sm.convert_frames(frames).array, expected)
+
+
+def test_arrays_that_cannot_be_shared_are_copied(rng: np.random.Generator) -> None:
+    array = rng.integers(0, 256, (2, 3, 48, 64), np.uint8)
+    array.flags.writeable = False
+    for view, options in (
+        (array, {"pix_fmt": "yuv444p"}),
+        (array[:, :, ::-1], {"pix_fmt": "gbrp"}),
+        (array[..., ::2], {"pix_fmt": "yuv444p"}),
+    ):
+        frames = sm.frames_from_array(view, **options)
+        assert np.array_equal(sm.convert_frames(frames).array, view)
+        assert shared_frames(frames, array) == [False, False]
+    frames = sm.frames_from_array(array, "rgb24", layout="NCHW")
+    assert np.array_equal(sm.convert_frames(frames, layout="NCHW").array, array)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
+def test_nothing_is_read_behind_the_last_page_of_an_array() -> None:
+    """FFmpeg's SIMD code reads past rows; the array ends where no memory follows."""
+    page, size = mmap.PAGESIZE, 4 * 48 * 64 * 3
+    memory = mmap.mmap(-1, (size // page + 2) * page)
+    whole = np.frombuffer(memory, np.uint8)
+    end = (size // page + 1) * page
+    address = ctypes.c_void_p(whole.__array_interface__["data"][0] + end)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(address, ctypes.c_size_t(page), 0) == 0
+    array = whole[end - size : end].reshape(4, 48, 64, 3)
+    frames = sm.frames_from_array(array)
+    assert shared_frames(frames, array) == [True, True, True, False]
+    graph = sm.FilterGraph("scale=63:47,format=yuv420p")
+    graph.add_frames(frames)
+    graph.flush()
+    assert len(graph.get_frames() or ()) == 4
+
+
+def test_filter_graphs_take_them(rng: np.random.Generator) -> None:
+    array = rng.integers(0, 256, (3, 48, 64, 3), np.uint8)
+    graph = sm.FilterGraph("hflip")
+    graph.add_frames(sm.frames_from_array(array))
+    graph.flush()
+    frames = graph.get_frames()
+    assert frames is not None
+    assert np.array_equal(sm.convert_frames(frames).array, array[:, :, ::-1])
+    waveform = rng.standard_normal((2, 1000), np.float32)
+    graph = sm.FilterGraph("volume=0.5:precision=float")
+    graph.add_frames(sm.frames_from_array(waveform, sample_rate=8000))
+    graph.flush()
+    sound = graph.get_frames()
+    assert sound is not None
+    assert np.array_equal(sm.convert_frames(sound).array, waveform / 2)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6, 8, 9])
+def test_audio(channels: int, rng: np.random.Generator) -> None:
+    for dtype, name in (("float32", "flt"), ("int16", "s16"), ("uint8", "u8"), ("float64", "dbl")):
+        waveform = rng.integers(0, 100, (channels, 500)).astype(dtype)
+        planar = sm.frames_from_array(waveform, sample_rate=16000, pts=80)
+        assert isinstance(planar, sm.AudioFrames)
+        assert (planar.sample_fmt, planar.num_channels) == (f"{name}p", channels)
+        assert (planar.sample_rate, planar.timestamp) == (16000, 80 / 16000)
+        assert np.array_equal(sm.convert_frames(planar).array, waveform)
+        packed = sm.create_reference_audio_frame(waveform.T, name, 16000, 0)
+        assert np.array_equal(sm.convert_frames(packed).array, waveform.T)
+
+
+def test_spdl_names_make_videos_of_single_frames() -> None:
+    frames = sm.create_reference_video_frame(
+        np.zeros((1, 48, 64), np.uint8), "gray8", (30000, 1001), pts=3
+    )
+    assert (len(frames), frames.pix_fmt, frames.pts) == (1, "gray", (3,))
+    assert frames.timestamps == (3 * 1001 / 30000,)
+
+
+def test_buffers_say_their_colours() -> None:
+    planes = np.full((1, 72, 64), 100, np.uint8)
+    buffer = sm.CPUBuffer(planes, colorspace="bt709", color_range="pc")
+    frames = sm.frames_from_array(buffer, "yuv420p")
+    assert (frames.colorspace, frames.color_range) == ("bt709", "pc")
+
+
+def test_tensors_share_their_memory() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(2 * 3 * 48 * 64, dtype=torch.uint8).reshape(2, 3, 48, 64)
+    frames = sm.frames_from_array(tensor, "gbrp")
+    assert any(shared_frames(frames, tensor.numpy()))
+    assert np.array_equal(sm.convert_frames(frames).array, tensor.numpy())
+
+
+MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (np.zeros((5, 6, 3)), {}, ValueError, "float64 and shape .5, 6, 3. is neither gray"),
+    (np.zeros((5, 6, 3), "f4"), {"pix_fmt": "rgb24"}, TypeError, "rgb24 takes uint8, not float32"),
+    (np.zeros((3, 5, 6), "u1"), {"pix_fmt": "rgb24"}, ValueError, r"\(H, W, 3\), .* not \(3, 5, 6"),
+    (np.zeros((5, 6, 3), "u1"), {"pix_fmt": "rgb25"}, ValueError, "'rgb25' is unknown"),
+    (np.zeros((1, 9, 5), "u1"), {"pix_fmt": "yuv420p"}, ValueError, "odd width, 5, .* of planes"),
+    (np.zeros((0, 5, 6, 3), "u1"), {}, ValueError, "nothing to see in 0 frames of 6x5"),
+    ((np.zeros((4, 4), "u1"),), {"pix_fmt": "yuv420p"}, ValueError, "3 planes, not 1"),
+    ((np.zeros((4, 4), "u1"),), {}, ValueError, "planes need a pix_fmt"),
+    (np.zeros((5, 6, 3), "u1"), {"colorspace": "bt70"}, ValueError, "Did you mean 'bt709'"),
+    (np.zeros(5, "c8"), {"sample_rate": 8000}, TypeError, "host memory is needed"),
+    (np.zeros(5, "f2"), {"sample_rate": 8000}, TypeError, "not float16"),
+    (np.zeros((5, 0), "f4"), {"sample_rate": 8000}, ValueError, r"\(C, N\)"),
+    (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": "fltq"}, ValueError, "not 'fltq'"),
+]
+
+
+@each("array,options,kind,message", MISUSE)
+def test_misuse_is_told(
+    array: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        sm.frames_from_array(array, **options)
