@@ -30,6 +30,10 @@ The modules with public names, of which each imports only those above it:
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
+``encode``        :func:`video_encode_config`, :func:`audio_encode_config`: how frames are encoded
+``image_files``   :func:`encode_image`, :func:`save_image`
+``mux``           :class:`Muxer`: files of frames that are encoded, or of packets as they are
+``save``          :func:`save_video`, :func:`save_audio`, :func:`cut`: files by one call
 ``samplers``      indices for the processes of a distributed training
 ``batch_sampler`` :class:`BatchByLength`: batches of samples of similar length
 ``source``        samplers, and sources made of others
@@ -88,11 +92,18 @@ from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.encode import (
+    AudioEncodeConfig,
+    VideoEncodeConfig,
+    audio_encode_config,
+    video_encode_config,
+)
 from spdl_media.errors import (
     ArrayFormatError,
     ConvertError,
     DecodeError,
     DemuxError,
+    EncodeError,
     FilterError,
     MediaError,
     MissingDependencyError,
@@ -100,6 +111,7 @@ from spdl_media.errors import (
     SourceError,
     StorageTooSmallError,
     TransferError,
+    WriteError,
 )
 from spdl_media.filter_desc import (
     get_audio_filter_desc,
@@ -108,11 +120,14 @@ from spdl_media.filter_desc import (
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames
+from spdl_media.image_files import encode_image, save_image
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
+from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
+from spdl_media.save import cut, save_audio, save_video
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
 from spdl_media.transfer import (
@@ -138,6 +153,7 @@ if TYPE_CHECKING:
 # In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
 __all__ = ["ConvertError", "DecodeError", "DemuxError", "FilterError", "MediaError", "SourceError"]
 __all__ += ["MissingDependencyError", "PictureSizeError", "StorageTooSmallError", "TransferError"]
+__all__ += ["EncodeError", "WriteError"]
 __all__ += ["CUDAConfig", "DecodeConfig", "DemuxConfig"]
 __all__ += ["cuda_config", "decode_config", "demux_config"]
 __all__ += ["Source", "Timestamp", "Window", "set_log_level"]
@@ -159,6 +175,8 @@ __all__ += ["Clip", "load_audio", "load_clip", "load_image", "load_image_batch",
 __all__ += ["async_load_audio", "async_load_clip", "async_load_image", "async_load_image_batch"]
 __all__ += ["RandomResizedCrop", "ResizeCenterCrop", "apply_crop", "async_load_video"]
 __all__ += ["IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe"]
+__all__ += ["AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "video_encode_config"]
+__all__ += ["Muxer", "cut", "encode_image", "save_audio", "save_image", "save_video"]
 __all__ += ["ArrayFormatError", "NpzFile", "WAVHeader", "iter_samples", "iter_tarfile"]
 __all__ += ["load_npy", "load_npz", "load_wav", "parse_wav"]
 __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabilities"]

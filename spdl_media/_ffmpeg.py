@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import av
 import av.filter
@@ -176,22 +176,25 @@ def _forward(lines: list[LogLine]) -> None:
 
 
 @lru_cache(maxsize=256)
-def codec_option_names(codec: str) -> frozenset[str]:
-    """The names of the options that a decoder takes: FFmpeg's for all codecs, and its own."""
-    options = CodecContext.create(codec, "r").supported_options
+def codec_option_names(codec: str, mode: Literal["r", "w"] = "r") -> frozenset[str]:
+    """The names of the options that a decoder or encoder takes: FFmpeg's for all codecs, and its own."""
+    options = CodecContext.create(codec, mode).supported_options
     return frozenset(option.name for option in (*options.generic, *options.private))
 
 
-def check_codec_options(codec: str, options: Mapping[str, str]) -> None:
+def check_codec_options(
+    codec: str, options: Mapping[str, str], mode: Literal["r", "w"] = "r"
+) -> None:
     """Refuse options that FFmpeg would ignore without a word.
 
     Raises:
-        ValueError: A name that this decoder does not have.
+        ValueError: A name that this decoder (mode "r") or encoder ("w") does not have.
     """
-    if unknown := sorted(set(options) - codec_option_names(codec)):
-        hint = did_you_mean(unknown[0], codec_option_names(codec))
+    if unknown := sorted(set(options) - codec_option_names(codec, mode)):
+        hint = did_you_mean(unknown[0], codec_option_names(codec, mode))
+        what = "decoder" if mode == "r" else "encoder"
         raise ValueError(
-            f"decoder {codec!r} has no option {', '.join(map(repr, unknown))}. {hint and hint + ' '}"
+            f"{what} {codec!r} has no option {', '.join(map(repr, unknown))}. {hint and hint + ' '}"
             "See https://ffmpeg.org/ffmpeg-codecs.html"
         )
 

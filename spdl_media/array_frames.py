@@ -5,7 +5,7 @@ FFmpeg's frames share the array's memory where its layout is one that FFmpeg has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, overload
 
@@ -125,8 +125,10 @@ def frames_from_array(
         return _audio(array, sample_fmt, check_positive("sample_rate", sample_rate), pts)
     rate = parse_rate(frame_rate)
     colors = (
-        _number("colorspace", colorspace or getattr(array, "colorspace", None), COLORSPACES, 2),
-        _number("color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES, 0),
+        color_number("colorspace", colorspace or getattr(array, "colorspace", None), COLORSPACES),
+        color_number(
+            "color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES, 0
+        ),
     )
     planes, like, single = _planes(array, pix_fmt, layout)
     frames = [_frame([plane[i] for plane in planes], like) for i in range(len(planes[0]))]
@@ -195,8 +197,14 @@ def _numpy(array: Any) -> npt.NDArray[Any]:
     return values
 
 
-def _number(argument: str, name: str | None, table: Any, unknown: int) -> int:
-    """FFmpeg's number for a name of a table, and that of "not stated" for ``None``."""
+def color_number(
+    argument: str, name: str | None, table: Mapping[int, str], unknown: int = 2
+) -> int:
+    """FFmpeg's number for a name of a table, and that of "not stated" for ``None``.
+
+    Raises:
+        ValueError: The table has no such name.
+    """
     numbers: dict[str | None, int] = {known: number for number, known in table.items()}
     numbers |= {None: unknown} | ({"bt601": 6} if table is COLORSPACES else {})
     check_choice(argument, name, [*numbers])
@@ -317,6 +325,11 @@ def _has_whole_rows(plane: npt.NDArray[Any]) -> bool:
     return bool(is_whole and -end % _PAGE >= _READ_BEHIND)
 
 
+def channel_layout(channels: int) -> str:
+    """FFmpeg's name of the usual layout of so many channels; there is one for up to eight."""
+    return f"{channels}c" if channels <= 8 else f"{channels} channels"
+
+
 def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> AudioFrames:
     values = _numpy(array)
     packed = {dtype: name for name, dtype in SAMPLE_DTYPES.items()}
@@ -335,8 +348,7 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
     samples = values.T if planar else values
     count, channels = samples.shape
-    # FFmpeg has usual layouts of up to eight channels.
-    frame = av.AudioFrame(base, f"{channels}c" if channels <= 8 else f"{channels} channels", count)
+    frame = av.AudioFrame(base, channel_layout(channels), count)
     np.frombuffer(memoryview(frame.planes[0]), values.dtype, values.size)[:] = samples.reshape(-1)
     frame.sample_rate = sample_rate
     if planar:

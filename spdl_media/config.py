@@ -42,7 +42,7 @@ class DemuxConfig:
         if self.format is not None and not isinstance(self.format, str):
             raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
         check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
-        options = _string_options("format_options", self.format_options)
+        options = string_options("format_options", self.format_options)
         # The class is frozen, so the checked copies are put in past its setter.
         object.__setattr__(self, "format_options", options)
         storage = self.storage_options
@@ -77,7 +77,7 @@ class DecodeConfig:
         check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
         check_choice("downscale", self.downscale, (*get_args(Downscale), None))
         check_choice("gaps", self.gaps, get_args(Gaps))
-        options = _string_options("decoder_options", self.decoder_options)
+        options = string_options("decoder_options", self.decoder_options)
         object.__setattr__(self, "decoder_options", options)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -175,7 +175,7 @@ def demux_config(
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
     """
-    options = _string_options("format_options", format_options or {})
+    options = string_options("format_options", format_options or {})
     return DemuxConfig(
         format, options, buffer_size, {} if storage_options is None else storage_options
     )
@@ -217,11 +217,11 @@ def decode_config(
     See:
         FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
     """
-    options = _string_options("decoder_options", decoder_options or {})
+    options = string_options("decoder_options", decoder_options or {})
     return DecodeConfig(decoder, options, orient, on_corrupt, downscale, gaps)
 
 
-def _string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
+def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
     # FFmpeg takes text. Numbers have one form in it; how to write anything else would be a guess.
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")

@@ -9,6 +9,8 @@
     │   └── PictureSizeError            one image is too thin or too large for it
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage
+    ├── EncodeError (ValueError)        frames that the encoder or the file format does not take
+    ├── WriteError (OSError)            the destination cannot be created or written
     ├── TransferError (RuntimeError)    memory cannot be had on a CUDA device, or not be copied there
     └── MissingDependencyError (ImportError)   an optional package is not installed
 
@@ -30,6 +32,7 @@ __all__ = (
     "ConvertError",
     "DecodeError",
     "DemuxError",
+    "EncodeError",
     "FilterError",
     "MediaError",
     "MissingDependencyError",
@@ -37,6 +40,7 @@ __all__ = (
     "SourceError",
     "StorageTooSmallError",
     "TransferError",
+    "WriteError",
 )
 
 
@@ -147,6 +151,21 @@ class ConvertError(MediaError, ValueError):
 
 class StorageTooSmallError(ConvertError):
     """The array takes more bytes than the storage has. The message says both sizes."""
+
+
+class EncodeError(MediaError, ValueError):
+    """The encoder or the file format does not take the frames or packets. The message says why."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class WriteError(MediaError, OSError):
+    """The destination cannot be created or written: a full disk, no permission, a failing file object.
+
+    Nothing was left under its name. ``errno`` is the operating system's number where it gave one, else
+    ``None``.
+    """
+
+    errno: int | None = None
 
 
 class TransferError(MediaError, RuntimeError):

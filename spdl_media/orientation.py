@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = (
     "UPRIGHT_FILTERS",
     "combined",
+    "display_matrix",
     "is_mirrored",
     "matrix_orientation",
     "rotation",
@@ -148,6 +149,16 @@ def matrix_orientation(matrix: Sequence[int]) -> int:
         raise ValueError(f"a display matrix has 9 numbers, not {len(matrix)}: {matrix!r}")
     right, down = _axis(matrix[0], matrix[1]), _axis(matrix[3], matrix[4])
     return _ORIENTATIONS.get((right[0], down[0], right[1], down[1]), 1)
+
+
+def display_matrix(orientation: int) -> tuple[int, ...]:
+    """The display matrix of an orientation, as FFmpeg's nine numbers.
+
+    Raises:
+        ValueError: ``orientation`` is not one of 1 to 8.
+    """
+    a, b, c, d = (number << 16 for number in _turn(orientation).matrix)
+    return a, c, 0, b, d, 0, 0, 0, 1 << 30
 
 
 def _axis(x: int, y: int) -> tuple[int, int]:

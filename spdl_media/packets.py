@@ -406,6 +406,11 @@ def copy_packet(packet: AvPacket) -> AvPacket:
     return _with_data(packet, memoryview(bytes(packet)))
 
 
+def shared_packet(packet: AvPacket) -> AvPacket:
+    """A packet of its own over the same data: muxers write times into what they are given."""
+    return _with_data(packet, memoryview(packet))
+
+
 def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:
     """A packet that differs in its data alone."""
     copy = make_packet(data, packet.time_base)

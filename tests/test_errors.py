@@ -18,6 +18,7 @@ from spdl_media.errors import (
     ConvertError,
     DecodeError,
     DemuxError,
+    EncodeError,
     FilterError,
     MediaError,
     MissingDependencyError,
@@ -25,6 +26,7 @@ from spdl_media.errors import (
     SourceError,
     StorageTooSmallError,
     TransferError,
+    WriteError,
 )
 
 # One of each class, with every field set to something that is not its default.
@@ -39,6 +41,8 @@ SAMPLES = {
     ConvertError: ConvertError("they differ", source="a.mp4"),
     StorageTooSmallError: StorageTooSmallError("144 bytes, but 143", source="a.mp4"),
     TransferError: TransferError("no device", source="a.mp4"),
+    EncodeError: EncodeError("another size", source="a.mp4"),
+    WriteError: WriteError("no space", source="a.mp4", errno=errno.ENOSPC),
     MissingDependencyError: MissingDependencyError("pip install x", source="s3://a", name="x"),
 }
 BUILTINS = {
@@ -51,6 +55,8 @@ BUILTINS = {
     ConvertError: ValueError,
     StorageTooSmallError: ConvertError,
     TransferError: RuntimeError,
+    EncodeError: ValueError,
+    WriteError: OSError,
     MissingDependencyError: ImportError,
 }
 FIELDS = (

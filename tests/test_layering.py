@@ -66,7 +66,7 @@ ORDER = [
     ["_arguments", "_decode_each", "_batch"],
     ["cuda"],
     ["load", "clips", "audio_windows", "video_file", "async_load", "recipes"],
-    ["encode", "mux"],
+    ["_destination", "encode", "image_files", "mux", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
     ["torch"],
@@ -88,7 +88,8 @@ PURE = {
     *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
-    "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "mux", "cuda", "testing"} - PURE,
+    "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "image_files", "mux", "cuda", "testing"}
+    - PURE,
     "asyncio": {
         "pipeline",
         "_loader_stages",

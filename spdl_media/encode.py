@@ -1,0 +1,467 @@
+"""Encoders: how frames are coded, and the way from frames of any kind to an encoder's packets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Literal
+
+import av
+from av.codec.codec import find_best_pix_fmt_of_list
+from av.codec.context import Flags
+
+from spdl_media._audio_chunks import frame_of
+from spdl_media._checks import check_choice, check_int, check_positive, did_you_mean
+from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
+from spdl_media._graph import FrameFilter
+from spdl_media._rows import matrix_and_range
+from spdl_media.array_frames import channel_layout, color_number
+from spdl_media.config import string_options
+from spdl_media.errors import EncodeError
+from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES, is_yuv
+from spdl_media.frames import AudioFrames, frame_metadata
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
+from spdl_media.operations import ACCURATE, Rate, format_name, parse_rate
+from spdl_media.orientation import rotation
+
+__all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "video_encode_config")
+
+# The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
+_QUIET_SVT = ("SVT_LOG", "1")
+_FLAGS = f"flags=bilinear+{ACCURATE}"
+# FFmpeg's unit of its encoders' "quality", in steps of a quantiser.
+_QP2LAMBDA = 118
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoEncodeConfig:
+    """How a video stream is encoded. See :func:`video_encode_config`."""
+
+    width: int
+    height: int
+    frame_rate: Fraction | None = None
+    pix_fmt: str | None = None
+    encoder: str | None = None
+    encoder_options: Mapping[str, str] = field(default_factory=dict)
+    bit_rate: int | None = None
+    qscale: int | None = None
+    gop_size: int | None = None
+    max_b_frames: int | None = None
+    colorspace: str | None = None
+    color_range: Literal["tv", "pc"] | None = None
+    color_primaries: str | None = None
+    color_trc: str | None = None
+    orientation: int = 1
+    sample_aspect_ratio: Fraction | None = None
+    time_base: Fraction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioEncodeConfig:
+    """How an audio stream is encoded. See :func:`audio_encode_config`."""
+
+    sample_rate: int
+    num_channels: int
+    sample_fmt: str | None = None
+    encoder: str | None = None
+    encoder_options: Mapping[str, str] = field(default_factory=dict)
+    bit_rate: int | None = None
+    qscale: int | None = None
+
+
+def video_encode_config(
+    *,
+    width: int,
+    height: int,
+    frame_rate: Rate | None = 30,
+    pix_fmt: str | None = None,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+    bit_rate: int | None = None,
+    qscale: int | None = None,
+    gop_size: int | None = None,
+    max_b_frames: int | None = None,
+    colorspace: str | None = None,
+    color_range: Literal["tv", "pc"] | None = None,
+    color_primaries: str | None = None,
+    color_trc: str | None = None,
+    orientation: int = 1,
+    sample_aspect_ratio: Fraction | None = None,
+    time_base: Fraction | None = None,
+) -> VideoEncodeConfig:
+    """Choose how a video stream is encoded.
+
+    Args:
+        width: Width of the frames, in pixels.
+        height: Height of the frames, in pixels.
+        frame_rate: Frames in a second: frame ``k`` is shown at ``k / frame_rate``, whatever times the frames
+            have. With ``time_base=`` it is only written into the file, and may be ``None``.
+        pix_fmt: Pixel format of the coded video, to which frames are converted. The default is ``yuv420p``,
+            which every player takes, where the encoder has it, and the encoder's first one elsewhere.
+        encoder: Name of an FFmpeg encoder (``"libx264"``) or codec (``"h264"``). The default is the file
+            format's own.
+        encoder_options: Options of the encoder, such as ``{"crf": 18, "preset": "fast"}``; ``"threads"`` is
+            its number of threads, by default as many as there are cores.
+        bit_rate: Bits in a second. The default is the encoder's.
+        qscale: Constant quality, from 1 (best) to 31, for encoders such as ``mpeg4`` and ``mjpeg``.
+        gop_size: Frames from one key frame to the next, at most.
+        max_b_frames: B frames between two others, at most.
+        colorspace: FFmpeg's name of the matrix of a YUV stream, which is also written into the file. The
+            default is BT.601 (``"smpte170m"``), as FFmpeg and this library read files that state none.
+        color_range: ``"tv"`` (limited) or ``"pc"`` (full). The default is limited; full in ``yuvj`` formats.
+        color_primaries: FFmpeg's name of the primaries, only written into the file.
+        color_trc: FFmpeg's name of the transfer function, only written into the file.
+        orientation: EXIF's number, 1 to 8, of how players are to turn the frames; in MP4, MOV and, without
+            mirroring, Matroska.
+        sample_aspect_ratio: Width of a pixel over its height.
+        time_base: Each frame is shown at its own time, rounded to a multiple of so many seconds. File formats
+            may round again: Matroska counts milliseconds.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of range, a name is unknown, or neither ``frame_rate`` nor
+            ``time_base`` is given.
+
+    See:
+        FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Video-Encoders
+    """
+    if frame_rate is None and time_base is None:
+        raise ValueError("give frame_rate=, or time_base= if the frames have times of their own")
+    for name, value in (("bit_rate", bit_rate), ("gop_size", gop_size), ("qscale", qscale)):
+        if value is not None:
+            check_positive(name, value)
+    if max_b_frames is not None:
+        check_int("max_b_frames", max_b_frames, at_least=0)
+    if pix_fmt is not None:
+        format_name("pix_fmt", pix_fmt)
+    color_number("colorspace", colorspace, COLORSPACES)
+    color_number("color_primaries", color_primaries, COLOR_PRIMARIES)
+    color_number("color_trc", color_trc, COLOR_TRCS)
+    check_choice("color_range", color_range, ("tv", "pc", None))
+    rotation(orientation)  # refuses what is none
+    return VideoEncodeConfig(
+        width=check_int("width", width),
+        height=check_int("height", height),
+        frame_rate=None if frame_rate is None else parse_rate(frame_rate),
+        pix_fmt=pix_fmt,
+        encoder=encoder,
+        encoder_options=dict(string_options("encoder_options", encoder_options or {})),
+        bit_rate=bit_rate,
+        qscale=qscale,
+        gop_size=gop_size,
+        max_b_frames=max_b_frames,
+        colorspace=colorspace,
+        color_range=color_range,
+        color_primaries=color_primaries,
+        color_trc=color_trc,
+        orientation=orientation,
+        sample_aspect_ratio=sample_aspect_ratio,
+        time_base=time_base,
+    )
+
+
+def audio_encode_config(
+    *,
+    sample_rate: int,
+    num_channels: int,
+    sample_fmt: str | None = None,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+    bit_rate: int | None = None,
+    qscale: int | None = None,
+) -> AudioEncodeConfig:
+    """Choose how an audio stream is encoded.
+
+    Args:
+        sample_rate: Samples of one channel in a second.
+        num_channels: Number of channels.
+        sample_fmt: Sample format of the encoder, to which samples are converted. The default is the
+            encoder's first one.
+        encoder: Name of an FFmpeg encoder (``"libmp3lame"``) or codec (``"mp3"``). The default is the file
+            format's own.
+        encoder_options: Options of the encoder, such as ``{"compression_level": 8}``.
+        bit_rate: Bits in a second, for lossy encoders. The default is the encoder's.
+        qscale: Constant quality, for encoders such as ``libmp3lame`` and ``vorbis``.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of range, or a name is unknown.
+
+    See:
+        FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders
+    """
+    for name, value in (("bit_rate", bit_rate), ("qscale", qscale)):
+        if value is not None:
+            check_int(name, value)
+    if sample_fmt is not None:
+        format_name("sample_fmt", sample_fmt)
+    return AudioEncodeConfig(
+        sample_rate=check_int("sample_rate", sample_rate),
+        num_channels=check_int("num_channels", num_channels),
+        sample_fmt=sample_fmt,
+        encoder=encoder,
+        encoder_options=dict(string_options("encoder_options", encoder_options or {})),
+        bit_rate=bit_rate,
+        qscale=qscale,
+    )
+
+
+@lru_cache(maxsize=64)
+def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
+    """An encoder of this FFmpeg, by its name or that of its codec.
+
+    Raises:
+        ValueError: There is none of that name and kind.
+    """
+    os.environ.setdefault(*_QUIET_SVT)
+    try:
+        encoder = av.Codec(name, "w")
+    except ValueError as error:
+        hint = did_you_mean(name, filter(_is_encoder, av.codecs_available))
+        raise ValueError(
+            f"this FFmpeg has no encoder {name!r}. {hint and hint + ' '}"
+            "`python -m av --codecs` lists those that it has"
+        ) from error
+    if encoder.type != kind:
+        raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
+    return encoder
+
+
+def _is_encoder(name: str) -> bool:
+    try:
+        return bool(av.Codec(name, "w"))
+    except ValueError:
+        return False
+
+
+def _pix_fmts(encoder: av.Codec) -> list[str]:
+    """The pixel formats that an encoder takes; none: any."""
+    names = [format.name for format in encoder.video_formats or ()]
+    # The JPEG encoder also takes limited range, which no JPEG file can state.
+    full = [name for name in names if name.startswith("yuvj")]
+    return full if names[:1] == full[:1] else names
+
+
+def best_pix_fmt(encoder: av.Codec, given: str) -> str:
+    """An encoder's pixel format for frames: of lossless ones what keeps most, of others what players take."""
+    formats = _pix_fmts(encoder)
+    if not formats or (given in formats and (not encoder.lossy or is_yuv(given))):
+        return given
+    usual = [name for name in formats if name in ("yuv420p", "yuvj420p") and encoder.lossy]
+    best, _ = find_best_pix_fmt_of_list(usual or formats, given, True)  # noqa: FBT003  # alpha counts
+    return str(best and best.name)
+
+
+def best_sample_fmt(encoder: av.Codec, given: str) -> str | None:
+    """An encoder's sample format for samples: their own, or what keeps most of them; ``None``: the first."""
+    formats = [format.name for format in encoder.audio_formats or ()]
+    base = given.removesuffix("p")
+    wider = () if base in ("u8", "s16") else ("s32", "s32p", "fltp")
+    likes = [name for name in (given, base, f"{base}p", *wider) if name in formats]
+    return likes[0] if likes else None
+
+
+class VideoEncoder:
+    """Brings frames to the format, colours and times of a stream, and encodes them.
+
+    Args:
+        target: PyAV's stream, or a codec context alone.
+        config: How; its encoder is that of the target.
+
+    Raises:
+        ValueError: The encoder has no such option or pixel format.
+    """
+
+    def __init__(self, target: Any, config: VideoEncodeConfig) -> None:
+        self._target, self._config = target, config
+        context = getattr(target, "codec_context", target)
+        self.pix_fmt = config.pix_fmt or best_pix_fmt(context.codec, "yuv420p")
+        if formats := _pix_fmts(context.codec):
+            check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
+        self.time_base = config.time_base or 1 / (config.frame_rate or Fraction(30))
+        self._colors = _stream_colors(config, self.pix_fmt)
+        self._filter: FrameFilter | None = None
+        self._desc = ""
+        self._count, self._last, self._duration = 0, -1, 1
+        _set_up(context, config, self)
+
+    @property
+    def colors(self) -> tuple[int, int, int, int]:
+        """Range, matrix, primaries and transfer as FFmpeg's numbers."""
+        return self._colors
+
+    def encode(self, frames: VideoFrames | ImageFrames) -> Iterator[AvPacket]:
+        """Encode frames.
+
+        Raises:
+            EncodeError: A frame has another size than the stream, or no time, or comes before the last one.
+            FFmpegError: The encoder fails.
+        """
+        config, zero = self._config, frame_metadata(frames).zero
+        for frame in av_frames(frames):
+            if (frame.width, frame.height) != (config.width, config.height):
+                raise EncodeError(
+                    f"frame {self._count} is {frame.width}x{frame.height}, but the stream is "
+                    f"{config.width}x{config.height}. Scale it: scale_width= and scale_height= of "
+                    "get_video_filter_desc"
+                )
+            yield from self._target.encode(self._prepared(frame, self._ticks(frame, zero)))
+
+    def flush(self) -> Iterator[AvPacket]:
+        """The packets that the encoder holds back."""
+        yield from self._target.encode(None)
+
+    @property
+    def seconds(self) -> Fraction:
+        """When the last frame is shown."""
+        return self._last * self.time_base
+
+    def _ticks(self, frame: av.VideoFrame, zero: Fraction) -> int:
+        ticks = self._count
+        if self._config.time_base is not None:
+            if frame.pts is None:
+                raise EncodeError(f"frame {ticks} has no time; give frame_rate= alone")
+            ticks = round((frame.pts * (as_fraction(frame.time_base) or 1) - zero) / self.time_base)
+            shown = frame.duration * (as_fraction(frame.time_base) or 1) / self.time_base
+            # The last frame of an MP4 is hidden if it lasts for no time at all.
+            self._duration = max(1, round(shown) or ticks - self._last)
+        if ticks <= self._last and self._count:
+            raise EncodeError(
+                f"frame {self._count} is shown {float((self._last - ticks) * self.time_base):g} s before "
+                "the one before it, or at once with it. Sort frames by time, or give frame_rate= alone"
+            )
+        self._count, self._last = self._count + 1, ticks
+        return ticks
+
+    def _prepared(self, frame: av.VideoFrame, ticks: int) -> av.VideoFrame:
+        """The frame as the encoder takes it: one of our own, as threads may share the caller's."""
+        desc = self._conversion(frame)
+        if self._filter is None or desc != self._desc:
+            self._filter = FrameFilter(desc, kind="video", time_base=self.time_base, gives_one=True)
+            self._desc = desc
+        own: av.VideoFrame
+        (own,) = self._filter.push(frame)
+        own.pts, own.time_base, own.duration = ticks, self.time_base, self._duration
+        own.pict_type = 0  # the decoder's would make the encoder repeat its choice of key frames
+        own.color_range, own.colorspace, own.color_primaries, own.color_trc = self._colors
+        return own
+
+    def _conversion(self, frame: av.VideoFrame) -> str:
+        """Filters that bring a frame to the pixel format, matrix and range of the stream."""
+        given, end = frame.format.name, f"format={self.pix_fmt}"
+        if not is_yuv(self.pix_fmt):
+            return "null" if given == self.pix_fmt else f"scale={_FLAGS},{end}"
+        matrix, levels = COLORSPACES[self._colors[1]], COLOR_RANGES[self._colors[0]]
+        same = "bt601" if matrix in ("bt470bg", "smpte170m") else matrix
+        if given == self.pix_fmt and matrix_and_range(frame) == (same, levels):
+            return "null"
+        wanted = f":out_color_matrix={matrix}:out_range={levels}"
+        if levels == "pc" and frame.format.is_rgb:
+            # FFmpeg's scaler cuts chroma of full range off where it should round, half a level on average;
+            # its newer code, which knows 4:4:4 alone, does not.
+            exact = f"scale={_FLAGS}+unstable:sws_dither=none{wanted},format=yuv444p"
+            return f"{exact},scale={_FLAGS}:out_range=pc,{end}"
+        return f"scale={_FLAGS}{wanted},{end}"
+
+
+def _stream_colors(config: VideoEncodeConfig, pix_fmt: str) -> tuple[int, int, int, int]:
+    matrix, color_range = config.colorspace, config.color_range
+    if is_yuv(pix_fmt):
+        matrix = matrix or "smpte170m"
+        color_range = color_range or ("pc" if pix_fmt.startswith("yuvj") else "tv")
+    return (
+        color_number("color_range", color_range, COLOR_RANGES, 0),
+        color_number("colorspace", matrix, COLORSPACES),
+        color_number("color_primaries", config.color_primaries, COLOR_PRIMARIES),
+        color_number("color_trc", config.color_trc, COLOR_TRCS),
+    )
+
+
+def _set_up(context: Any, config: VideoEncodeConfig, encoder: VideoEncoder) -> None:
+    context.width, context.height = config.width, config.height
+    context.pix_fmt, context.time_base = encoder.pix_fmt, encoder.time_base
+    context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
+    context.flags |= Flags.frame_duration  # frames say for how long they are shown
+    for name in ("gop_size", "max_b_frames", "sample_aspect_ratio"):
+        if (value := getattr(config, name)) is not None:
+            setattr(context, name, value)
+    context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
+        encoder.colors
+    )
+    # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole frames
+    # are quicker. FFmpeg's own encoders keep the default: theirs would free shared memory without the GIL.
+    if context.name.startswith("lib"):
+        context.thread_type = "AUTO"
+    _set_rate(context, config)
+
+
+def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:
+    check_codec_options(context.name, config.encoder_options, "w")
+    options = dict(config.encoder_options)
+    if context.name == "libx265" and "log-level" not in options.get("x265-params", ""):
+        # It writes its settings to stderr, past FFmpeg's log.
+        options["x265-params"] = ":".join(
+            filter(None, ("log-level=error", options.get("x265-params")))
+        )
+    if config.bit_rate is not None:
+        context.bit_rate = config.bit_rate
+    if config.qscale is not None:
+        context.qscale = True
+        quality = {"global_quality": str(_QP2LAMBDA * config.qscale)}
+        if isinstance(config, VideoEncodeConfig):  # FFmpeg's own look for it in each frame instead
+            quality = dict.fromkeys(("qmin", "qmax"), str(config.qscale))
+        options = {**quality, **options}
+    context.options = options
+
+
+class AudioEncoder:
+    """Brings samples to the format of a stream, one after the other, and encodes them.
+
+    Args:
+        stream: PyAV's stream.
+        config: How; its encoder is that of the stream.
+
+    Raises:
+        ValueError: The encoder has no such option or sample format.
+    """
+
+    def __init__(self, stream: Any, config: AudioEncodeConfig) -> None:
+        self._stream, self._config, self._count = stream, config, 0
+        context = stream.codec_context
+        formats = [format.name for format in context.codec.audio_formats or ()]
+        if config.sample_fmt is not None:
+            check_choice(f"sample_fmt of encoder {context.name!r}", config.sample_fmt, formats)
+            context.format = config.sample_fmt
+        context.layout = channel_layout(config.num_channels)
+        context.time_base = Fraction(1, config.sample_rate)
+        _set_rate(context, config)
+
+    def encode(self, frames: AudioFrames) -> Iterator[AvPacket]:
+        """Encode samples, which follow those before them whatever their times are.
+
+        Raises:
+            EncodeError: They have another rate or number of channels than the stream.
+            FFmpegError: The encoder fails.
+        """
+        config = self._config
+        given, wanted = (
+            (frames.sample_rate, frames.num_channels),
+            (config.sample_rate, config.num_channels),
+        )
+        if given != wanted:
+            raise EncodeError(
+                "the samples have {} Hz and {} channels, but the stream has {} Hz and {}. Resample them: "
+                "sample_rate= and num_channels= of get_audio_filter_desc".format(*given, *wanted)
+            )
+        for chunk in frames.chunks:
+            placed = replace(chunk, position=self._count)
+            self._count += len(chunk)
+            unit = Fraction(1, config.sample_rate)
+            yield from self._stream.encode(frame_of(placed, unit, Fraction(0), is_shared=True))
+
+    def flush(self) -> Iterator[AvPacket]:
+        """The packets that the encoder holds back."""
+        yield from self._stream.encode(None)

@@ -1,0 +1,206 @@
+"""Arrays as image files: PNG, JPEG, WebP, AVIF, and whatever else FFmpeg encodes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple
+
+import av
+from av.codec.context import CodecContext
+
+from spdl_media._checks import check_int
+from spdl_media._destination import Target, write_whole
+from spdl_media._ffmpeg import ffmpeg_errors
+from spdl_media.array_frames import frames_from_array
+from spdl_media.config import string_options
+from spdl_media.encode import (
+    VideoEncodeConfig,
+    VideoEncoder,
+    best_pix_fmt,
+    find_encoder,
+)
+from spdl_media.errors import EncodeError
+from spdl_media.formats import is_yuv
+from spdl_media.image_frames import ImageFrames
+
+__all__ = ("encode_image", "save_image")
+
+_QUALITY = 90
+
+
+class _Format(NamedTuple):
+    """A file format of images.
+
+    Attributes:
+        encoder: FFmpeg's name of it.
+        container: FFmpeg's muxer, where packets are no files by themselves.
+        pix_fmt: What is taken unless asked otherwise; ``None``: what keeps most of the image.
+    """
+
+    encoder: str
+    container: str | None = None
+    pix_fmt: str | None = None
+
+
+_FORMATS = {
+    "jpeg": _Format("mjpeg", pix_fmt="yuvj420p"),
+    "webp": _Format("libwebp", pix_fmt="bgra"),
+    "avif": _Format("libsvtav1", "avif", "yuv420p"),
+    "apng": _Format("apng", "apng"),
+    "gif": _Format("gif", "gif"),
+}
+_SUFFIXES = {
+    **dict.fromkeys(("jpg", "jpe", "jfif"), "jpeg"),
+    "tif": "tiff",
+    "jp2": "jpeg2000",
+    "tga": "targa",
+    "jls": "jpegls",
+}
+
+
+def encode_image(
+    image: Any,
+    format: str = "jpeg",
+    *,
+    quality: int | None = None,
+    lossless: bool = False,
+    pix_fmt: str | None = None,
+    layout: Literal["NCHW", "NHWC"] | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+) -> bytes:
+    """Encode one image.
+
+    PNG, BMP, TIFF, QOI, TGA, PPM and, with ``lossless=True``, WebP give back the same numbers when they are
+    loaded. JPEG and AVIF have BT.601 of full range.
+
+    FFmpeg's JPEG encoder has no progressive scans and writes no EXIF and no ICC profile. Where you need them,
+    or gray JPEG, Pillow serves better.
+
+    Args:
+        image: Array or CPU tensor, as for :func:`~spdl_media.frames_from_array`: ``(H, W, 3)`` or
+            ``(H, W, 4)`` RGB, ``(H, W)`` gray, uint8 or uint16. Or an ``ImageFrames``, of any pixel format.
+        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``, ``"apng"``, or the name of FFmpeg's
+            encoder of another format, such as ``"tiff"``, ``"bmp"``, ``"qoi"`` or ``"jpeg2000"``.
+        quality: 1 to 100, the best, for JPEG, WebP and AVIF; the default is 90. For JPEG it is about that of
+            libjpeg, in 31 steps.
+        lossless: Lose nothing, for WebP. (Its colours under an alpha of 0 become 0.)
+        pix_fmt: Pixel format of the file, such as ``"yuvj444p"`` for JPEG with all of its chroma. The default
+            is ``yuvj420p`` for JPEG, ``yuv420p`` for AVIF, and what keeps most of the image for all others.
+        layout: ``"NCHW"`` for an array ``(C, H, W)`` of RGB or gray.
+        encoder_options: Options of the encoder, such as ``{"compression_level": 1}`` for PNG.
+
+    Returns:
+        The file's content.
+
+    Raises:
+        ValueError: This FFmpeg has no such encoder, or it has no such option or pixel format; the shape is no
+            image's, or an option is not the format's.
+        TypeError: The dtype does not fit.
+        EncodeError: The encoder fails, or the format has no alpha channel.
+
+    Thread safety: safe.
+
+    Example::
+
+        data = encode_image(np.zeros((48, 64, 3), np.uint8), "png")
+    """
+    frames = image if isinstance(image, ImageFrames) else frames_from_array(image, layout=layout)
+    if not isinstance(frames, ImageFrames):
+        raise ValueError(f"encode_image takes one image, not {frames!r}")
+    row = _FORMATS.get(format) or _Format(format)
+    encoder = find_encoder(row.encoder, "video")
+    wanted = pix_fmt or row.pix_fmt or best_pix_fmt(encoder, frames.pix_fmt)
+    if _has_alpha(frames.pix_fmt) and not _has_alpha(wanted):
+        raise EncodeError(
+            f"the image has an alpha channel, which {format} in {wanted} does not keep. Leave it out: "
+            "array[..., :3]"
+        )
+    options = _quality_options(format, quality, lossless=lossless)
+    config = VideoEncodeConfig(
+        width=frames.width,
+        height=frames.height,
+        frame_rate=Fraction(1),
+        pix_fmt=wanted,
+        encoder_options={**options, **string_options("encoder_options", encoder_options or {})},
+        color_range="pc" if is_yuv(wanted) and row.encoder != "libwebp" else None,
+    )
+    with ffmpeg_errors(
+        lambda text: EncodeError(
+            f"{row.encoder} cannot encode {frames.width}x{frames.height}: {text}"
+        )
+    ):
+        return _encode(row, encoder.name, frames, config)
+
+
+def save_image(dst: Target, image: Any, *, format: str | None = None, **options: Any) -> None:
+    """Encode one image and write it to a file.
+
+    The file gets its name when it is complete: there is no half a file, whatever fails.
+
+    Args:
+        dst: A path, or a binary file object with ``write``.
+        image: As for :func:`encode_image`, as are the options.
+        format: As there. The default follows from the suffix of the path.
+        **options: ``quality``, ``lossless``, ``pix_fmt``, ``layout``, ``encoder_options``.
+
+    Raises:
+        ValueError: The suffix says no format, or as :func:`encode_image`.
+        TypeError: As there.
+        EncodeError: As there.
+        WriteError: The file cannot be written.
+
+    Thread safety: safe.
+    """
+    if format is None:
+        name = dst if isinstance(dst, str | PurePath) else getattr(dst, "name", "")
+        suffix = PurePath(str(name)).suffix.lower().lstrip(".")
+        if not suffix:
+            raise ValueError(f"{dst!r} has no suffix that says the format; give format='png'")
+        format = _SUFFIXES.get(suffix, suffix)
+    write_whole(dst, encode_image(image, format, **options))
+
+
+def _has_alpha(pix_fmt: str) -> bool:
+    return any(part.is_alpha for part in av.VideoFormat(pix_fmt, 16, 16).components)
+
+
+def _quality_options(format: str, quality: int | None, *, lossless: bool) -> dict[str, str]:
+    if lossless and format != "webp":
+        raise ValueError(
+            f"lossless=True is for 'webp', not {format!r}: PNG and most others lose nothing anyway"
+        )
+    if quality is not None and (lossless or format not in ("jpeg", "webp", "avif")):
+        raise ValueError(f"quality= is for lossy 'jpeg', 'webp' and 'avif', not {format!r}")
+    value = _QUALITY if quality is None else check_int("quality", quality)
+    if value > 100:
+        raise ValueError(f"quality must be 1 to 100, not {value}")
+    if format == "jpeg":
+        # libjpeg multiplies its tables by this many percent. Photographs of 500x375 come out as large and as
+        # true with FFmpeg's quantiser at 0.04 to 0.1 of it.
+        percent = 5000 / value if value < 50 else 200 - 2 * value
+        scale = str(round(min(max(percent * 0.08, 1), 31)))
+        return {"qmin": scale, "qmax": scale, "flags": "+bitexact"}
+    if format == "webp":
+        return {"lossless": "1"} if lossless else {"quality": str(value)}
+    return {"crf": str(round(63 * (100 - value) / 100))} if format == "avif" else {}
+
+
+def _encode(row: _Format, encoder: str, frames: ImageFrames, config: VideoEncodeConfig) -> bytes:
+    if row.container is None:
+        context: Any = CodecContext.create(encoder, "w")
+        context.thread_count = 1
+        # Without it FFmpeg writes no JFIF header.
+        context.sample_aspect_ratio = Fraction(1)
+        coder = VideoEncoder(context, config)
+        return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
+    file = io.BytesIO()
+    with av.open(file, "w", format=row.container, options={"fflags": "+bitexact"}) as container:
+        stream: Any = container.add_stream(encoder, rate=1)
+        stream.thread_count = 1
+        coder = VideoEncoder(stream, config)
+        for packet in (*coder.encode(frames), *coder.flush()):
+            container.mux(packet)
+    return file.getvalue()

@@ -1,0 +1,437 @@
+"""Files of video and audio, from frames that are encoded or from packets as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Self
+
+import av
+from av.bitstream import BitStreamFilterContext
+
+from spdl_media._checks import OneThread, check_int, did_you_mean
+from spdl_media._destination import FileSink, Target, beside, path_of, remove, write_errors
+from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import string_options
+from spdl_media.encode import (
+    AudioEncodeConfig,
+    AudioEncoder,
+    VideoEncodeConfig,
+    VideoEncoder,
+    find_encoder,
+)
+from spdl_media.errors import EncodeError, MediaError, WriteError
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.orientation import display_matrix, is_mirrored
+from spdl_media.packets import (
+    AudioPackets,
+    ImagePackets,
+    VideoPackets,
+    av_packets,
+    discarded_pts,
+    metadata_of,
+    shared_packet,
+)
+
+__all__ = ("Muxer",)
+
+# Numbers of the operating system's that encoders and muxers give for arguments, and not for the disk.
+_OF_ARGUMENTS = frozenset({errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE})
+_ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
+"""Formats that say how frames are turned. Matroska cannot mirror them."""
+_STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
+"""Formats that say matrix and range. MOV has no place for the range."""
+_STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
+"""Codecs that say it themselves."""
+_EDITED = _ORIENTED - {"matroska"}
+"""Formats that hide what is shown before second 0."""
+
+
+class Muxer:
+    """Writes one file of video and audio streams: frames are encoded, packets stay as they are.
+
+    Use it as a context manager. A file gets its name at the end of the ``with`` block, when it is complete:
+    until then it is a hidden file in the same folder. When the block raises, on Ctrl-C, and when the disk is
+    full, that one is removed, and what had the name before is untouched. A file object gets the data as they
+    are made, and keeps what it has got.
+
+    Args:
+        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        format: FFmpeg's name of the file format, such as ``"mp4"``, ``"matroska"`` or ``"webm"``. The default
+            follows from the suffix of the path.
+        format_options: Options of the format, such as ``{"movflags": "+faststart"}``, which puts the index of
+            an MP4 in front, for reading over a network. PyAV logs a warning for those that it does not know.
+
+    Raises:
+        ValueError: There is no such format, or the name has no suffix that says one.
+        TypeError: ``dst`` is neither a path nor a file object.
+        WriteError: There is a folder of this name.
+
+    Thread safety: one thread at a time; a second one gets a RuntimeError.
+
+    Example::
+
+        with Muxer("out.mp4") as muxer:
+            index = muxer.add_encode_stream(video_encode_config(width=64, height=48, frame_rate=30))
+            for frames in decoder.decode(packets):
+                muxer.write(index, frames)
+    """
+
+    def __init__(
+        self,
+        dst: Target,
+        *,
+        format: str | None = None,
+        format_options: Mapping[str, object] | None = None,
+    ) -> None:
+        self._container: Any = None
+        self._path = path_of(dst)
+        self._hidden = None if self._path is None else beside(self._path)
+        self._sink = FileSink(dst) if self._path is None else None
+        self._name = self._sink.name if self._sink else str(dst)
+        self._guard = OneThread("Muxer")
+        self._streams: list[Any] = []
+        self._coders: list[VideoEncoder | AudioEncoder | None] = []
+        self._started = self._flushed = False
+        self._failure: MediaError | None = None
+        options = dict(string_options("format_options", format_options or {}))
+        try:
+            self._container = av.open(
+                self._hidden or self._sink, "w", format=format, options=options
+            )
+        except ValueError as error:
+            raise self._no_format(format) from error
+        if self._format in _EDITED:
+            # It otherwise leaves the matrix out where primaries and transfer are not known as well.
+            self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
+        if self._container.format.no_file:
+            raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
+
+    def _no_format(self, format: str | None) -> ValueError:
+        if format is None:
+            return ValueError(f"{self._name}: no format follows from the name; give format='mp4'")
+        hint = did_you_mean(format, av.format.formats_available)
+        return ValueError(f"this FFmpeg writes no format named {format!r}. {hint}".rstrip())
+
+    @property
+    def _format(self) -> str:
+        return str(self._container.format.name)
+
+    def add_encode_stream(self, config: VideoEncodeConfig | AudioEncodeConfig) -> int:
+        """Add a stream of frames to encode. All streams are added before the first :meth:`write`.
+
+        Args:
+            config: Made by :func:`video_encode_config` or :func:`audio_encode_config`.
+
+        Returns:
+            The index of the stream, for :meth:`write`.
+
+        Raises:
+            ValueError: This FFmpeg has no such encoder, or it has no such option, pixel or sample format.
+            EncodeError: The file format does not take the codec, or the encoder not these values.
+            RuntimeError: Something was written already, or another thread is inside.
+        """
+        with self._guard:
+            self._check_can_add()
+            if isinstance(config, VideoEncodeConfig):
+                encoder = find_encoder(config.encoder or self.default_codec("video"), "video")
+                rate: Any = config.frame_rate or 30
+                self._check_orientation(config.orientation)
+            elif isinstance(config, AudioEncodeConfig):
+                encoder = find_encoder(config.encoder or self.default_codec("audio"), "audio")
+                rate = config.sample_rate
+            else:
+                raise TypeError(
+                    "add_encode_stream takes what video_encode_config() or audio_encode_config() makes, not "
+                    f"{config!r}"
+                )
+            try:
+                stream = self._container.add_stream(encoder.name, rate=rate)
+            except ValueError as error:
+                raise EncodeError(
+                    f"format {self._format!r} does not take {encoder.canonical_name}; give another "
+                    "encoder= or format=",
+                    source=self._name,
+                ) from error
+            coder: VideoEncoder | AudioEncoder
+            if isinstance(config, VideoEncodeConfig):
+                coder = VideoEncoder(stream, config)
+                stream.time_base = coder.time_base
+                if config.orientation != 1:
+                    stream.set_display_matrix(display_matrix(config.orientation))
+            else:
+                coder = AudioEncoder(stream, config)
+            with self._errors():
+                stream.codec_context.open()
+            return self._added(stream, coder)
+
+    def add_remux_stream(
+        self, source: Codec | VideoPackets | AudioPackets, *, orientation: int | None = None
+    ) -> int:
+        """Add a stream of packets that are written as they are. All streams are added before :meth:`write`.
+
+        Args:
+            source: Packets of the stream, or their codec, such as ``demuxer.video_codec``.
+            orientation: EXIF's number of how players are to turn the frames. The default is that of the
+                packets.
+
+        Returns:
+            The index of the stream, for :meth:`write`.
+
+        Raises:
+            EncodeError: The file format does not take the codec or the orientation.
+            RuntimeError: Something was written already, or another thread is inside.
+        """
+        with self._guard:
+            self._check_can_add()
+            codec: Any = getattr(source, "codec", source)
+            if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
+                raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
+            turn: Any = orientation or getattr(source, "orientation", 1)
+            self._check_orientation(turn)
+            with self._errors():
+                stream = self._remux_stream(codec)
+            if turn != 1:
+                stream.set_display_matrix(display_matrix(turn))
+            return self._added(stream, None)
+
+    def _remux_stream(self, codec: Codec) -> Any:
+        kind = "video" if isinstance(codec, VideoCodec) else "audio"
+        # PyAV makes streams that are not encoded of other streams alone. A filter that does nothing writes
+        # the codec over that of the model, and the context, which is never opened, has the parameters.
+        model = av.open(io.BytesIO(), "w", format="nut").add_stream(self.default_codec(kind))
+        stream: Any = self._container.add_stream_from_template(model, opaque=True)
+        BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
+        context, stream.time_base = stream.codec_context, codec.time_base
+        context.extradata = codec.extradata
+        if isinstance(codec, VideoCodec):
+            context.width, context.height = codec.width, codec.height
+            context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
+                codec.color
+            )
+            values: dict[str, Any] = {"pix_fmt": codec.pix_fmt, "framerate": codec.frame_rate}
+            values["sample_aspect_ratio"] = codec.sample_aspect_ratio
+        else:
+            context.sample_rate, context.layout = codec.sample_rate, codec.channel_layout
+            values = {"format": codec.sample_fmt, "bit_rate": codec.bit_rate}
+        for name, value in values.items():
+            if value:
+                setattr(context, name, value)
+        return stream
+
+    def write(self, index: int, data: Any) -> None:
+        """Encode frames, or write packets, to a stream.
+
+        Streams may be written in any order; FFmpeg keeps what is ahead of the others, ten seconds at most.
+
+        Args:
+            index: Of the stream, as ``add_*_stream`` gave it.
+            data: Frames for a stream that is encoded; samples follow those before them. Packets for one that
+                is not: they keep their times on the container's clock, and must not be those of several
+                windows that overlap.
+
+        Raises:
+            EncodeError: A frame's size differs from the stream's, times do not rise, packets have no times,
+                or the encoder or the file format refuse them.
+            WriteError: The disk is full, or the file object fails.
+            TypeError: The data are of another kind than the stream.
+            RuntimeError: After :meth:`flush` or :meth:`close`, or while another thread is inside.
+        """
+        with self._guard:
+            if self._flushed or self._container is None:
+                raise RuntimeError(f"{self._name}: this Muxer was flushed or closed")
+            if not 0 <= check_int("index", index, at_least=None) < len(self._streams):
+                raise ValueError(f"there is no stream {index}; there are {len(self._streams)}")
+            coder, stream = self._coders[index], self._streams[index]
+            wanted: Any = {"video": VideoPackets, "audio": AudioPackets}[stream.type]
+            if coder is not None:
+                wanted = {"video": VideoFrames | ImageFrames, "audio": AudioFrames}[stream.type]
+            if not isinstance(data, wanted) or isinstance(data, ImagePackets):
+                raise TypeError(
+                    f"stream {index} takes {getattr(wanted, '__name__', wanted)}, not {data!r}"
+                )
+            self._start()
+            packets = self._moved(data, stream) if coder is None else coder.encode(data)
+            self._mux(packets)
+
+    def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
+        """Packets as those of a stream of ours, with second 0 at 0."""
+        hidden = discarded_pts(packets) if isinstance(packets, VideoPackets) else frozenset()
+        zero = round(metadata_of(packets).zero / packets.time_base)
+        if hidden and not (self._format in _EDITED and max(hidden) < zero):
+            raise EncodeError(
+                f"an edit list hides {len(hidden)} of the packets, and {self._format} would show them. "
+                "Decode and encode them",
+                source=packets.source,
+            )
+        for packet in av_packets(packets):
+            if packet.pts is None or packet.dts is None:
+                raise EncodeError(
+                    f"the {packets.codec.name} packets have no times of presentation or decoding, which "
+                    "files need. Decode and encode them",
+                    source=packets.source,
+                )
+            moved = shared_packet(packet)
+            moved.pts, moved.dts, moved.stream = packet.pts - zero, packet.dts - zero, stream
+            yield moved
+
+    def flush(self) -> None:
+        """Write what the encoders hold back. Nothing can be written afterwards; :meth:`close` does it, too.
+
+        Raises:
+            EncodeError: An encoder fails.
+            WriteError: The disk is full, or the file object fails.
+            RuntimeError: After :meth:`close`, or while another thread is inside.
+        """
+        with self._guard:
+            if self._container is None:
+                raise RuntimeError(f"{self._name}: this Muxer was closed")
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._started and not self._flushed:
+            for coder in self._coders:
+                if coder is not None:
+                    self._mux(coder.flush())
+        self._flushed = True
+
+    def close(self) -> None:
+        """Complete the file, and give it its name.
+
+        Raises:
+            EncodeError: Nothing was written, or an encoder fails.
+            WriteError: The disk is full, or the file object fails. There is no file then.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            if self._container is None:
+                return
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                if not self._started:
+                    raise EncodeError("nothing was written, so there is no file", source=self._name)
+                self._flush()
+                container, self._container = self._container, None
+                with self._errors():
+                    container.close()
+                if self._hidden is not None and self._path is not None:
+                    with write_errors(self._name):
+                        self._hidden.replace(self._path)
+            finally:
+                self._abort()
+
+    def _abort(self) -> None:
+        """Leave nothing behind; without effect on a file that is complete."""
+        container, self._container = self._container, None
+        if self._sink is not None:
+            self._sink.closed = True  # PyAV then writes no end of the file
+        try:
+            if container is not None:
+                with contextlib.suppress(Exception):
+                    container.close()
+        finally:
+            if self._hidden is not None:
+                remove(self._hidden)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with self._guard:
+                self._abort()
+
+    def __del__(self) -> None:
+        if getattr(self, "_container", None) is not None:
+            self._abort()
+
+    def __repr__(self) -> str:
+        return f"<Muxer: {self._name}{', closed' if self._container is None else ''}>"
+
+    def default_codec(self, kind: str) -> str:
+        """The file format's usual codec, for modules of this package.
+
+        Raises:
+            EncodeError: It holds no streams of the kind.
+        """
+        name = str(getattr(self._container, f"default_{kind}_codec"))
+        if name == "ac3":  # of Matroska; it takes three sample rates alone
+            name = "aac"
+        if name == "none":
+            raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
+        return name
+
+    def states_colors(self, codec: str) -> bool:
+        """Whether the file tells matrix and range of video of a codec, for modules of this package."""
+        return self._format in _STATES_COLORS or codec in _STATE_COLORS
+
+    def takes(self, codec: str) -> bool:
+        """Whether the file format takes a codec, as far as FFmpeg knows, for modules of this package."""
+        names = self._container.supported_codecs
+        return not names or codec in names
+
+    def seconds(self, index: int) -> Fraction:
+        """When the last frame of an encoded video stream is shown, for modules of this package."""
+        coder = self._coders[index]
+        return coder.seconds if isinstance(coder, VideoEncoder) else Fraction(0)
+
+    def _check_can_add(self) -> None:
+        if self._started or self._container is None:
+            raise RuntimeError(f"{self._name}: streams are added before anything is written")
+
+    def _check_orientation(self, orientation: int) -> None:
+        mirrored = orientation != 1 and is_mirrored(orientation)
+        if orientation != 1 and (
+            self._format not in _ORIENTED or (mirrored and self._format == "matroska")
+        ):
+            raise EncodeError(
+                f"format {self._format!r} cannot say the orientation {orientation}. Turn the frames upright, "
+                "or write MP4 or MOV",
+                source=self._name,
+            )
+
+    def _added(self, stream: Any, coder: VideoEncoder | AudioEncoder | None) -> int:
+        self._streams.append(stream)
+        self._coders.append(coder)
+        return len(self._streams) - 1
+
+    def _start(self) -> None:
+        if not self._started:
+            with self._errors():
+                self._container.start_encoding()
+            self._started = True
+
+    def _mux(self, packets: Iterable[AvPacket]) -> None:
+        with self._errors():
+            for packet in packets:
+                self._container.mux_one(packet)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Translate errors of FFmpeg, of the disk and of the file object."""
+        with ffmpeg_log() as lines:
+            try:
+                yield
+            except av.FFmpegError as error:
+                text = describe(error, lines)
+                if error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:
+                    self._failure = WriteError(
+                        f"cannot be written: {text}", source=self._name, errno=error.errno
+                    )
+                else:
+                    self._failure = EncodeError(f"cannot be encoded: {text}", source=self._name)
+                raise self._failure from error
+            except WriteError as error:
+                self._failure = error
+                # Ctrl-C in the file object's own code is still Ctrl-C.
+                if self._sink and isinstance(self._sink.failure, KeyboardInterrupt):
+                    raise self._sink.failure from None
+                raise

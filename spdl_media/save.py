@@ -1,0 +1,414 @@
+"""Frames and samples into a file by one call, and a piece of a file into another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+from spdl_media._destination import Target
+from spdl_media.array_frames import frames_from_array
+from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.config import decode_config
+from spdl_media.decoders import AudioDecoder, VideoDecoder
+from spdl_media.demux import Demuxer
+from spdl_media.encode import (
+    audio_encode_config,
+    best_pix_fmt,
+    best_sample_fmt,
+    find_encoder,
+    video_encode_config,
+)
+from spdl_media.errors import DemuxError
+from spdl_media.formats import is_yuv
+from spdl_media.frames import AudioFrames, frame_metadata
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
+from spdl_media.inputs import Source
+from spdl_media.mux import Muxer
+from spdl_media.operations import Rate
+from spdl_media.packets import AudioPackets, VideoPackets, av_packets, discarded_pts, metadata_of
+from spdl_media.timing import Seconds, parse_window
+
+__all__ = ("cut", "save_audio", "save_video")
+
+Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
+
+_SLICE = 16  # frames that are written before the audio that belongs to them
+_PCM = {"u8": "pcm_u8", "s16": "pcm_s16", "s32": "pcm_s32", "flt": "pcm_f32", "dbl": "pcm_f64"}
+# MPEG-4 counts time in parts of a second that 16 bits hold, MPEG-1 and 2 in frames.
+_MAX_PARTS, _IN_PARTS, _IN_FRAMES = 60000, ("mpeg4",), ("mpeg1video", "mpeg2video")
+
+
+def save_video(
+    dst: Target,
+    frames: Any,
+    frame_rate: Rate | None = None,
+    *,
+    audio: Waveform | None = None,
+    format: str | None = None,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+    pix_fmt: str | None = None,
+    layout: Literal["NCHW", "NHWC"] | None = None,
+) -> None:
+    """Encode frames, and audio beside them, and write them to a file.
+
+    The file gets its name when it is complete: there is no half a file, whatever fails. With a lossless
+    encoder (``"ffv1"``, ``"ffvhuff"``) the frames that come back are equal. The first frame is shown at
+    second 0. Colour metadata and orientation of the frames are written; RGB becomes BT.601 of limited range
+    where the encoder takes no RGB.
+
+    Args:
+        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        frames: ``VideoFrames``, an array ``(N, H, W, 3)`` or any other that :func:`frames_from_array` takes,
+            or an iterable of frames or arrays, which is read as it is encoded.
+        frame_rate: Frames in a second. The default is 30 for arrays; frames keep their own times.
+        audio: ``AudioFrames``, or an array ``(C, N)`` or ``(N,)`` and its sample rate.
+        format: FFmpeg's name of the file format. The default follows from the suffix of the path.
+        encoder: Name of an FFmpeg encoder or codec. The default is the file format's own: ``libx264`` for
+            MP4.
+        encoder_options: Options of the encoder, such as ``{"crf": 18}``.
+        pix_fmt: Pixel format of the coded video. Lossless encoders keep that of the frames, all others take
+            ``yuv420p`` for RGB.
+        layout: ``"NCHW"`` for arrays of RGB or gray in that order.
+
+    Raises:
+        ValueError: There are no frames, or a name, option or shape is wrong.
+        EncodeError: The frames differ in size, their times do not rise, the encoder does not take them (such
+            as odd sides in ``yuv420p``), or the file format does not take the codec.
+        WriteError: The file cannot be written.
+        TypeError: A dtype does not fit.
+
+    Thread safety: safe.
+
+    Example::
+
+        save_video("out.mp4", np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
+    """
+    single = isinstance(frames, VideoFrames | ImageFrames) or hasattr(frames, "shape")
+    items = iter([frames] if single else frames)
+    item = next(items, None)
+    if item is None:
+        raise ValueError("there are no frames to save")
+    if frame_rate is None and hasattr(item, "shape"):
+        frame_rate = 30
+    runs = (_as_video(one, layout) for one in chain([item], items))
+    first = next(runs)
+    with Muxer(dst, format=format) as muxer:
+        index = muxer.add_encode_stream(
+            video_encode_config(
+                width=first.width,
+                height=first.height,
+                frame_rate=frame_rate,
+                pix_fmt=pix_fmt or best_pix_fmt(_video_encoder(muxer, encoder), first.pix_fmt),
+                encoder=encoder,
+                encoder_options=encoder_options,
+                orientation=first.orientation,
+                time_base=first.time_base if frame_rate is None else None,
+                **_colors(first, muxer, encoder),
+            )
+        )
+        sound = [] if audio is None else [_as_audio(audio)]
+        track = _add_audio(muxer, sound[0]) if sound else -1
+        # The first frame is shown at second 0.
+        zero = Fraction(first.pts[0] or 0) * first.time_base
+        _write(muxer, index, chain([first], runs), track, sound, zero)
+
+
+def save_audio(
+    dst: Target,
+    waveform: Any,
+    sample_rate: int | None = None,
+    *,
+    format: str | None = None,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+    bit_rate: int | None = None,
+) -> None:
+    """Encode samples and write them to a file.
+
+    WAV holds each dtype as it is; FLAC holds int16 and uint8 exactly, and others in 24 bits. AAC ends with
+    silence that fills its last packet. The file gets its name when it is complete: there is no half a file,
+    whatever fails.
+
+    Args:
+        dst: A path, or a binary file object with ``write`` and, for formats such as WAV, ``seek``.
+        waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, float32 or float64
+            (floats from -1 to 1), or ``AudioFrames``.
+        sample_rate: Samples of one channel in a second; not for ``AudioFrames``, which know theirs.
+        format: FFmpeg's name of the file format. The default follows from the suffix of the path.
+        encoder: Name of an FFmpeg encoder or codec. The default is the file format's own.
+        encoder_options: Options of the encoder.
+        bit_rate: Bits in a second, for lossy encoders.
+
+    Raises:
+        ValueError: A name, option or shape is wrong, or there are no samples.
+        EncodeError: The encoder does not take the rate or the channels.
+        WriteError: The file cannot be written.
+        TypeError: The dtype is none of these, or ``sample_rate`` is missing.
+
+    Thread safety: safe.
+
+    Example::
+
+        save_audio("out.flac", np.zeros(16000, np.float32), 16000)
+    """
+    sound = _as_audio(waveform if sample_rate is None else (waveform, sample_rate))
+    with Muxer(dst, format=format) as muxer:
+        index = _add_audio(
+            muxer, sound, encoder=encoder, encoder_options=encoder_options, bit_rate=bit_rate
+        )
+        muxer.write(index, sound)
+
+
+def cut(
+    src: Source,
+    dst: Target,
+    start: Seconds | None,
+    end: Seconds | None,
+    *,
+    format: str | None = None,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+) -> bool:
+    """Write the video and the audio of a window of time to a file: exactly its frames and samples.
+
+    Packets of video are copied where the window begins at a key frame and no packet outside of it is needed;
+    otherwise its frames are encoded anew, upright. Audio is encoded anew, as packets do not begin with the
+    window. ``start`` becomes second 0.
+
+    Args:
+        src: As for :func:`demux_video`.
+        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        start: First second of the window on the container's clock; ``None``: from the start of the file.
+        end: Frames and samples before it are written; ``None``: to the end of the file.
+        format: FFmpeg's name of the file format. The default follows from the suffix of the path.
+        encoder: Encode the video anew, by this encoder. The default is that of the source's codec, where
+            FFmpeg and the file format have it, or the file format's own.
+        encoder_options: Options of the encoder, such as ``{"qp": 0}``. They, too, make video be encoded.
+
+    Returns:
+        Whether video packets were copied.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: There is nothing in the window.
+        DecodeError: What is to be encoded anew is damaged.
+        EncodeError: An encoder or the file format does not take the frames.
+        WriteError: The file cannot be written.
+        ValueError: The window is empty, or a name or option is wrong.
+
+    Thread safety: safe, if no other thread uses a file-like ``src`` or ``dst``.
+
+    Example::
+
+        cut("long.mp4", "piece.mp4", 12.5, 20)
+    """
+    window = parse_window((start, end))
+    with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
+        video = demuxer.demux_video(window) if demuxer.has_video() else None
+        audio = demuxer.demux_audio(window) if demuxer.has_audio() else None
+        asked = encoder is not None or encoder_options is not None
+        copied = video is not None and not asked and _can_be_copied(video, muxer)
+        runs: Iterable[Any] = [] if video is None else [video] if copied else _decoded(video)
+        first, runs = _peek(runs)
+        heard, sounds = _peek([] if audio is None else _decoded(audio))
+        if first is None and heard is None:
+            name = next((one.source for one in (video, audio) if one is not None), None)
+            raise DemuxError(f"there is no frame and no sample in {window}", source=name)
+        index = track = -1
+        if video is not None and copied:
+            index = muxer.add_remux_stream(video)
+        elif video is not None and first is not None:
+            name = encoder or _own_encoder(muxer, video.codec)
+            index = _add_like(muxer, video.codec, first, name, encoder_options)
+        if audio is not None and heard is not None:
+            name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
+            track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
+        clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
+        _write(muxer, index, runs, track, sounds, clock.zero + (window.start or 0))
+    return copied
+
+
+def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
+    """Whether the packets of a window decode to its frames alone, and the file format takes them."""
+    zero = metadata_of(video).zero
+    start, stop = video.window.ticks(video.time_base, zero)
+    packets = av_packets(video)
+    return (
+        bool(packets)
+        and packets[0].is_keyframe
+        and not discarded_pts(video)
+        and metadata_of(video).incomplete is None
+        and muxer.takes(video.codec.name)
+        and all(
+            packet.dts is not None
+            and packet.pts is not None
+            and (start is None or packet.pts >= start)
+            and (stop is None or packet.pts < stop)
+            for packet in packets
+        )
+    )
+
+
+def _decoded(packets: VideoPackets | AudioPackets) -> Iterator[Any]:
+    """Frames as they are coded, upright, or samples without gaps, in pieces."""
+    decoder: Any
+    if isinstance(packets, VideoPackets):
+        decoder = VideoDecoder(packets.codec, filter_desc="null", num_frames=_SLICE)
+    else:
+        config = decode_config(gaps="fill")
+        rate = packets.sample_rate
+        decoder = AudioDecoder(
+            packets.codec, filter_desc=None, decode_config=config, num_frames=rate
+        )
+    yield from decoder.decode(packets)
+    yield from decoder.flush()
+
+
+def _peek(runs: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
+    """The first of some things, if any, and all of them."""
+    items = iter(runs)
+    first = next(items, None)
+    return first, items if first is None else chain([first], items)
+
+
+def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
+    """An encoder of a stream's own codec, if FFmpeg has a mature one and the file format takes it."""
+    try:
+        encoder = find_encoder(codec.name, "video" if isinstance(codec, VideoCodec) else "audio")
+    except ValueError:
+        return None
+    return encoder.name if muxer.takes(codec.name) and not encoder.experimental else None
+
+
+def _video_encoder(muxer: Muxer, name: str | None) -> Any:
+    return find_encoder(name or muxer.default_codec("video"), "video")
+
+
+def _colors(frames: VideoFrames, muxer: Muxer, encoder: str | None) -> dict[str, Any]:
+    """Colour metadata of frames, for a stream of them; where no file would tell it, that of any file."""
+    names = ["color_primaries", "color_trc"]
+    if is_yuv(frames.pix_fmt):
+        names += ["colorspace", "color_range"]
+    states = muxer.states_colors(_video_encoder(muxer, encoder).canonical_name)
+    return {name: getattr(frames, name) for name in names if states}
+
+
+def _add_like(
+    muxer: Muxer,
+    codec: VideoCodec,
+    first: VideoFrames,
+    encoder: str | None,
+    encoder_options: Mapping[str, object] | None,
+) -> int:
+    """Add a stream that is encoded as another one was: its sizes, rate, times and colours."""
+    name = _video_encoder(muxer, encoder).canonical_name
+    time_base: Fraction | None = first.time_base
+    if name in _IN_PARTS and first.time_base.denominator > _MAX_PARTS:
+        time_base = Fraction(1, _MAX_PARTS)
+    elif name in _IN_FRAMES and codec.frame_rate:
+        time_base = 1 / codec.frame_rate
+    return muxer.add_encode_stream(
+        video_encode_config(
+            width=first.width,
+            height=first.height,
+            frame_rate=codec.frame_rate,
+            time_base=time_base,
+            pix_fmt=best_pix_fmt(_video_encoder(muxer, encoder), first.pix_fmt),
+            encoder=encoder,
+            encoder_options=encoder_options,
+            sample_aspect_ratio=codec.sample_aspect_ratio,
+            **_colors(first, muxer, encoder),
+        )
+    )
+
+
+def _add_audio(
+    muxer: Muxer,
+    sound: AudioFrames,
+    *,
+    encoder: str | None = None,
+    encoder_options: Mapping[str, object] | None = None,
+    bit_rate: int | None = None,
+) -> int:
+    name = encoder or muxer.default_codec("audio")
+    base = sound.sample_fmt.removesuffix("p")
+    if encoder is None and name.startswith("pcm_"):  # keep each sample as it is
+        name = _PCM.get(base, name) + (name[-2:] if base in _PCM and base != "u8" else "")
+    found = find_encoder(name, "audio")
+    return muxer.add_encode_stream(
+        audio_encode_config(
+            sample_rate=sound.sample_rate,
+            num_channels=sound.num_channels,
+            sample_fmt=best_sample_fmt(found, sound.sample_fmt),
+            encoder=name,
+            encoder_options=encoder_options,
+            bit_rate=bit_rate if found.lossy else None,
+        )
+    )
+
+
+def _as_video(item: Any, layout: Literal["NCHW", "NHWC"] | None) -> VideoFrames:
+    if not isinstance(item, VideoFrames | ImageFrames):
+        item = frames_from_array(item, layout=layout)
+    return (
+        item
+        if isinstance(item, VideoFrames)
+        else VideoFrames(av_frames(item), frame_metadata(item))
+    )
+
+
+def _as_audio(waveform: Any) -> AudioFrames:
+    if isinstance(waveform, AudioFrames):
+        return waveform
+    if not isinstance(waveform, tuple):
+        raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
+    samples, rate = waveform
+    return frames_from_array(samples, sample_rate=rate)
+
+
+def _write(
+    muxer: Muxer,
+    index: int,
+    runs: Iterable[Any],
+    track: int,
+    sounds: Iterable[AudioFrames],
+    zero: Fraction,
+) -> None:
+    """Write both streams side by side, so that players need not seek between them.
+
+    Args:
+        muxer: With its streams.
+        index: Of the video.
+        runs: Frames or packets.
+        track: Of the audio.
+        sounds: Samples.
+        zero: What becomes second 0, on the clock of the video.
+    """
+    seconds = (
+        sound[start : start + sound.sample_rate]
+        for sound in sounds
+        for start in range(0, len(sound), sound.sample_rate)
+    )
+    heard = Fraction(0)
+    for run in runs:
+        is_packets = isinstance(run, VideoPackets)
+        moved: Any = (
+            run.with_metadata(zero=zero)
+            if is_packets
+            else VideoFrames(av_frames(run), replace(frame_metadata(run), zero=zero))
+        )
+        for start in range(0, len(moved), _SLICE):
+            piece = moved[start : start + _SLICE]
+            muxer.write(index, piece)
+            shown = muxer.seconds(index)
+            if is_packets:
+                shown = Fraction(av_packets(piece)[-1].dts or 0) * piece.time_base - zero
+            while heard <= shown and (sound := next(seconds, None)) is not None:
+                muxer.write(track, sound)
+                heard += Fraction(len(sound), sound.sample_rate)
+    for sound in seconds:
+        muxer.write(track, sound)

@@ -1,0 +1,167 @@
+"""Images into files: equal where nothing is lost, near where something is."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from effort import each
+from test_mux import psnr
+
+import spdl_media as sm
+
+Array = npt.NDArray[Any]
+
+
+def drawing(width: int = 128, height: int = 96) -> Array:
+    """Smooth colours, as lossy codecs are made for."""
+    y, x = np.mgrid[:height, :width]
+    red = 128 + 100 * np.sin(x / 20) * np.cos(y / 15)
+    green, blue = 128 + 90 * np.sin((x + y) / 25), 128 + 80 * np.cos(x / 30 - y / 10)
+    return np.stack([red, green, blue], -1).round().astype(np.uint8)
+
+
+LOSSLESS = [
+    *("png", "bmp", "tiff", "qoi", "ppm", "apng", "jpegls", "pam"),
+]
+
+
+@each("format", LOSSLESS)
+def test_lossless_files_hold_the_same_numbers(format: str) -> None:
+    image = drawing(61, 47)
+    assert np.array_equal(sm.load_image(sm.encode_image(image, format)).array, image)
+
+
+@each(
+    "format,pix_fmt", [("png", "rgba"), ("png", "rgba64le"), ("png", "gray"), ("png", "gray16le")]
+)
+def test_png_keeps_alpha_and_depth(format: str, pix_fmt: str, rng: np.random.Generator) -> None:
+    channels = 4 if "rgba" in pix_fmt else 1
+    dtype = np.uint16 if pix_fmt.endswith("le") else np.uint8
+    image = rng.integers(0, np.iinfo(dtype).max, (47, 61, channels), dtype, endpoint=True)
+    image = image if channels == 4 else image[..., 0]
+    loaded = sm.load_image(sm.encode_image(image, format), pix_fmt=pix_fmt).array
+    assert np.array_equal(loaded.reshape(image.shape), image)
+
+
+def test_webp_without_loss() -> None:
+    image = np.dstack([drawing(61, 47), np.full((47, 61), 200, np.uint8)])
+    data = sm.encode_image(image, "webp", lossless=True)
+    assert np.array_equal(sm.load_image(data, pix_fmt="rgba").array, image)
+
+
+# PSNR of the drawing in decibels, less one.
+LOSSY: list[tuple[str, dict[str, Any], float]] = [
+    ("jpeg", {}, 42),
+    ("jpeg", {"quality": 100, "pix_fmt": "yuvj444p"}, 47),
+    ("jpeg", {"quality": 30}, 33),
+    ("webp", {}, 41),
+    ("avif", {}, 44),
+    ("jpeg2000", {}, 46),
+]
+
+
+@each("format,options,least", LOSSY)
+def test_lossy_files_are_as_near_as_stated(
+    format: str, options: dict[str, Any], least: float
+) -> None:
+    image = drawing()
+    loaded = sm.load_image(sm.encode_image(image, format, **options)).array
+    assert loaded.shape == image.shape
+    assert least < psnr(image, loaded) < least + 6
+
+
+def test_quality_is_size() -> None:
+    for format in ("jpeg", "webp", "avif"):
+        sizes = [len(sm.encode_image(drawing(), format, quality=q)) for q in (20, 60, 95)]
+        assert sizes == sorted(set(sizes))
+
+
+def test_flat_colours_are_not_shifted() -> None:
+    """FFmpeg's scaler rounds chroma of full range down; over an image that is a tint."""
+    for color in ((200, 30, 60), (10, 120, 240), (128, 128, 128)):
+        image = np.full((64, 64, 3), color, np.uint8)
+        loaded = sm.load_image(sm.encode_image(image, quality=100)).array.astype(int)
+        assert np.abs(loaded - image).max() <= 1
+
+
+def test_jpeg_has_full_range_bt601_and_opens_in_pillow() -> None:
+    data = sm.encode_image(drawing())
+    (stream,) = sm.probe(data).streams
+    assert isinstance(stream, sm.VideoStreamInfo)
+    assert (stream.codec, stream.pix_fmt, stream.color_range) == ("mjpeg", "yuvj420p", "pc")
+    assert data[6:10] == b"JFIF"
+    pillow = pytest.importorskip("PIL.Image")
+    image = np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"))
+    assert psnr(image, drawing()) > 42
+
+
+def test_images_of_any_layout_and_library() -> None:
+    image = drawing()
+    data = sm.encode_image(image, "png")
+    assert sm.encode_image(image.transpose(2, 0, 1), "png", layout="NCHW") == data
+    assert sm.encode_image(sm.frames_from_array(image), "png") == data
+    # What was decoded is written as it is, without a way through RGB.
+    planes = sm.decode_packets(sm.demux_image(sm.encode_image(image)), filter_desc=None)
+    again = sm.decode_packets(
+        sm.demux_image(sm.encode_image(planes, quality=100)), filter_desc=None
+    )
+    assert all(psnr(*pair) > 50 for pair in zip(planes.planes, again.planes, strict=True))
+
+
+def test_files(tmp_path: Path) -> None:
+    image = drawing()
+    for name in ("a.png", "a.jpg", "a.JPEG", "a.tif", "a.webp"):
+        sm.save_image(tmp_path / name, image)
+        assert sm.load_image(tmp_path / name).shape == image.shape
+    assert np.array_equal(sm.load_image(tmp_path / "a.png").array, image)
+    file = io.BytesIO()
+    sm.save_image(file, image, format="webp", lossless=True)
+    assert np.array_equal(sm.load_image(file.getvalue()).array, image)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "out.png"
+    path.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(sm.WriteError, match=r"out\.png: cannot be written") as error:
+            sm.save_image(path, drawing())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.errno == errno.EFBIG
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"before", [path])
+
+
+MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (drawing(), {"format": "jpg3000"}, ValueError, "no encoder 'jpg3000'"),
+    (drawing(), {"quality": 101}, ValueError, "1 to 100, not 101"),
+    (drawing(), {"format": "png", "quality": 90}, ValueError, "quality= is for lossy"),
+    (drawing(), {"lossless": True}, ValueError, "lossless=True is for 'webp', not 'jpeg'"),
+    (drawing()[None], {}, ValueError, "takes one image"),
+    (drawing().astype(float), {}, ValueError, "neither gray"),
+    (np.zeros((9, 9, 4), "u1"), {}, sm.EncodeError, "alpha channel, which jpeg"),
+    (drawing(), {"encoder_options": {"qmim": 1}}, ValueError, "no option 'qmim'"),
+    (drawing(), {"pix_fmt": "rgb24"}, ValueError, "pix_fmt of encoder 'mjpeg'"),
+]
+
+
+@each("image,options,kind,message", MISUSE)
+def test_misuse_is_told(
+    image: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        sm.encode_image(image, **options)
+
+
+def test_a_name_without_a_suffix_needs_a_format(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no suffix .* format='png'"):
+        sm.save_image(tmp_path / "out", drawing())

@@ -1,0 +1,321 @@
+"""Files of frames and packets: what went in comes out, and no half a file is left behind."""
+
+from __future__ import annotations
+
+import errno
+import io
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    frame_index,
+    index_frames,
+    index_planes,
+    index_samples,
+    make_media,
+    make_tone,
+    make_video,
+)
+
+FRAMES = index_frames(30, 64, 48)
+CONFIG: dict[str, Any] = {"width": 64, "height": 48, "frame_rate": 10}
+
+
+def psnr(one: Any, other: Any) -> float:
+    error = np.mean((np.asarray(one, float) - np.asarray(other, float)) ** 2)
+    return float("inf") if error == 0 else 10 * np.log10(255**2 / error)
+
+
+def indices(data: Any) -> list[int]:
+    return [frame_index(one) for one in sm.load_video(data).array]
+
+
+def test_frames_and_samples_written_in_turns_come_back_equal(tmp_path: Path) -> None:
+    samples = index_samples(30 * 1600, 2).T
+    path = tmp_path / "out.mkv"
+    with sm.Muxer(path) as muxer:
+        video = muxer.add_encode_stream(
+            sm.video_encode_config(**CONFIG, encoder="ffv1", pix_fmt="bgr0")
+        )
+        audio = muxer.add_encode_stream(
+            sm.audio_encode_config(sample_rate=16000, num_channels=2, encoder="flac")
+        )
+        assert (video, audio) == (0, 1)
+        for number in range(0, 30, 5):
+            muxer.write(video, sm.frames_from_array(FRAMES[number : number + 5]))
+            part = samples[:, number * 1600 : (number + 5) * 1600]
+            muxer.write(audio, sm.frames_from_array(part, sample_rate=16000))
+        assert not path.exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["out.mkv"]
+    packets = sm.demux_video(path)
+    assert packets.frame_rate == 10
+    frames = sm.decode_packets(packets)
+    assert frames.timestamps == pytest.approx([k / 10 for k in range(30)])
+    assert np.array_equal(sm.convert_frames(frames).array, FRAMES)
+    decoded = sm.decode_packets(sm.demux_audio(path), filter_desc=None)
+    assert np.array_equal(sm.convert_frames(decoded).array, samples.T)
+
+
+def test_frames_keep_their_own_times_in_the_units_of_time_base(tmp_path: Path) -> None:
+    source = make_video(index_planes(5, 64, 48), pts=[0, 3, 4, 11, 12], time_base=Fraction(1, 50))
+    frames = sm.decode_packets(sm.demux_video(source), filter_desc=None)
+    path = tmp_path / "out.mp4"
+    with sm.Muxer(path) as muxer:
+        config = sm.video_encode_config(
+            width=64, height=48, frame_rate=None, time_base=Fraction(1, 50)
+        )
+        muxer.write(muxer.add_encode_stream(config), frames)
+    times = sm.decode_packets(sm.demux_video(path)).timestamps
+    assert times == pytest.approx([0, 0.06, 0.08, 0.22, 0.24])
+
+
+@pytest.mark.parametrize("format", ["mp4", "mov", "matroska"])
+def test_colours_and_orientation_are_written(format: str) -> None:
+    for orientation in (1, 3, 6, 8) if format == "matroska" else range(1, 9):
+        file = io.BytesIO()
+        with sm.Muxer(file, format=format) as muxer:
+            config = sm.video_encode_config(
+                **CONFIG,
+                orientation=orientation,
+                # MOV has no place for the range; H.264 says it itself.
+                encoder="libx264" if format == "mov" else "mpeg4",
+                colorspace="bt709",
+                color_range="pc",
+                color_primaries="bt2020",
+                color_trc="smpte2084",
+            )
+            muxer.write(muxer.add_encode_stream(config), sm.frames_from_array(FRAMES[:2]))
+        (stream,) = sm.probe(file.getvalue()).streams
+        assert isinstance(stream, sm.VideoStreamInfo)
+        assert stream.orientation == orientation
+        colors = stream.colorspace, stream.color_range, stream.color_primaries, stream.color_trc
+        assert colors == ("bt709", "pc", "bt2020", "smpte2084")
+
+
+def test_frames_are_brought_to_the_colours_of_the_stream() -> None:
+    gray = np.repeat(np.arange(40, 220, 3, np.uint8)[:, None, None], 64, 1)[:48]
+    rgb = np.concatenate([gray, gray // 2 + 40, 255 - gray], -1)[None]
+    for colorspace, color_range in (("bt709", "tv"), ("smpte170m", "pc"), ("bt2020nc", "tv")):
+        file = io.BytesIO()
+        with sm.Muxer(file, format="mp4") as muxer:
+            config = sm.video_encode_config(
+                **CONFIG,
+                pix_fmt="yuv444p",
+                encoder_options={"qp": 0},
+                colorspace=colorspace,
+                color_range=color_range,
+            )
+            muxer.write(muxer.add_encode_stream(config), sm.frames_from_array(rgb))
+        assert np.abs(sm.load_video(file.getvalue()).array.astype(int) - rgb).max() <= 3
+
+
+@pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts", "mov"])
+def test_packets_are_written_as_they_are(format: str) -> None:
+    source = make_media(
+        [
+            VideoTrack(frames=index_planes(20, 64, 48), codec="libx264", max_b_frames=2),
+            AudioTrack(samples=make_tone(32000, 16000), sample_rate=16000, codec="mp2"),
+        ],
+        format="mpegts",
+    )
+    file = io.BytesIO()
+    with sm.Demuxer(source) as demuxer, sm.Muxer(file, format=format) as muxer:
+        streams = {
+            demuxer.video_stream_index: muxer.add_remux_stream(demuxer.video_codec),
+            demuxer.audio_stream_index: muxer.add_remux_stream(demuxer.audio_codec),
+        }
+        for chunk in demuxer.streaming_demux([0, 1], num_packets=4):
+            before = [packet.nbytes for packet in chunk.values()]
+            for index, packets in chunk.items():
+                muxer.write(streams[index], packets)
+            # What was written is unchanged.
+            assert [packet.nbytes for packet in chunk.values()] == before
+    copied = file.getvalue()
+    assert indices(copied) == list(range(20))
+    assert np.array_equal(sm.load_video(copied).array, sm.load_video(source).array)
+    # In MP4, FFmpeg takes MP2 for MP3, and decodes it in floats.
+    assert np.allclose(sm.load_audio(copied).array, sm.load_audio(source).array, atol=1e-3)
+
+
+def test_orientation_and_clock_go_with_packets() -> None:
+    source = make_video(index_planes(10, 64, 48), format="mp4", orientation=6)
+    packets = sm.demux_video(source)
+    times = packets.get_timestamps()
+    file = io.BytesIO()
+    with sm.Muxer(file, format="mp4") as muxer:
+        muxer.write(muxer.add_remux_stream(packets), packets)
+    assert sm.demux_video(file.getvalue()).orientation == 6
+    assert packets.get_timestamps() == times  # the packets are the caller's still
+    assert np.array_equal(sm.load_video(file.getvalue()).array, sm.load_video(source).array)
+
+
+def write(dst: Any, count: int = 30, **options: Any) -> None:
+    with sm.Muxer(dst, **options) as muxer:
+        config = sm.video_encode_config(**CONFIG, encoder="ffv1")
+        muxer.write(muxer.add_encode_stream(config), sm.frames_from_array(FRAMES[:count]))
+
+
+@pytest.mark.parametrize("format", ["matroska", "mp4", "avi"])
+def test_a_full_disk_leaves_what_was_there(format: str, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "out.bin"
+    write(path, format=format)
+    size = path.stat().st_size
+    path.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for allowed in (0, 1, size // 2, size - 4000, size - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, limits[1]))
+        try:
+            with pytest.raises(sm.WriteError, match=r"out\.bin: cannot be written") as error:
+                write(path, format=format)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert error.value.errno == errno.EFBIG
+        assert path.read_bytes() == b"before"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_exception_in_the_block_leaves_nothing(
+    kind: type[BaseException], tmp_path: Path
+) -> None:
+    def work() -> None:
+        with sm.Muxer(tmp_path / "out.mp4") as muxer:
+            index = muxer.add_encode_stream(sm.video_encode_config(**CONFIG))
+            muxer.write(index, sm.frames_from_array(FRAMES))
+            assert len(list(tmp_path.iterdir())) == 1
+            raise kind("stop")
+
+    with pytest.raises(kind, match="stop"):
+        work()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_muxer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
+    muxer = sm.Muxer(tmp_path / "out.mp4")
+    index = muxer.add_encode_stream(sm.video_encode_config(**CONFIG))
+    muxer.write(index, sm.frames_from_array(FRAMES))
+    del muxer
+    assert list(tmp_path.iterdir()) == []
+
+
+class Failing(io.BytesIO):
+    """A file object that fails at a write."""
+
+    def __init__(self, error: BaseException, after: int) -> None:
+        super().__init__()
+        self.error, self.left = error, after
+
+    def write(self, data: Any) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(data)
+
+
+class Raw(io.BytesIO):
+    """A file object that takes a part of what it is given."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data)[:1000])
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_failing_file_object(after: int) -> None:
+    with pytest.raises(sm.WriteError, match=r"writing to it failed.*no space") as caught:
+        write(Failing(OSError(errno.ENOSPC, "no space"), after), format="matroska")
+    assert caught.value.errno == errno.ENOSPC
+    # Nothing is left for the next file of this thread to raise.
+    file = io.BytesIO()
+    write(file, format="matroska")
+    with pytest.raises(KeyboardInterrupt):
+        write(Failing(KeyboardInterrupt(), after), format="matroska")
+    raw = Raw()
+    write(raw, format="matroska")
+    assert indices(raw.getvalue()) == indices(file.getvalue()) == list(range(30))
+
+
+def test_a_frame_of_another_size_is_refused_and_the_file_is_good_still() -> None:
+    file = io.BytesIO()
+    with sm.Muxer(file, format="matroska") as muxer:
+        index = muxer.add_encode_stream(sm.video_encode_config(**CONFIG, encoder="ffv1"))
+        muxer.write(index, sm.frames_from_array(FRAMES[:3]))
+        with pytest.raises(sm.EncodeError, match="frame 3 is 48x64, but the stream is 64x48"):
+            muxer.write(index, sm.frames_from_array(np.zeros((64, 48, 3), np.uint8)))
+        muxer.write(index, sm.frames_from_array(FRAMES[3:5]))
+        with pytest.raises(TypeError, match="stream 0 takes"):
+            muxer.write(index, sm.demux_video(make_video(index_planes(2, 64, 48))))
+        with pytest.raises(ValueError, match="no stream 1"):
+            muxer.write(1, sm.frames_from_array(FRAMES))
+        with pytest.raises(RuntimeError, match="before anything is written"):
+            muxer.add_encode_stream(sm.video_encode_config(**CONFIG))
+        muxer.flush()
+        with pytest.raises(RuntimeError, match="flushed or closed"):
+            muxer.write(index, sm.frames_from_array(FRAMES))
+    assert indices(file.getvalue()) == [0, 1, 2, 3, 4]
+
+
+def refused(config: Any, frames: Any = None, format: str = "mp4") -> None:
+    with sm.Muxer(io.BytesIO(), format=format) as muxer:
+        index = muxer.add_encode_stream(config)
+        if frames is not None:
+            muxer.write(index, frames)
+
+
+def test_what_cannot_be_encoded_is_told(tmp_path: Path) -> None:
+    make = sm.video_encode_config
+    with pytest.raises(ValueError, match=r"no encoder 'libx26'\. Did you mean 'libx26"):
+        refused(make(**CONFIG, encoder="libx26"))
+    with pytest.raises(ValueError, match="'aac' encodes audio, not video"):
+        refused(make(**CONFIG, encoder="aac"))
+    with pytest.raises(ValueError, match="encoder 'libx264' has no option 'presett'"):
+        refused(make(**CONFIG, encoder="libx264", encoder_options={"presett": 1}))
+    with pytest.raises(ValueError, match=r"pix_fmt of encoder 'ffv1' must be .* not 'rgb24'"):
+        refused(make(**CONFIG, encoder="ffv1", pix_fmt="rgb24"), format="matroska")
+    with pytest.raises(sm.EncodeError, match="'webm' does not take ffv1"):
+        refused(make(**CONFIG, encoder="ffv1"), format="webm")
+    with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
+        refused(make(**CONFIG), format="wav")
+    with pytest.raises(sm.EncodeError, match="divisible by 2"):
+        refused(make(width=63, height=48, encoder="libx264"))
+    with pytest.raises(sm.EncodeError, match="'avi' cannot say the orientation 6"):
+        refused(make(**CONFIG, orientation=6), format="avi")
+    with pytest.raises(sm.EncodeError, match="nothing was written"):
+        refused(make(**CONFIG))
+    frames = sm.frames_from_array(FRAMES[:2], frame_rate=10)
+    with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.1 s before"):
+        refused(make(**CONFIG, time_base=Fraction(1, 10)), frames[[1, 0]])
+    sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
+    with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channels, but the stream has 16000"):
+        refused(sm.audio_encode_config(sample_rate=16000, num_channels=1), sound)
+    with pytest.raises(ValueError, match="give format='mp4'"):
+        sm.Muxer(tmp_path / "out")
+    with pytest.raises(ValueError, match="no format named 'mp5'"):
+        sm.Muxer(tmp_path / "out.mp4", format="mp5")
+    with pytest.raises(ValueError, match="is a URL"):
+        sm.Muxer("s3://bucket/out.mp4")
+    with pytest.raises(sm.WriteError, match="folder or a device"):
+        sm.Muxer(tmp_path, format="mp4")
+    with pytest.raises(sm.WriteError, match="No such file or directory"):
+        write(tmp_path / "missing" / "out.mkv")
+    with pytest.raises(TypeError, match="file object with write"):
+        sm.Muxer(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="frame_rate=, or time_base="):
+        make(width=64, height=48, frame_rate=None)
+
+
+def test_packets_without_times_are_refused() -> None:
+    raw = make_video(index_planes(3, 64, 48), codec="libx264", format="h264")
+    packets = sm.demux_video(raw)
+    with (
+        pytest.raises(sm.EncodeError, match="no times of presentation"),
+        sm.Muxer(io.BytesIO(), format="mp4") as muxer,
+    ):
+        muxer.write(muxer.add_remux_stream(packets), packets)

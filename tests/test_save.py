@@ -1,0 +1,292 @@
+"""Videos, audio and pieces of files by one call: equal without loss, near and complete with it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from effort import each
+from test_image_files import drawing
+from test_mux import indices, psnr
+
+import spdl_media as sm
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    index_frames,
+    index_planes,
+    index_samples,
+    make_media,
+    make_tone,
+    make_video,
+)
+
+Array = npt.NDArray[Any]
+
+VIDEO = np.stack([np.roll(drawing(), 3 * shift, 1) for shift in range(12)])
+"""A drawing that moves; its seam costs lossy codecs some decibels."""
+
+
+def saved(frames: Any, *, format: str = "matroska", **options: Any) -> bytes:
+    file = io.BytesIO()
+    sm.save_video(file, frames, format=format, **options)
+    return file.getvalue()
+
+
+@each(
+    "format,encoder",
+    [
+        ("matroska", "ffv1"),
+        ("avi", "ffvhuff"),
+        ("avi", "huffyuv"),
+        ("mov", "png"),
+        ("nut", "rawvideo"),
+    ],
+)
+def test_lossless_video_holds_the_same_numbers(format: str, encoder: str) -> None:
+    data = saved(VIDEO, frame_rate=25, format=format, encoder=encoder)
+    assert np.array_equal(sm.load_video(data).array, VIDEO)
+    assert sm.demux_video(data).frame_rate == 25
+
+
+@each(
+    "pix_fmt",
+    ["gray", "yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "gbrp10le", "gray16le", "rgba"],
+)
+def test_lossless_codecs_keep_the_format_of_frames(pix_fmt: str, rng: np.random.Generator) -> None:
+    shapes = {"rgba": (3, 48, 64, 4), "gray": (3, 48, 64), "yuv420p": (3, 1, 72, 64)}
+    shape = shapes.get(pix_fmt, shapes.get(pix_fmt.removesuffix("10le"), (3, 3, 48, 64)))
+    if pix_fmt == "yuv422p":
+        shape = (3, 1, 96, 64)
+    if pix_fmt == "gray16le":
+        shape = (3, 1, 48, 64)
+    top, dtype = (1023, "u2") if "10" in pix_fmt else (255, "u1")
+    array = rng.integers(0, top, shape).astype("u2" if pix_fmt == "gray16le" else dtype)
+    frames = sm.frames_from_array(array, pix_fmt)
+    decoded = sm.decode_packets(
+        sm.demux_video(saved(frames, encoder="ffv1")), sm.get_video_filter_desc(pix_fmt=pix_fmt)
+    )
+    assert np.array_equal(sm.convert_frames(decoded).array.reshape(array.shape), array)
+
+
+LOSSY: list[tuple[str, dict[str, Any], float]] = [
+    ("mp4", {}, 33),
+    ("mp4", {"encoder_options": {"crf": 12}}, 35),
+    ("mp4", {"encoder": "libx265"}, 33),
+    ("mp4", {"encoder": "libsvtav1"}, 33),
+    ("webm", {"encoder_options": {"cpu-used": 8, "deadline": "realtime"}}, 33),
+    ("avi", {"encoder_options": {"qmin": 1, "qmax": 2}}, 33),
+]
+
+
+@each("format,options,least", LOSSY)
+def test_lossy_video_is_as_near_as_stated(
+    format: str, options: dict[str, Any], least: float
+) -> None:
+    try:
+        data = saved(VIDEO, frame_rate=25, format=format, **options)
+    except ValueError as error:
+        if "has no encoder" in str(error):
+            pytest.skip(str(error))
+        raise
+    loaded = sm.load_video(data).array
+    assert loaded.shape == VIDEO.shape
+    assert psnr(loaded, VIDEO) > least
+
+
+def test_frames_of_any_kind_in_any_number() -> None:
+    frames = sm.frames_from_array(VIDEO, frame_rate=25)
+
+    def one_by_one() -> Iterator[sm.ImageFrames]:
+        yield from frames
+
+    for given in (list(VIDEO), frames, one_by_one(), [frames[:5], frames[5:]], sm.to_numpy(VIDEO)):
+        data = saved(given, frame_rate=25, encoder="ffv1")
+        assert np.array_equal(sm.load_video(data).array, VIDEO)
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(VIDEO).permute(0, 3, 1, 2)
+    data = saved(tensor, encoder="ffv1", layout="NCHW")
+    assert np.array_equal(sm.load_video(data).array, VIDEO)
+
+
+def test_frames_keep_their_times_unless_a_rate_is_given() -> None:
+    source = make_video(index_planes(40, 64, 48), frame_rate=10)
+    frames = sm.decode_packets(sm.demux_video(source, timestamp=(1, 3)), filter_desc=None)
+    kept = saved(frames[::4], encoder="ffv1")
+    times = sm.decode_packets(sm.demux_video(kept)).timestamps
+    assert times == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
+    even = saved(frames[[10, 3, 3]], frame_rate=5, encoder="ffv1")
+    assert indices(even) == [20, 13, 13]
+    assert sm.decode_packets(sm.demux_video(even)).timestamps == pytest.approx([0, 0.2, 0.4])
+    with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.7 s before"):
+        saved(frames[[10, 3, 3]])
+
+
+@each(
+    "format,encoder", [("mp4", "libx264"), ("matroska", "ffv1"), ("avi", "mpeg4"), ("mov", "mpeg4")]
+)
+def test_colours_of_frames_are_kept(format: str, encoder: str) -> None:
+    """Where no file would state BT.709 or full range, the numbers are converted."""
+    graph = sm.FilterGraph("scale=out_color_matrix=bt709:out_range=pc,format=yuv420p")
+    graph.add_frames(sm.frames_from_array(VIDEO))
+    graph.flush()
+    frames = graph.get_frames()
+    assert isinstance(frames, sm.VideoFrames)
+    assert (frames.colorspace, frames.color_range) == ("bt709", "pc")
+    options = {"qp": 1} if encoder == "libx264" else {"qmin": 1, "qmax": 1}
+    options = {} if encoder == "ffv1" else options
+    data = saved(frames, format=format, encoder=encoder, encoder_options=options)
+    assert psnr(sm.load_video(data).array, VIDEO) > 34
+
+
+def test_orientation_of_frames_is_written() -> None:
+    source = make_video(index_planes(3, 64, 48), format="mp4", codec="libx264", orientation=6)
+    config = sm.decode_config(orient=False)
+    frames = sm.decode_packets(sm.demux_video(source), "null", decode_config=config)
+    assert (frames.width, frames.orientation) == (64, 6)
+    data = saved(frames, format="mp4", encoder_options={"qp": 0})
+    assert np.array_equal(sm.load_video(data).array, sm.load_video(source).array)
+    upright = sm.decode_packets(sm.demux_video(source), "null")
+    data = saved(upright, format="mp4", encoder_options={"qp": 0})
+    assert sm.demux_video(data).orientation == 1
+    assert np.array_equal(sm.load_video(data).array, sm.load_video(source).array)
+
+
+def test_audio_goes_beside_video_and_lies_beside_it() -> None:
+    samples = index_samples(12 * 4000, 2).T
+    data = saved(VIDEO, frame_rate=4, encoder="ffv1", audio=(samples / 2**15, 16000))
+    assert sm.load_audio(data).shape == pytest.approx((2, 48000), abs=1024)
+    with sm.Demuxer(data) as demuxer:
+        chunks = list(demuxer.streaming_demux([0, 1], duration=0.5))
+    assert all(len(chunk) == 2 for chunk in chunks[:-1])
+
+
+@each(
+    "format,dtype",
+    [("wav", d) for d in ("u1", "i2", "i4", "f4", "f8")] + [("aiff", "i2"), ("flac", "i2")],
+)
+def test_lossless_audio_holds_the_same_numbers(format: str, dtype: str) -> None:
+    samples = (index_samples(9000, 3).T.astype("i8") >> (8 if dtype == "u1" else 0)).astype("i8")
+    samples = (samples + 128 if dtype == "u1" else samples).astype(dtype)
+    samples = samples / 2**15 if dtype.startswith("f") else samples
+    file = io.BytesIO()
+    sm.save_audio(file, samples.astype(dtype), 8000, format=format)
+    decoded = sm.decode_packets(sm.demux_audio(file.getvalue()), filter_desc=None)
+    array = sm.convert_frames(decoded).array
+    assert decoded.sample_rate == 8000
+    assert np.array_equal(array if decoded.sample_fmt.endswith("p") else array.T, samples)
+
+
+def test_lossy_audio_is_near(tmp_path: Path) -> None:
+    tone = (make_tone(48000, 48000, (440, 1000)).T / 2**15).astype(np.float32)
+    for name in ("a.m4a", "a.mp3", "a.opus"):
+        sm.save_audio(tmp_path / name, tone, 48000, bit_rate=128_000)
+        loaded = sm.load_audio(tmp_path / name).array
+        assert 48000 <= loaded.shape[1] < 48000 + 1152
+        assert np.abs(loaded[:, 4800:43200] - tone[:, 4800:43200]).mean() < 0.02
+
+
+def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):
+        with pytest.raises(ValueError, match=message):
+            sm.save_video(path, frames)
+    with pytest.raises(TypeError, match="sample rate"):
+        sm.save_audio(tmp_path / "out.wav", np.zeros(9, np.float32))
+    with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
+        sm.save_video(tmp_path / "out.wav", VIDEO)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def long() -> bytes:
+    """Ten seconds with a key frame in each, and samples that tell their place."""
+    video = VideoTrack(frames=index_planes(100, 64, 48), codec="libx264", gop_size=10)
+    audio = AudioTrack(samples=index_samples(80000), sample_rate=8000)
+    return make_media([video, audio], format="mov")
+
+
+@each(
+    "start,end,copied",
+    [
+        (2, 5, True),
+        (2, 4.75, True),
+        (1.55, 4, False),
+        (None, 3, True),
+        (7, None, True),
+        (None, None, True),
+    ],
+)
+def test_a_cut_holds_exactly_the_window(
+    start: float | None, end: float | None, copied: bool, long: bytes
+) -> None:
+    file = io.BytesIO()
+    assert sm.cut(long, file, start, end, format="mov") is copied
+    first, stop = np.ceil((start or 0) * 10), np.ceil((10 if end is None else end) * 10)
+    assert indices(file.getvalue()) == list(range(int(first), int(stop)))
+    wanted = sm.load_audio(long, timestamp=(start, end)).array
+    assert np.array_equal(sm.load_audio(file.getvalue()).array, wanted)
+    times = sm.decode_packets(sm.demux_video(file.getvalue())).timestamps
+    assert times[0] == pytest.approx(first / 10 - (start or 0))
+
+
+def test_a_cut_is_exact_in_a_lossless_mode(long: bytes) -> None:
+    file = io.BytesIO()
+    assert not sm.cut(long, file, 2.35, 5.05, format="matroska", encoder="ffv1")
+    loaded = sm.load_video(file.getvalue()).array
+    assert np.array_equal(loaded, sm.load_video(long, timestamp=(2.35, 5.05)).array)
+
+
+def test_b_frames_across_an_end_are_not_lost() -> None:
+    frames = index_planes(60, 64, 48)
+    for options in ({"max_b_frames": 3}, {"max_b_frames": 3, "open_gop": True}):
+        source = make_video(frames, codec="libx265", gop_size=16, format="mp4", **options)
+        for end in (2, 2.1, 2.2, 3.2, 4.8):
+            file = io.BytesIO()
+            sm.cut(source, file, 1.6, end, format="mp4")
+            assert indices(file.getvalue()) == list(range(16, round(end * 10)))
+
+
+def test_a_cut_takes_another_codec_where_the_format_does_not_take_that_of_the_source(
+    long: bytes,
+) -> None:
+    file = io.BytesIO()
+    options = {"cpu-used": 8, "deadline": "realtime"}
+    sm.cut(long, file, 2, 2.5, format="webm", encoder_options=options)
+    (video, audio) = sm.probe(file.getvalue()).streams
+    assert (video.codec, audio.codec) == ("vp9", "opus")
+    assert indices(file.getvalue()) == [20, 21, 22, 23, 24]
+
+
+def test_files_of_other_kinds_are_cut(media_dir: Path, tmp_path: Path) -> None:
+    for name in ("rotated90_320x240.mp4", "vfr_320x240.mp4", "mpeg4_320x240.ts", "av1_video.mkv"):
+        path = media_dir / "video" / name
+        sm.cut(path, tmp_path / "cut.mp4", 0.3, 0.8)
+        frames = sm.load_video(path, timestamp=(0.3, 0.8)).array
+        loaded = sm.load_video(tmp_path / "cut.mp4").array
+        assert loaded.shape == frames.shape
+        assert psnr(loaded, frames) > 36
+
+
+def test_a_window_without_anything_leaves_nothing(long: bytes, tmp_path: Path) -> None:
+    with pytest.raises(sm.DemuxError, match=r"no frame and no sample in \[20, 30\)"):
+        sm.cut(long, tmp_path / "cut.mp4", 20, 30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_audio_is_cut_of_audio(tmp_path: Path) -> None:
+    samples = index_samples(16000, 2)
+    sm.save_audio(tmp_path / "a.flac", samples.T, 8000)
+    assert not sm.cut(tmp_path / "a.flac", tmp_path / "b.flac", 0.5, 1)
+    decoded = sm.decode_packets(sm.demux_audio(tmp_path / "b.flac"), filter_desc=None)
+    assert np.array_equal(sm.convert_frames(decoded).array, samples[4000:8000])
+
+
+def test_index_frames_survive_the_default_encoder(tmp_path: Path) -> None:
+    sm.save_video(tmp_path / "out.mp4", index_frames(40, 160, 120), frame_rate=10)
+    assert indices(tmp_path / "out.mp4") == list(range(40))
