@@ -25,6 +25,9 @@ The modules with public names, of which each imports only those above it:
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval
 ``video_file``    :class:`VideoFile`: frames by number and time
+``video_clips``   :func:`sample_clips`: clips of a video for training
+``video_cache``   :class:`VideoCache`: opened videos that are kept
+``sample_decode`` :func:`sample_decode_video`: frames by number out of packets
 ``audio_windows`` :func:`sample_windows`: random windows of audio
 ``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
@@ -127,6 +130,7 @@ from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
+from spdl_media.sample_decode import sample_decode_video
 from spdl_media.save import cut, save_audio, save_video
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
@@ -136,6 +140,8 @@ from spdl_media.transfer import (
     transfer_tensor,
     transfer_tensor_d2h,
 )
+from spdl_media.video_cache import VideoCache
+from spdl_media.video_clips import VideoClips, sample_clips
 from spdl_media.video_file import VideoFile
 
 if TYPE_CHECKING:
@@ -184,7 +190,7 @@ __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
 __all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
 __all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "sample_windows"]
-__all__ += ["VideoFile"]
+__all__ += ["VideoCache", "VideoClips", "VideoFile", "sample_clips", "sample_decode_video"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
 _LAZY_MODULES = ("dataloader", "pipeline", "source")

@@ -266,6 +266,10 @@ class FrameArguments(ImageOptions, _Cuts, Generic[Device], total=False):
     cuda_config: Device
 
 
+class ClipSampleArguments(FrameArguments[Device], AudioOptions, total=False):
+    """Arguments of :func:`~spdl_media.sample_clips`, which explains those of its own."""
+
+
 class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=False):
     """Arguments of :func:`~spdl_media.load_audio`."""
 

@@ -16,7 +16,7 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.filter_desc import picture_ops
-from spdl_media.image_frames import FrameMetadata
+from spdl_media.image_frames import FrameMetadata, VideoFrames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds
@@ -166,6 +166,25 @@ class FrameDecoder:
         error.__cause__ = cause
         return error
 
+    def frames(self, numbers: list[int], desc: str | PictureOps | None) -> VideoFrames:
+        """Decode frames in any order, and filter them.
+
+        Raises:
+            DecodeError: As for :meth:`decode`.
+            FilterError: The filters do not take the frames, or do not give one for each.
+        """
+        found: dict[int, av.VideoFrame] = {}
+        source = self._metadata.source
+        route = Route(self.filter(desc), found.__setitem__, source)
+
+        def take(number: int, frame: av.VideoFrame) -> None:
+            route.push(frame, self.orientation, number)
+
+        self.decode(sorted(set(numbers)), take)
+        route.finish()
+        metadata = self._frame_metadata(route.filter)
+        return VideoFrames([found[number] for number in numbers], metadata)
+
     def filter(self, desc: str | PictureOps | None) -> PictureFilter:
         """The filter of a description; one that can go on is kept for the next call.
 
@@ -187,15 +206,13 @@ class FrameDecoder:
             self._filters[ops] = PictureFilter(self._codec, desc, self._config)
         return self._filters[ops]
 
-    def frame_metadata(self, filter: PictureFilter | None = None) -> FrameMetadata:
-        """Metadata of frames that came out of a filter."""
-        upright, corrupt = filter is not None and filter.upright, self._decoder.corrupt_pts
+    def _frame_metadata(self, filter: PictureFilter) -> FrameMetadata:
         return FrameMetadata(
             self._metadata.source,
             self._metadata.zero,
             self._metadata.window,
-            orientation=1 if upright else self.orientation,
-            corrupt_pts=corrupt if filter is None else corrupt | filter.copied_corrupt,
+            orientation=1 if filter.upright else self.orientation,
+            corrupt_pts=self._decoder.corrupt_pts | filter.copied_corrupt,
         )
 
 

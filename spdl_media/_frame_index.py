@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from spdl_media._checks import as_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._h264_fields import may_have_fields
 from spdl_media._mp4_tables import Ticks
@@ -91,23 +92,6 @@ class FrameIndex:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS)
-
-    def seconds(self, time_base: Fraction, zero: Fraction) -> list[float]:
-        """The time of each frame on the container's clock, as exact as floats are."""
-        scale = time_base.denominator * zero.denominator
-        factor, shift = (
-            time_base.numerator * zero.denominator,
-            zero.numerator * time_base.denominator,
-        )
-        most = max(map(abs, (int(self.pts[0]), int(self.pts[-1])))) if len(self) else 0
-        # Of whole numbers that floats hold exactly, the quotient is that of the fractions.
-        if max(most * factor + abs(shift), scale) < 1 << 53:
-            found: list[float] = ((self.pts * factor - shift) / scale).tolist()
-            return found
-        return [
-            math.nan if pts == NO_TIME else float(ticks_to_seconds(pts, time_base, zero))
-            for pts in self.pts.tolist()
-        ]
 
     def key_frames(self) -> list[int]:
         """Numbers of the frames at which decoding can begin."""
@@ -263,6 +247,39 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
         is_exact=False,
         is_counted=True,
     )
+
+
+def seconds_of(pts: Ticks, time_base: Fraction, zero: Fraction) -> npt.NDArray[np.float64]:
+    """The times of timestamps on the container's clock, as exact as floats are; ``nan`` for none."""
+    scale = time_base.denominator * zero.denominator
+    factor, shift = time_base.numerator * zero.denominator, zero.numerator * time_base.denominator
+    most = max(map(abs, (int(pts.min(initial=0)), int(pts.max(initial=0)))))
+    # Of whole numbers that floats hold exactly, the quotient is that of the fractions.
+    if max(most * factor + abs(shift), scale) < 1 << 53:
+        return (pts * factor - shift) / scale
+    exact = [ticks_to_seconds(one, time_base, zero) for one in pts.ravel().tolist()]
+    seconds = np.array(exact, np.float64).reshape(pts.shape)
+    return np.where(pts == NO_TIME, np.nan, seconds)
+
+
+def frame_numbers(indices: Iterable[object], count: int, source: str) -> list[int]:
+    """Numbers of frames, of which negative ones count back from the end.
+
+    Raises:
+        IndexError: There is no such frame.
+        TypeError: One is no number, or they are no sequence.
+    """
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise TypeError(f"frames are asked for by int, slice or a sequence of int, not {indices!r}")
+    numbers = []
+    for index in indices:
+        number = as_int(index)
+        if number is None:
+            raise TypeError(f"a frame is asked for by an int, not {index!r}")
+        if not -count <= number < count:
+            raise IndexError(f"{source}: there is no frame {number} among {count} frames")
+        numbers.append(number % count)
+    return numbers
 
 
 # The file of an index: this, a line of JSON, and the arrays one behind the other.

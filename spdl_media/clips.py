@@ -22,7 +22,7 @@ from spdl_media.transfer import on_its_way
 __all__ = ("Clip", "load_clip")
 
 # What a resampler may hold back at the end of a window that goes on.
-_RESAMPLED = Fraction(1, 20)
+RESAMPLED = Fraction(1, 20)
 
 
 class Clip(NamedTuple):
@@ -163,7 +163,7 @@ def _read(
         rate = demuxer.audio_codec.sample_rate
         wanted = Fraction(num_samples, sample_rate or rate)
         if duration is None or of_audio is None or wanted <= of_audio:
-            of_audio = wanted if sample_rate in (None, rate) else wanted + _RESAMPLED
+            of_audio = wanted if sample_rate in (None, rate) else wanted + RESAMPLED
         if num_frames is None and seconds is None:
             seconds = wanted
     assert of_audio is not None, "checked before the source was opened"

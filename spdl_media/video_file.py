@@ -11,16 +11,18 @@ from functools import cached_property
 from typing import Any, Self, Unpack, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media import _frame_index
 from spdl_media._arguments import DeviceLike, FrameArguments, declared
-from spdl_media._checks import as_int
 from spdl_media._frame_decoder import FrameDecoder, Route
+from spdl_media._frame_index import frame_numbers, seconds_of
 from spdl_media._frame_rows import FrameRows, Rows
+from spdl_media._mp4_tables import Ticks
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.codec import VideoCodec
+from spdl_media.codec import VideoCodec, configs_by_kind
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
@@ -31,9 +33,19 @@ from spdl_media.load import FrameRequest, frame_request
 from spdl_media.operations import PictureOps
 from spdl_media.orientation import swaps_sides
 from spdl_media.packets import AudioPackets
-from spdl_media.timing import Seconds, Timestamp, Window, parse_window, tick_at
+from spdl_media.timing import (
+    Seconds,
+    Timestamp,
+    Window,
+    parse_window,
+    tick_at,
+    ticks_to_seconds,
+)
 
 __all__ = ("VideoFile",)
+
+# What decoders keep for frames that refer to them, beside those that wait for their turn.
+_KEPT_IMAGES = 5
 
 
 class VideoFile:
@@ -48,6 +60,9 @@ class VideoFile:
     (interlaced H.264 in MPEG-TS, AVI with packed B-frames, raw streams, rare codecs), the video is decoded
     once; if its frames have no times either, each call decodes it from the start. :meth:`save_index` keeps
     the index for the next time.
+
+    Attributes:
+        decode_config: How it is decoded.
 
     Use it as a context manager, or call :meth:`close`; otherwise it closes when it is collected.
 
@@ -94,19 +109,20 @@ class VideoFile:
         name: str | None = None,
     ) -> None:
         self._desc = picture_filter(filter_desc)
-        config = as_decode_config(decode_config)
+        self.decode_config = config = as_decode_config(decode_config)
         if config.on_corrupt == "drop":
             raise ValueError(
                 "decode_config(on_corrupt='drop') leaves frames out, and here they are asked for by number. "
                 "Take 'keep', or 'raise'"
             )
+        for_video, _ = configs_by_kind(config)
         self._lock = threading.RLock()
         self._file = file = VideoSource(
-            src, video_stream_index, index, as_demux_config(demux_config), config, name
+            src, video_stream_index, index, as_demux_config(demux_config), for_video, name
         )
         self._index, self._codec, self._metadata = file.index, file.codec, file.metadata
         self._decoder = FrameDecoder(
-            file.codec, file.metadata, file.index, config, file.packets_from
+            file.codec, file.metadata, file.index, for_video, file.packets_from
         )
 
     # What it is.
@@ -143,7 +159,18 @@ class VideoFile:
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each frame on the container's clock, whose 0 is the container's start."""
-        return tuple(self._index.seconds(self._codec.time_base, self._metadata.zero))
+        return tuple(self.seconds_of(np.arange(len(self))).tolist())
+
+    def seconds_of(self, frames: Ticks | list[int]) -> npt.NDArray[np.float64]:
+        """The times of frames, of which -1 is none, for modules of this package."""
+        pts = self._index.pts[frames]
+        seconds = seconds_of(pts, self._codec.time_base, self._metadata.zero)
+        return np.where(np.asarray(frames) < 0, np.nan, seconds)
+
+    def exact_seconds(self, frame: int) -> Fraction:
+        """The exact time of a frame, and with ``len(video)`` the end, for modules of this package."""
+        pts = self._index.end if frame == len(self) else int(self._index.pts[frame])
+        return ticks_to_seconds(pts, self._codec.time_base, self._metadata.zero)
 
     @cached_property
     def keyframes(self) -> tuple[int, ...]:
@@ -153,7 +180,13 @@ class VideoFile:
     @property
     def end(self) -> float:
         """Seconds at which the last frame ends, which the file states or its frame rate does."""
-        return float(self._index.end * self._codec.time_base - self._metadata.zero)
+        return float(self.exact_seconds(len(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the opened video takes in memory, about: its index, and the images of its decoder."""
+        images = self._codec.reorder_depth + _KEPT_IMAGES
+        return self._index.nbytes + self._codec.width * self._codec.height * 3 // 2 * images
 
     def _size(self) -> tuple[int, int]:
         size = self._codec.width, self._codec.height
@@ -181,8 +214,8 @@ class VideoFile:
             return self._frames(list(range(*key.indices(len(self)))))
         # Arrays have __index__ too, which is for those of one element.
         if isinstance(key, Iterable) and getattr(key, "ndim", 1) != 0:
-            return self._frames(self._numbers(key))
-        return self._frames(self._numbers([key]))[0]
+            return self._frames(frame_numbers(key, len(self), self.source))
+        return self._frames(frame_numbers([key], len(self), self.source))[0]
 
     def at(self, times: Iterable[Seconds]) -> VideoFrames:
         """The frames that are shown at these times: the last ones that do not begin later.
@@ -216,40 +249,9 @@ class VideoFile:
                 )
         return found
 
-    def _numbers(self, indices: Iterable[object]) -> list[int]:
-        """Numbers of frames, counted from the start.
-
-        Raises:
-            IndexError: There is no such frame.
-            TypeError: It is no number, or they are no sequence.
-        """
-        if isinstance(indices, str) or not isinstance(indices, Iterable):
-            raise TypeError(
-                f"frames are asked for by int, slice or a sequence of int, not {indices!r}"
-            )
-        count, numbers = len(self), []
-        for index in indices:
-            number = as_int(index)
-            if number is None:
-                raise TypeError(f"a frame is asked for by an int, not {index!r}")
-            if not -count <= number < count:
-                raise IndexError(f"{self.source}: there is no frame {number} among {count} frames")
-            numbers.append(number % count)
-        return numbers
-
     def _frames(self, numbers: list[int]) -> VideoFrames:
-        found: dict[int, Any] = {}
         with self._reading():
-            decoder = self._decoder
-            route = Route(decoder.filter(self._desc), found.__setitem__, self.source)
-
-            def take(number: int, frame: Any) -> None:
-                route.push(frame, decoder.orientation, number)
-
-            decoder.decode(sorted(set(numbers)), take)
-            route.finish()
-            metadata = decoder.frame_metadata(route.filter)
-        return VideoFrames([found[number] for number in numbers], metadata)
+            return self._decoder.frames(numbers, self._desc)
 
     @overload
     def load(
@@ -296,10 +298,14 @@ class VideoFile:
         if isinstance(indices, slice):
             indices = range(*indices.indices(len(self)))
         request = frame_request(arguments, 1, "VideoFile.load(cuda=)")
-        return self._load(Rows(self._numbers(indices)), request)
+        return self.load_rows(Rows(frame_numbers(indices, len(self), self.source)), request)
 
-    def _load(self, rows: Rows, request: FrameRequest) -> Buffer:
-        """Decode the frames of rows into one array."""
+    def load_rows(self, rows: Rows, request: FrameRequest) -> Buffer:
+        """Decode the frames of rows into one array, for modules of this package.
+
+        Raises:
+            ConvertError: There is no frame among the rows.
+        """
         if all(number < 0 for number in rows.numbers):
             raise ConvertError("no frame is asked for: the indices are empty", source=self.source)
         sink = FrameRows(

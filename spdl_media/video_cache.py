@@ -1,0 +1,100 @@
+"""Opened videos that are kept, for data sets of many."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from spdl_media._checks import check_int
+from spdl_media.video_file import VideoFile
+
+__all__ = ("VideoCache",)
+
+
+class VideoCache:
+    """Opened videos, the ones last used, so that further clips of one open nothing.
+
+    A video that falls out of the cache stays usable for whoever holds it, and closes with its last user.
+
+    Args:
+        max_videos: How many are kept.
+        max_bytes: What they may take together, by :attr:`VideoFile.nbytes`; ``None``: no limit. The last one
+            is kept whatever it takes.
+        **options: Of each :class:`VideoFile`.
+
+    Raises:
+        ValueError: A limit is below 1.
+
+    Thread safety: safe. Threads that ask for one video get the same one, and their calls wait for each other.
+    A copy in another process begins empty.
+
+    Example::
+
+        cache = sm.VideoCache(64)
+
+        def load(path):
+            return sm.sample_clips(cache.open(path), num_clips=4, num_frames=16, width=224, height=224)
+    """
+
+    def __init__(
+        self, max_videos: int = 16, *, max_bytes: int | None = None, **options: Any
+    ) -> None:
+        self._max_videos = check_int("max_videos", max_videos)
+        self._max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes)
+        self._options = options
+        self._videos: OrderedDict[str, VideoFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, src: str | os.PathLike[str]) -> VideoFile:
+        """The opened video of a path or URL, which is opened if it is not kept.
+
+        Raises:
+            SourceError: It cannot be opened; and what else :class:`VideoFile` raises.
+            TypeError: It is no path or URL.
+        """
+        key = os.fspath(src)
+        with self._lock:
+            if key in self._videos:
+                self._videos.move_to_end(key)
+                return self._videos[key]
+        # Without the lock: opening may take long, and other threads have videos of their own.
+        opened = VideoFile(src, **self._options)
+        with self._lock:
+            video = self._videos.setdefault(key, opened)
+            self._videos.move_to_end(key)
+            self._evict()
+        return video
+
+    def _evict(self) -> None:
+        while len(self._videos) > 1 and (
+            len(self._videos) > self._max_videos
+            or (self._max_bytes is not None and self._nbytes() > self._max_bytes)
+        ):
+            self._videos.popitem(last=False)
+
+    def _nbytes(self) -> int:
+        return sum(video.nbytes for video in self._videos.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept videos take, about."""
+        with self._lock:
+            return self._nbytes()
+
+    def clear(self) -> None:
+        """Forget all videos."""
+        with self._lock:
+            self._videos.clear()
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._videos)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new, (self._max_videos, self._max_bytes, self._options)
+
+
+def _new(max_videos: int, max_bytes: int | None, options: dict[str, Any]) -> VideoCache:
+    return VideoCache(max_videos, max_bytes=max_bytes, **options)

@@ -1,0 +1,290 @@
+"""Clips of a video for training: which frames they hold, and all of them in one array, with their audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
+from spdl_media._audio_arrays import AudioRequest, decode_audio_array
+from spdl_media._audio_chunks import silence_of
+from spdl_media._checks import check_choice, check_int
+from spdl_media._frame_rows import Rows
+from spdl_media._lengths import OnShort
+from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.clips import RESAMPLED
+from spdl_media.codec import configs_by_kind
+from spdl_media.errors import ConvertError
+from spdl_media.filter_desc import FilterDesc
+from spdl_media.load import frame_request, sound_ops
+from spdl_media.operations import Rate, SoundOps, parse_rate
+from spdl_media.timing import Window
+from spdl_media.video_file import VideoFile
+
+__all__ = ("VideoClips", "sample_clips")
+
+Sampler: TypeAlias = Literal["random", "uniform", "regular"]
+
+
+class VideoClips(NamedTuple):
+    """Clips of one video. Made by :func:`sample_clips`.
+
+    Attributes:
+        video: ``(num_clips, num_frames, height, width, 3)`` uint8 for ``rgb24``.
+        audio: ``(num_clips, channels, samples)`` float32 for ``fltp``; ``None``: none was asked for.
+        timestamps: Seconds at which each frame is shown in the video, ``(num_clips, num_frames)``; with
+            ``frame_rate`` the moments that were asked for. ``nan`` for a frame of zeros.
+        indices: Number of each frame in the video, likewise; -1 for a frame of zeros.
+        sample_rate: Samples of one channel in a second; ``None`` without audio.
+    """
+
+    video: Buffer
+    audio: Buffer | None
+    timestamps: npt.NDArray[np.float64]
+    indices: npt.NDArray[np.int64]
+    sample_rate: int | None
+
+
+@declared(ClipSampleArguments, quality="auto")
+def sample_clips(
+    video: VideoFile,
+    *,
+    num_frames: int,
+    num_clips: int | None = None,
+    step: int = 1,
+    sampler: Sampler = "random",
+    stride: float | Fraction | None = None,
+    frame_rate: Rate | None = None,
+    on_short: OnShort = "error",
+    audio: bool = False,
+    audio_stream_index: int | None = None,
+    **arguments: Unpack[ClipSampleArguments[DeviceLike | None]],
+) -> VideoClips:
+    """Load clips of a video into one array, with the audio of the same time.
+
+    Frames that several clips share are decoded once.
+
+    Args:
+        video: The opened video.
+        num_frames: Frames of a clip.
+        num_clips: Number of clips; by default one, and with ``sampler="regular"`` as many as fit.
+        step: From frame to frame of a clip: with 2 every other frame.
+        sampler: ``"random"``: each start is as likely as any other. ``"uniform"``: in the middle of each of
+            ``num_clips`` equal parts, as evaluations do. ``"regular"``: one clip each ``stride``.
+        stride: From the start of a clip to that of the next, in frames, or with ``frame_rate`` in seconds.
+            The default is the length of a clip.
+        frame_rate: Frames a second, whatever the video's own rate, which may vary: frame ``k`` is the one
+            that is shown at ``start + k * step / frame_rate``. Clips then begin at any time.
+        on_short: What becomes of frames that a clip lacks because the video is shorter: ``"error"`` raises a
+            ConvertError, ``"repeat_last"`` repeats the last one, ``"wrap"`` goes on from the first of the
+            clip, ``"zeros"`` adds zeros.
+        audio: Load the audio from the start of each clip on, as long as ``num_frames * step`` frames last at
+            ``frame_rate`` or else at the video's average rate: equally many samples for all clips. Where the
+            file has no audio, as behind its end, is silence.
+        audio_stream_index: Index of the audio stream. The default is FFmpeg's best one.
+        crops: What to cut out of the frames of a clip: a box ``(x, y, width, height)`` of the upright frame,
+            or a function that chooses one, called once a clip. Or a sequence of them, one a clip.
+        flips: Whether to exchange left and right in all frames of a clip: a bool, the probability of it, or
+            bools, one a clip.
+        rng: What starts, crops and flips are drawn from: a generator of NumPy's, or a seed. ``None``: others
+            each time.
+        filter_desc: A whole filter graph of your own that gives one frame for each. It replaces the options
+            for size and format, which must keep their defaults.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the results lie there. The CPU
+            decodes, and the arrays are copied.
+
+    Returns:
+        Arrays, their memory fresh or that of ``storage``, and the place of each frame in the video.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: There is no such audio stream.
+        DecodeError: A frame or the audio is damaged, or missing from the file.
+        FilterError: ``filter_desc`` cannot be used, or gives more or fewer frames than it takes.
+        ConvertError: The video is too short for a clip or for that many regular ones, or has no frames; or as
+            for :meth:`VideoFile.load`.
+        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
+        ValueError: An option is invalid.
+
+    Thread safety: safe, if no other thread uses the ``rng``; calls with one ``video`` wait for each other.
+
+    Example::
+
+        with sm.VideoFile("movie.mp4") as video:
+            clips = sm.sample_clips(video, num_clips=8, num_frames=16, step=2, rng=rng, width=224, height=224)
+    """
+    check_int("num_frames", num_frames)
+    check_choice("on_short", on_short, get_args(OnShort))
+    check_choice("sampler", sampler, get_args(Sampler))
+    step = check_int("step", step)
+    rng = np.random.default_rng(arguments["rng"])
+    draw = _Starts(num_clips, sampler, stride, rng)
+    rate = None if frame_rate is None else parse_rate(frame_rate)
+    places = _places(video, num_frames, step, rate, on_short, draw)
+    shape = places.indices.shape
+    request = frame_request({**arguments, "rng": rng}, len(places.starts), "sample_clips(cuda=)")
+    loaded = video.load_rows(Rows(places.indices.ravel().tolist(), shape[0], shape), request)
+    if not audio:
+        return VideoClips(loaded, None, places.timestamps, places.indices, None)
+    try:
+        seconds = num_frames * step / (rate or _average_rate(video))
+        samples, sample_rate = _audio(
+            video, places.starts, seconds, sound_ops(arguments), audio_stream_index
+        )
+        return VideoClips(
+            loaded, request.finish(samples), places.timestamps, places.indices, sample_rate
+        )
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        loaded.release()
+        raise
+
+
+class _Places(NamedTuple):
+    """Where clips lie: the seconds of their starts, and number and time of each frame."""
+
+    starts: list[Fraction]
+    indices: npt.NDArray[np.int64]
+    timestamps: npt.NDArray[np.float64]
+
+
+class _Starts(NamedTuple):
+    """How starts are chosen."""
+
+    num_clips: int | None
+    sampler: Sampler
+    stride: Any
+    rng: np.random.Generator
+
+    def choose(self, total: Any, length: Any, unit: Any, source: str) -> list[Any]:
+        """Starts of clips of a length, from 0 on.
+
+        Args:
+            total: What there is, in frames or seconds.
+            length: Of a clip, likewise.
+            unit: The least step between starts; 0: none.
+            source: For messages.
+
+        Raises:
+            ConvertError: So many regular clips do not fit.
+            ValueError: The stride is not positive, or belongs to another sampler.
+        """
+        last = max(total - length, 0)
+        count = 1 if self.num_clips is None else check_int("num_clips", self.num_clips)
+        if self.stride is not None and self.sampler != "regular":
+            raise ValueError(f"stride= is for sampler='regular', not {self.sampler!r}")
+        if self.sampler == "random":
+            if unit:
+                return [int(one) for one in self.rng.integers(last + 1, size=count)]
+            return [Fraction(one) * last for one in self.rng.random(count).tolist()]
+        if self.sampler == "uniform":
+            middles = [(2 * part + 1) * Fraction(total) / (2 * count) for part in range(count)]
+            exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
+            return [int(one) for one in exact] if unit else exact
+        return self._regular(last, length, unit, source)
+
+    def _regular(self, last: Any, length: Any, unit: Any, source: str) -> list[Any]:
+        stride = length if self.stride is None else self.stride
+        # Whole numbers of frames; seconds by their shortest decimal form.
+        stride = check_int("stride", stride) if unit else parse_rate(stride)
+        fitting = int(last / stride) + 1
+        count = fitting if self.num_clips is None else self.num_clips
+        if count > fitting:
+            raise ConvertError(
+                f"{count} clips are asked for, and {fitting} of {_in_words(length, unit)} fit, one each "
+                f"{_in_words(stride, unit)}. Take a smaller stride=, or sampler='uniform'",
+                source=source,
+            )
+        return [number * stride for number in range(count)]
+
+
+def _in_words(length: Any, unit: Any) -> str:
+    return f"{length} frames" if unit else f"{float(length):g} s"
+
+
+def _places(
+    video: VideoFile,
+    num_frames: int,
+    step: int,
+    rate: Fraction | None,
+    on_short: OnShort,
+    draw: _Starts,
+) -> _Places:
+    """Choose clips by numbers of frames, or at a rate by time."""
+    if not len(video):
+        raise ConvertError("the video has no frames, so there is no clip", source=video.source)
+    first, end = video.exact_seconds(0), video.exact_seconds(len(video))
+    if rate is None:
+        length = (num_frames - 1) * step + 1
+        starts = draw.choose(len(video), length, 1, video.source)
+        found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
+        begins = [video.exact_seconds(start) for start in starts]
+    else:
+        interval = step / rate
+        offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
+        begins = [first + offset for offset in offsets]
+        moments = [
+            [at for k in range(num_frames) if (at := begin + k * interval) < end]
+            for begin in begins
+        ]
+        found = [video.numbers_at(one) for one in moments]
+    rows = [_filled(len(one), num_frames, on_short, video.source) for one in found]
+    indices = np.array(
+        [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)],
+        np.int64,
+    )
+    if rate is None:
+        return _Places(begins, indices, video.seconds_of(indices))
+    # Those that fill up are shown when the frames are that they repeat.
+    starts_at = np.array([float(begin) for begin in begins])[:, None]
+    offsets_of = np.array(rows) * float(step / rate)
+    return _Places(begins, indices, np.where(indices < 0, np.nan, starts_at + offsets_of))
+
+
+def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence[int]:
+    """Which of the frames that were found stand in a clip; -1: zeros."""
+    if found < wanted and on_short == "error":
+        raise ConvertError(
+            f"a clip has {wanted} frames, and the video is long enough for {found} of them. "
+            "on_short='repeat_last', 'wrap' or 'zeros' fills up",
+            source=source,
+        )
+    missing = range(found, wanted)
+    filling = {"repeat_last": [found - 1] * len(missing), "zeros": [-1] * len(missing)}
+    return [*range(found), *filling.get(on_short, [k % found for k in missing])][:wanted]
+
+
+def _average_rate(video: VideoFile) -> Fraction:
+    if video.frame_rate is not None:
+        return video.frame_rate
+    return len(video) / (video.exact_seconds(len(video)) - video.exact_seconds(0))
+
+
+def _audio(
+    video: VideoFile, starts: list[Fraction], seconds: Fraction, ops: SoundOps, stream: int | None
+) -> tuple[CPUBuffer, int]:
+    """The audio of clips, each from its start on and of one length."""
+    config = replace(configs_by_kind(video.decode_config)[1], gaps="fill")
+    array: Any = None
+    for clip, start in enumerate(starts):
+        packets = video.demux_audio(Window(start, start + seconds + RESAMPLED), stream_index=stream)
+        rate = ops.sample_rate or packets.sample_rate
+        count = max(round(seconds * rate), 1)
+        request = AudioRequest(FilterDesc(ops), None, config, count, "zeros")
+        one = decode_audio_array(packets, request)
+        samples = one.buffer.array
+        planar = samples.shape[1] == count
+        if array is None:
+            fmt = ops.sample_fmt or packets.codec.sample_fmt or "fltp"
+            array = np.full((len(starts), *samples.shape), silence_of(fmt), samples.dtype)
+        # Audio may begin later than the clip. A resampler rounds to the sample before.
+        late = round(one.timestamp * rate) - Window(start, None).samples(rate)[0]
+        late = late if late > 1 else 0
+        target, samples = (array[clip].T, samples.T) if planar else (array[clip], samples)
+        target[late:] = samples[: count - late]
+    return CPUBuffer(array), rate
