@@ -79,10 +79,10 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
                 defaults = _track_defaults(moov, track_id)
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
-                fragments += list(_fragment(view, start - 8, track_id, defaults))
+                fragments += list(_fragment(view, start - 8, track_id, defaults, size))
         if moov is None or (table := _track(moov, track_id)) is None:
             return None
-        samples = _tabled(table)
+        samples = _tabled(table, size)
         if not fragments:
             return samples
         return None if len(samples.dts) else _joined(fragments, samples.num_edits)
@@ -134,18 +134,17 @@ def _track_id(track: memoryview) -> int:
     return int(number)
 
 
-def _tabled(track: memoryview) -> Samples:
-    """The samples that the tables of a track list."""
+def _tabled(track: memoryview, size: int) -> Samples:
+    """The samples that the tables of a track list, in a file of this size."""
     stbl = next(_boxes(track, "mdia/minf/stbl"))
     (same,) = struct.unpack_from(">I", next(_boxes(stbl, "stsz")), 4)
     (count,) = struct.unpack_from(">I", next(_boxes(stbl, "stsz")), 8)
+    _check_fits(count, same, size)
     sizes = np.full(count, same) if same else _table(stbl, "stsz", ">u4", 4).astype(np.int64)
     steps = _table(stbl, "stts", ">u4,>u4")
-    deltas = np.repeat(steps["f1"].astype(np.int64), steps["f0"])
+    deltas = _repeated(steps["f1"], steps["f0"], count)
     shifts = _table(stbl, "ctts", ">u4,>i4")
-    offsets = np.repeat(shifts["f1"].astype(np.int64), shifts["f0"]) if len(shifts) else deltas * 0
-    if len(deltas) != count or len(offsets) != count:
-        raise ValueError("tables of different lengths")
+    offsets = _repeated(shifts["f1"], shifts["f0"], count) if len(shifts) else deltas * 0
     is_key = np.ones(count, np.bool_)
     if _has(stbl, "stss"):
         is_key[:] = False
@@ -158,6 +157,18 @@ def _tabled(track: memoryview) -> Samples:
         is_key,
         _num_edits(track),
     )
+
+
+def _check_fits(count: int, sample_size: int, size: int) -> None:
+    # Before an array of so many samples is made: a damaged count may ask for any amount of memory.
+    if count * sample_size > size:
+        raise ValueError("more samples than the file can hold")
+
+
+def _repeated(values: Any, counts: Any, total: int) -> Ticks:
+    if counts.sum(dtype=np.int64) != total:
+        raise ValueError("tables of different lengths")
+    return np.repeat(values.astype(np.int64), counts)
 
 
 def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
@@ -197,8 +208,10 @@ def _track_defaults(moov: memoryview, track_id: int) -> bytes:
 _Run: TypeAlias = tuple[int | None, Any, int]
 
 
-def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes) -> Iterator[_Run]:
-    """The runs of samples of a track in a box ``moof`` that begins at this byte of the file."""
+def _fragment(
+    view: memoryview, moof: int, track_id: int, defaults: bytes, size: int
+) -> Iterator[_Run]:
+    """The runs of samples of a track in a box ``moof`` that begins at this byte of a file of this size."""
     for traf in _boxes(view, "traf"):
         header = next(_boxes(traf, "tfhd"))
         flags, number = struct.unpack_from(">II", header)
@@ -219,13 +232,13 @@ def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes) -> It
         start = None if tfdt is None else struct.unpack_from(">Q" if tfdt[0] else ">I", tfdt, 4)[0]
         end = base
         for run in _boxes(traf, "trun"):
-            rows, position = _run_rows(run, usual)
+            rows, position = _run_rows(run, usual, size)
             end = end if position is None else base + position
             yield start, rows, end
             start, end = None, end + int(rows[:, 1].sum())
 
 
-def _run_rows(run: memoryview, usual: list[int]) -> tuple[Any, int | None]:
+def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | None]:
     """Duration, size, flags and offset of each sample, and where the first one begins."""
     flags, count = struct.unpack_from(">II", run)
     flags &= 0xFFFFFF
@@ -234,9 +247,11 @@ def _run_rows(run: memoryview, usual: list[int]) -> tuple[Any, int | None]:
         ((position,), start) = struct.unpack_from(">i", run, start), start + 4
     if flags & 4:
         ((first,), start) = struct.unpack_from(">I", run, start), start + 4
+    columns = [column for column in range(4) if flags & 0x100 << column]
+    # Without a column of sizes all have the usual one, and none has no bytes.
+    _check_fits(count, 4 * len(columns) if 1 in columns else max(usual[1], 1), size)
     rows = np.empty((count, 4), np.int64)
     rows[:] = [*usual, 0]
-    columns = [column for column in range(4) if flags & 0x100 << column]
     if columns:
         found = np.frombuffer(run, ">u4", count * len(columns), start).reshape(count, -1)
         rows[:, columns] = found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import threading
+import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
@@ -446,6 +448,37 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
 
 
 # What is wrong.
+
+
+def part_of(data: bytes, start: int, size: int) -> bytes:
+    return data[start : start + size]
+
+
+def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
+    """Counts of four billion, in a file of some kilobytes."""
+    most = b"\xff\xff\xff\xff"
+    for kind, box, at in (
+        ("mp4/libx264/3/open", b"stts", 12),
+        ("mp4/libx264/3/open", b"ctts", 12),
+        ("mp4/libx264/3/open", b"stsz", 12),
+        ("mp4/libx264/2/fragments", b"trun", 8),
+    ):
+        data = bytearray(clip(kind))
+        start = data.index(box)
+        data[start + at : start + at + 4] = most
+        if box == b"stsz":
+            data[start + 8 : start + 12] = b"\0\0\0\1"
+        if box == b"trun":
+            data[start + 5 : start + 8] = (
+                b"\0\0\0"  # no columns: all samples are as the header says
+            )
+        read = functools.partial(part_of, bytes(data))
+        tracemalloc.start()
+        try:
+            assert _mp4_tables.read_samples(read, len(data), 1) is None
+            assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        finally:
+            tracemalloc.stop()
 
 
 def test_indices_that_there_are_not() -> None:
