@@ -285,6 +285,8 @@ class ClipArguments(ImageOptions, _Cuts, AudioOptions, _Arguments[Device], total
     frame_rate: Rate | None
     video_storage: Storage | None
     audio_storage: Storage | None
+    video_stream_index: int | None
+    audio_stream_index: int | None
     name: str | None
     decoder: VideoDecoder
 

@@ -243,6 +243,12 @@ class Container:
                 exact, least = ticks * as_fraction(base), error
         return exact
 
+    @property
+    def duration(self) -> float | None:
+        """Seconds by the header; ``None``: it does not say."""
+        # FFmpeg counts in microseconds.
+        return None if self.av.duration is None else self.av.duration / 1_000_000
+
     # Reading.
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -247,8 +248,7 @@ def _probe_container(container: Container, canvas: tuple[int, int] | None) -> Me
     first: dict[int, AvPacket] = {}
     return MediaInfo(
         format=container.format,
-        # FFmpeg counts a container's duration in microseconds.
-        duration=None if file.duration is None else file.duration / 1_000_000,
+        duration=container.duration,
         # Listed first: reading an orientation may open the source again.
         streams=tuple(
             _stream_info(container, stream, first, canvas) for stream in list(file.streams)
@@ -282,23 +282,33 @@ def _stream_info(
             num_channels=codec.num_channels,
             channel_layout=codec.channel_layout,
             sample_fmt=codec.sample_fmt,
-            duration=_seconds(stream),
+            duration=_seconds(container, stream),
         )
     return OtherStreamInfo(stream.index, stream.type)
 
 
-def _seconds(stream: av.stream.Stream) -> float | None:
-    if stream.duration is None:
+def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
+    if stream.duration is not None:
+        # PyAV gives the duration in units of the stream.
+        return float(stream.duration * as_fraction(stream.time_base))
+    if not container.format.startswith("matroska"):
         return None
-    # PyAV gives the duration in units of the stream.
-    return float(stream.duration * as_fraction(stream.time_base))
+    # Matroska states it for the file alone; writers put that of a stream among its tags, as 00:00:12.345.
+    stated = _TIME.fullmatch(stream.metadata.get("DURATION", ""))
+    if stated is None:
+        return container.duration
+    hours, minutes, seconds = stated.groups()
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+_TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 
 def _video_info(
     container: Container, stream: av.VideoStream, codec: VideoCodec, first: dict[int, AvPacket]
 ) -> VideoStreamInfo:
     # Asked before the orientation, for which the source may be opened again.
-    index, duration, frames = stream.index, _seconds(stream), stream.frames or None
+    index, duration, frames = stream.index, _seconds(container, stream), stream.frames or None
     orientation = container.orientation(index, _first_packet(container, index, first))
     stated = {"num_frames": frames, "duration": duration, "frame_rate": codec.frame_rate}
     return _video_stream(codec, orientation, index=index, **stated)

@@ -226,7 +226,10 @@ def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
 
 
 def read_clip(
-    container: Container, window: Window, of_audio: Window
+    container: Container,
+    window: Window,
+    of_audio: Window,
+    streams: tuple[int | None, int | None] = (None, None),
 ) -> tuple[VideoPackets, AudioPackets]:
     """Read the packets of :func:`read_video` and :func:`read_audio` in one pass over both streams.
 
@@ -234,12 +237,14 @@ def read_clip(
         container: The open container.
         window: Of the video.
         of_audio: Of the audio, with the same start.
+        streams: Indices of the video and of the audio stream; ``None``: the best one.
 
     Raises:
         SourceError: The source cannot be read.
         DemuxError: One of the streams is missing, or the container is damaged.
     """
-    (index, codec), (audio_index, audio_codec) = container.video(), container.audio()
+    index, codec = container.video(streams[0])
+    audio_index, audio_codec = container.audio(streams[1])
     video_start = _video_start(container, codec, window)
     audio_start = _audio_start(container, audio_codec, window)
     tells = _teller(container, audio_index, audio_codec)

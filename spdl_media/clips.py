@@ -66,6 +66,9 @@ def load_clip(
             which are silence.
         video_storage: Memory for the frames; fresh memory without one.
         audio_storage: Memory for the audio, another one; fresh memory without one.
+        video_stream_index: Index of the video stream in its container. The default is FFmpeg's best one.
+        audio_stream_index: Likewise of the audio stream.
+        name: What to call the source in messages.
         decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
             beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
 
@@ -113,7 +116,8 @@ def load_clip(
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
         # Both streams are read before one is decoded, so that the source closes early.
         counts, rates = (num_frames, num_samples), (frame_rate, ops.sample_rate)
-        frames, coded_audio = _read(demuxer, start, duration, counts, rates)
+        streams = arguments["video_stream_index"], arguments["audio_stream_index"]
+        frames, coded_audio = _read(demuxer, start, duration, counts, rates, streams)
     video, timestamps = decode(frames)
     try:
         audio = decode_audio_array(coded_audio, of_audio)
@@ -139,6 +143,7 @@ def _read(
     duration: Seconds | None,
     counts: tuple[int | None, int | None],
     rates: tuple[Fraction | None, int | None],
+    streams: tuple[int | None, int | None],
 ) -> tuple[VideoPackets, AudioPackets]:
     """Read the packets of both streams, as many as are needed for what is asked for.
 
@@ -148,6 +153,7 @@ def _read(
         duration: Seconds.
         counts: ``num_frames`` and ``num_samples``.
         rates: ``frame_rate`` and ``sample_rate``.
+        streams: Indices of the video and of the audio stream; ``None``: the best one.
 
     Raises:
         DemuxError: One of the streams is missing.
@@ -160,23 +166,27 @@ def _read(
     if seconds is None and num_frames is not None and frame_rate is not None:
         seconds = of_audio = num_frames / frame_rate
     if num_samples is not None:
-        rate = demuxer.audio_codec.sample_rate
+        sound = demuxer.audio_codec if streams[1] is None else demuxer.codec(streams[1])
+        # A stream of another kind has no such rate, as the demuxer will say.
+        rate = getattr(sound, "sample_rate", 1)
         wanted = Fraction(num_samples, sample_rate or rate)
         if duration is None or of_audio is None or wanted <= of_audio:
             of_audio = wanted if sample_rate in (None, rate) else wanted + RESAMPLED
         if num_frames is None and seconds is None:
             seconds = wanted
+    chosen = dict(zip(("video_stream_index", "audio_stream_index"), streams, strict=True))
     assert of_audio is not None, "checked before the source was opened"
     audio_window = Window(begin, begin + of_audio)
     if num_frames is None or seconds is not None:
         return demuxer.demux_clip(
-            Window(begin, begin + (seconds or 0)), audio_timestamp=audio_window
+            Window(begin, begin + (seconds or 0)), audio_timestamp=audio_window, **chosen
         )
     # Each of two fields may be a packet, so twice as many are read; fewer of them are decoded.
-    seconds = (2 * num_frames + 1) / (demuxer.video_codec.frame_rate or Fraction(25))
+    video = demuxer.video_codec if streams[0] is None else demuxer.codec(streams[0])
+    seconds = (2 * num_frames + 1) / (getattr(video, "frame_rate", None) or Fraction(25))
     while True:
         window = Window(begin, begin + seconds)
-        frames, audio = demuxer.demux_clip(window, audio_timestamp=audio_window)
+        frames, audio = demuxer.demux_clip(window, audio_timestamp=audio_window, **chosen)
         if len(frames.get_timestamps()) >= 2 * num_frames or not metadata_of(frames).goes_on:
             return frames, audio
         seconds *= 2

@@ -10,7 +10,7 @@ from spdl_media._container import Container, Kind
 from spdl_media._image_packets import first_image, pillow_video, read_image
 from spdl_media._streaming import Duration, check_limits, read_chunks
 from spdl_media._window import read_audio, read_clip, read_video
-from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import (
@@ -230,9 +230,31 @@ class Demuxer:
         """
         return self._best_index("audio")
 
+    def codec(self, stream_index: int) -> Codec:
+        """Parameters of the video or audio stream with this index.
+
+        Raises:
+            DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().codec(stream_index)
+
     def _best_index(self, kind: Kind) -> int | None:
         with self._guard:
             return self._opened().best_index(kind)
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds that all of it lasts by the container's header; ``None``: it does not say.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().duration
 
     @property
     def video_codec(self) -> VideoCodec:
@@ -284,16 +306,18 @@ class Demuxer:
         timestamp: Timestamp | Window | None = None,
         *,
         audio_timestamp: Timestamp | Window | None = None,
+        video_stream_index: int | None = None,
+        audio_stream_index: int | None = None,
     ) -> tuple[VideoPackets, AudioPackets]:
-        """Read the packets of the best video and the best audio stream for one window, in one pass.
+        """Read the packets of a video and an audio stream for one window, in one pass.
 
-        Another ``audio_timestamp`` is a window of the audio's own, with the same start. The file is sought
-        once and read once, in its own order. What the packets decode to is what those of :meth:`demux_video`
-        and :meth:`demux_audio` do.
+        The default is FFmpeg's best stream of each kind. Another ``audio_timestamp`` is a window of the
+        audio's own, with the same start. The file is sought once and read once, in its own order. What the
+        packets decode to is what those of :meth:`demux_video` and :meth:`demux_audio` do.
 
         Raises:
             SourceError: The source cannot be read.
-            DemuxError: One of the two is missing, or the container is damaged.
+            DemuxError: There is no such stream, or the container is damaged.
             ValueError: The window is empty, the windows differ in their start, or the Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
@@ -303,7 +327,8 @@ class Demuxer:
                 f"timestamp and audio_timestamp begin at one time, not as {window} and {of_audio}"
             )
         with self._guard:
-            return read_clip(self._opened(), window, of_audio or window)
+            indices = video_stream_index, audio_stream_index
+            return read_clip(self._opened(), window, of_audio or window, indices)
 
     def demux_audio(
         self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None

@@ -303,6 +303,31 @@ def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
         assert clip.timestamps == pytest.approx([index / 10 for index in shown])
 
 
+def test_a_clip_of_chosen_streams() -> None:
+    sounds = [index_samples(8000, channels) for channels in (1, 2)]
+    tracks = [
+        *(VideoTrack(frames=index_planes(20, 64, 48)[::way], codec="ffv1") for way in (1, -1)),
+        *(AudioTrack(samples=one, sample_rate=4000, codec="flac") for one in sounds),
+    ]
+    data = make_media(tracks, format="matroska")
+    for video, audio in ((0, 2), (1, 3), (1, 2)):
+        streams = {"video_stream_index": video, "audio_stream_index": audio}
+        for length in ({"duration": 0.4}, {"num_frames": 4, "num_samples": 1600}):
+            clip = sm.load_clip(data, 0.5, pix_fmt="gray", sample_fmt="s16", **length, **streams)
+            numbers = [frame_index(frame[..., 0]) for frame in np.asarray(clip.video)]
+            assert numbers == [k if video == 0 else 19 - k for k in range(5, 9)]
+            np.testing.assert_array_equal(np.asarray(clip.audio), sounds[audio - 2][2000:3600])
+        with sm.Demuxer(data) as demuxer:
+            found = demuxer.demux_clip((0.5, 0.9), **streams)
+            assert demuxer.codec(audio) == found[1].codec
+            assert demuxer.duration == 2
+    for wrong in ({"video_stream_index": 2}, {"audio_stream_index": 1}):
+        match = "stream 2 is audio, not video" if 2 in wrong.values() else "stream 1 is video, not"
+        for length in ({"duration": 0.4}, {"num_frames": 4, "num_samples": 1600}):
+            with pytest.raises(sm.DemuxError, match=match):
+                sm.load_clip(data, 0.5, **length, **wrong)
+
+
 def test_a_failed_clip_leaves_nothing_leased(clips: dict[str, bytes]) -> None:
     pools = [sm.StoragePool(n, 1, pin_memory=False, on_exhausted="raise") for n in (1 << 20, 8)]
     with pytest.raises(sm.StorageTooSmallError, match="the storage has 8") as kept:

@@ -95,6 +95,23 @@ def test_containers(format: str) -> None:
     assert math.isclose(info.duration, 2, abs_tol=0.25)
 
 
+@pytest.mark.parametrize("format", ["matroska", "webm"])
+def test_streams_of_matroska_say_how_long_they_are(format: str) -> None:
+    tracks = [
+        VideoTrack(frames=index_planes(20, 64, 48), codec="libvpx-vp9"),
+        AudioTrack(samples=index_samples(48000, 1), sample_rate=48000, codec="libopus"),
+    ]
+    data = make_media(tracks, format=format)
+    info = sm.probe(data)
+    assert info.video is not None
+    assert info.audio is not None
+    assert (info.video.duration, info.audio.duration) == (2, pytest.approx(1, abs=0.03))
+    # Without the tags of streams it is that of the file.
+    bare = sm.probe(data.replace(b"DURATION", b"DURATIOM"))
+    assert bare.video is not None
+    assert bare.video.duration == info.duration
+
+
 @pytest.mark.parametrize(
     ("codec", "name", "pix_fmt"),
     [
