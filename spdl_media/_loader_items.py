@@ -88,7 +88,7 @@ class ItemCall:
         """Make the sample of an item, with the random numbers of a place."""
         value, place = request
         for step in self._steps(place):
-            value = _no_coroutine(step(value), step)
+            value = step(value)
             if value is None:
                 break
         return value
@@ -111,12 +111,6 @@ class AsyncItemCall(ItemCall):
             if value is None:
                 break
         return value
-
-
-def _no_coroutine(value: Any, fn: Callable[..., Any]) -> Any:
-    if isinstance(value, CoroutineType):
-        refuse_coroutine(value, name_of(fn))
-    return value
 
 
 class SampleCache:
@@ -223,7 +217,11 @@ class ItemStages:
 
         async def make(item: Any, position: int) -> Any:
             result = call(item if is_bare else (item, place(position)))
-            return await result if is_async else _no_coroutine(result, call)
+            if is_async:
+                return await result
+            if isinstance(result, CoroutineType):
+                refuse_coroutine(result, name_of(self.preprocessor or call))
+            return result
 
         async def load(item: Any, position: int) -> Any:
             if self.cache is None:

@@ -571,6 +571,16 @@ def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
     np.testing.assert_array_equal(host(audio), want)
 
 
+def test_videos_are_cut_and_mirrored_on_the_cpu(nvdec: CupyWithKernels) -> None:
+    options: Any = {"crops": (3, 5, 21, 11), "flips": True, "quality": "accurate"}
+    buffer = sm.load_video(CLIP, cuda=0, **options)
+    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP, **options))
+    assert (buffer.boxes, buffer.flips) == (((3, 5, 21, 11),), (True,))
+    assert not nvdec.launches
+    with pytest.raises(ValueError, match=r"decoder='pyav': crops= and flips= are for the CPU"):
+        sm.load_video(CLIP, cuda=0, decoder="pyav", **options)
+
+
 def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> None:
     want = sm.load_video(CLIP, pix_fmt="nv12").array[:, 0]
     batches = [host(batch) for batch in sm.streaming_load_video_nvdec(CLIP, 0, num_frames=8)]

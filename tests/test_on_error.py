@@ -192,6 +192,14 @@ def test_a_function_makes_the_sample(is_async: bool, caplog: pytest.LogCaptureFi
     assert "4 of 10" in caplog.text
 
 
+def test_a_plain_function_that_returns_a_coroutine_fails() -> None:
+    loader = sm.DataLoader(
+        [1], preprocessor=lambda item: later(item, OSError()), on_error="replace"
+    )
+    with pytest.raises(PipelineFailure, match="stage 'lambda' returned a coroutine"):
+        list(loader)
+
+
 def test_a_function_of_a_source_without_positions() -> None:
     loader = sm.DataLoader(iter([1, 2, 3]), preprocessor=Fragile({2}), on_error=lambda *_: "two")
     assert sorted(map(str, loader)) == ["1", "3", "two"]
