@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from spdl_media._loader_arguments import OnError
@@ -75,6 +74,8 @@ class StandIns:
         self._counted: set[int] = set()
         # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
         self._turns: dict[int, int] = {}
+        # From bad items to what closes them: else each of a long run of them would walk over all the others.
+        self._steps: dict[int, int] = {}
 
     async def find(
         self, tagged: Tagged, error: BaseException, load: _Load, node: Node
@@ -114,18 +115,26 @@ class StandIns:
             node.fail_early(tagged, error)
 
     async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
-        """Walk ahead to the good item that closes the bracket."""
-        depth = self._turns[position] = 1
-        for by in chain(range(position + 1, len(self.items)), range(position)):
+        """Walk ahead to the good item that closes the bracket, and note what closes those on the way."""
+        count, opened = len(self.items), [position]
+        self._turns[position] = 1
+        for step in range(self._steps.get(position, 1), count):
             # The consumer has gone, and the way may be long.
             if self._ledger.is_closed:
-                break
+                return None, None
+            by = (position + step) % count
             turn, sample = self._turns.get(by), None
-            if turn is None or (turn < 0 and depth == 1):
+            if turn is None or (turn < 0 and len(opened) == 1):
                 turn, sample = await self._try(by, position, load, node)
-            depth += turn
-            if not depth:
-                return sample, by
+            if turn > 0:
+                opened.append(by)
+            elif turn < 0:
+                start = opened.pop()
+                self._steps[start] = (by - start) % count
+                if not opened:
+                    return sample, by
+        # Nothing is left for the others either.
+        self._steps.update(dict.fromkeys(opened, count))
         return None, None
 
     async def _try(self, by: int, position: int, load: _Load, node: Node) -> tuple[int, Any]:

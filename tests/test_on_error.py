@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from resumable_sources import Counting
 
 import spdl_media as sm
+from spdl_media import _loader_policies
 from spdl_media.dataloader import Replaced, sample_rng
 from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import DistributedRandomSampler, MapIterator
@@ -215,6 +216,36 @@ def test_the_failure_of_everything_is_told_before_the_walks_are_over() -> None:
         list(loader)
     assert isinstance(caught.value.exceptions[0], ValueError)
     assert len(fragile.calls) < num_items
+
+
+@pytest.mark.parametrize("num_bad", [600, 1400])
+def test_a_long_run_of_bad_items_is_walked_over_once(
+    num_bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(dict[int, int]):
+        asked = 0
+
+        def get(self, key: int, default: Any = None) -> Any:
+            self.asked += 1
+            return super().get(key, default)
+
+    turns = Counted()
+    init = _loader_policies.StandIns.__init__
+
+    def counted(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._turns = turns
+
+    monkeypatch.setattr(_loader_policies.StandIns, "__init__", counted)
+    loader = sm.DataLoader(
+        range(2000),
+        preprocessor=Fragile(set(range(300, 300 + num_bad))),
+        on_error="replace",
+        output_order="input",
+        max_failures=-1,
+    )
+    assert len(list(loader)) == min(2000, 2 * (2000 - num_bad))
+    assert turns.asked < 4 * 2000
 
 
 def test_a_walk_ends_when_the_consumer_has_gone() -> None:
