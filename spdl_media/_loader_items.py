@@ -133,7 +133,13 @@ class SampleCache:
             TypeError: The item cannot be hashed.
             Exception: The sample cannot be made or pickled.
         """
-        kept = self._samples.get(item)
+        try:
+            kept = self._samples.get(item)
+        except TypeError as error:
+            raise TypeError(
+                f"cache= keeps samples by their items, and one is no key: {error}. Take paths or indices, as "
+                "of MapIterator(dataset)"
+            ) from error
         if kept is not None:
             return pickle.loads(kept)  # noqa: S301  # our own
         sample = await make()

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spdl_media._checks import check_int
@@ -127,7 +128,6 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         worker = _Worker(
             WorkerInfo(0, num_threads, self._base_seed, self._dataset),
             loader.worker_init_fn,
-            self._collate_fn,
             _pinning(self._pin_memory_device) if self._pin_memory else None,
         )
         order: OutputOrder = "input" if loader.in_order else "completion"
@@ -141,9 +141,14 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
     def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002  # torch's signature
         super()._reset(loader, first_iter)
         self._abandon()
-        self._reading = _Reading(
-            self._dataset, self._is_iterable, self._auto_collation, self._drop_last
+        make_fetcher = partial(
+            _data.dataloader._DatasetKind.create_fetcher,
+            *(self._dataset_kind, self._dataset, self._auto_collation),
+            *(self._collate_fn, self._drop_last),
         )
+        # A dataset that fetches all samples at once is given the indices as they are.
+        fetches_all = getattr(self._dataset, "__getitems__", None)
+        self._reading = _Reading(make_fetcher, self._auto_collation and not fetches_all)
         self._num_due = 0
         for _ in range(self._num_ahead):
             self._add_task()
@@ -230,47 +235,34 @@ class _Tasks:
 class _Reading:
     """One iteration over a dataset, in all threads."""
 
-    dataset: Any
-    is_iterable: bool
-    has_batches: bool
-    drop_last: bool
+    make_fetcher: Callable[[], Any]
+    may_stop_early: bool
     is_over: bool = False
-    # Of an iterable dataset, begun in the thread that reads it.
-    items: Iterator[Any] | None = None
+    fetcher: Any = None
 
-    def read(self, index: Any) -> Any:
-        """Return the samples of a batch, or the one sample if there are no batches.
+    def batch(self, index: Any) -> Any:
+        """Return a batch, or one sample if there are no batches, as torch's fetcher makes it.
 
         Raises:
             StopIteration: An iterable dataset has ended.
         """
-        if self.is_iterable:
-            return self._read_next(index)
-        if not self.has_batches:
-            return self.dataset[index]
-        read_all = getattr(self.dataset, "__getitems__", None)
-        return read_all(index) if read_all else [self.dataset[i] for i in self._while_wanted(index)]
+        # An iterable dataset is begun in the thread that reads it.
+        self.fetcher = fetcher = self.fetcher or self.make_fetcher()
+        return fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
 
-    def _read_next(self, index: Any) -> Any:
-        if self.items is None:
-            self.items = iter(self.dataset)
-        wanted = index if self.has_batches else [index]
-        samples = [
-            sample for _, sample in zip(self._while_wanted(wanted), self.items, strict=False)
-        ]
-        is_whole = len(samples) == len(wanted)
-        if not is_whole:
-            # What has ended is not asked again.
-            self.items = iter(())
-        if not samples or (self.drop_last and not is_whole):
-            raise StopIteration
-        return samples if self.has_batches else samples[0]
 
-    def _while_wanted(self, index: Iterable[Any]) -> Iterator[Any]:
-        for one in index:
-            if self.is_over:
+class _Indices(list[Any]):
+    """Indices of a batch, which end in an error when nobody waits for it any more."""
+
+    def __init__(self, indices: Iterable[Any], reading: _Reading) -> None:
+        super().__init__(indices)
+        self._reading = reading
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in super().__iter__():
+            if self._reading.is_over:
                 raise RuntimeError("the iteration was broken off")
-            yield one
+            yield index
 
 
 @dataclass(eq=False)
@@ -279,7 +271,6 @@ class _Worker:
 
     info: WorkerInfo
     init_fn: Callable[[int], object] | None
-    collate_fn: Callable[[Any], Any]
     pin: Callable[[Any], Any] | None
     ids: Iterator[int] = field(default_factory=itertools.count)
 
@@ -287,7 +278,7 @@ class _Worker:
         reading, index = task
         try:
             self._begin_thread()
-            batch = self.collate_fn(reading.read(index))
+            batch = reading.batch(index)
             return reading, batch if self.pin is None else self.pin(batch), None
         # Not even SystemExit may be lost: the consumer waits for this batch, and raises it.
         except BaseException as error:  # noqa: BLE001

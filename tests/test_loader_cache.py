@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import DistributedRandomSampler, MapIterator
 
 calls: Counter[int] = Counter()
@@ -74,6 +75,14 @@ def test_stand_ins_are_kept_as_well() -> None:
     for _ in range(2):
         assert [int(sample[0]) for sample in loader] == [0, 1, 4, 9, 16, 36, 36]
     assert calls[6] == 1
+
+
+def test_items_that_are_no_keys_are_told() -> None:
+    loader = sm.DataLoader([{"path": "a"}], preprocessor=repr, cache=1000)
+    with pytest.raises(
+        PipelineFailure, match=r"cache= keeps .* unhashable type: 'dict'. Take paths"
+    ):
+        list(loader)
 
 
 def drawn(item: int, rng: np.random.Generator) -> int:
