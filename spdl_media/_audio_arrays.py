@@ -350,16 +350,13 @@ def _load_frames(
     name: str, found: CodedFrames, window: Window, request: AudioRequest
 ) -> AudioArray | None:
     """Decode many frames at a time; ``None``: one of them does not give its samples."""
-    codec, stop = found.codec, found.window[1]
-    rows = request.rows(found.zero, Fraction(stop, codec.sample_rate))
+    codec, rate = found.codec, found.codec.sample_rate
+    metadata = PacketMetadata(name, Fraction(found.delay, rate), window)
+    rows = request.rows(metadata.zero, Fraction(found.window[1], rate))
     if rows is None or not decode_frames(found, request.config, rows.put, name):
         return None
     rows.flush()
-    return (
-        None
-        if rows.mixed
-        else _finished(rows, request, PacketMetadata(name, found.zero, window), codec)
-    )
+    return None if rows.mixed else _finished(rows, request, metadata, codec)
 
 
 def _finished(

@@ -38,21 +38,21 @@ class AudioChunk:
 
         Planar formats give one array ``(samples,)`` a channel, packed ones one ``(samples, channels)``.
         """
-        frame, views = self.frame, []
-        channels = frame.layout.nb_channels
+        frame = self.frame
+        name, count, channels = frame.format.name, frame.samples, frame.layout.nb_channels
+        is_planar, views = name.endswith("p"), []
         if _hides_planes(frame):
             (samples,) = AudioChunk(_interleaved(frame), self.start, self.stop).planes
             return tuple(samples.T)
-        # The table has packed formats alone; planar ones have values of the same type.
-        dtype = SAMPLE_DTYPES[frame.format.packed.name]
-        shape = (-1,) if frame.format.is_planar else (-1, channels)
+        dtype = SAMPLE_DTYPES[name.removesuffix("p")]
         planes: tuple[Any, ...] = frame.planes
         for plane in planes:
             # FFmpeg pads planes behind the last sample.
-            view = np.frombuffer(plane, dtype, frame.samples * abs(shape[-1])).reshape(shape)
+            view = np.frombuffer(plane, dtype, count if is_planar else count * channels)
             # Frames are shared between threads.
             view.flags.writeable = False
-            views.append(view[self.start : self.stop])
+            shaped = view if is_planar else view.reshape(count, channels)
+            views.append(shaped[self.start : self.stop])
         return tuple(views)
 
 

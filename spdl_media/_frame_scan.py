@@ -14,10 +14,10 @@ import math
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._window import AUDIO_PREROLL
@@ -34,13 +34,12 @@ _PACKET_SAMPLES = 16 * 1024
 _PADDING = bytes(64)
 
 
-@dataclass(frozen=True, slots=True)
-class CodedFrames:
+class CodedFrames(NamedTuple):
     """Frames of a file that stand one behind the other.
 
     Attributes:
         codec: Of the stream.
-        zero: Second 0 of the container on the stream's own clock.
+        delay: Samples of the stream before second 0.
         window: Positions of the first sample of the window and of the one behind its last.
         position: Of the first sample of the frames.
         num_samples: Samples of all frames.
@@ -50,13 +49,13 @@ class CodedFrames:
     """
 
     codec: AudioCodec
-    zero: Fraction
+    delay: int
     window: tuple[int, int]
     position: int
     num_samples: int
     packet_samples: int
     data: bytes
-    cuts: list[int]
+    cuts: Sequence[int]
 
     def packets(self) -> Iterator[tuple[AvPacket, int]]:
         """Packets of many frames each, and how many samples they give."""
@@ -86,10 +85,16 @@ def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedF
         return None
 
 
-def _samples(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
+def _bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
     start, stop = window.samples(rate)
-    stop = sys.maxsize if stop is None else stop
-    return start, stop if num_samples is None else min(stop, start + num_samples)
+    most = sys.maxsize if num_samples is None else start + num_samples
+    return start, most if stop is None else min(stop, most)
+
+
+def _codec(name: str, rate: int, channels: int, extradata: bytes | None = None) -> AudioCodec:
+    decoder, layout = "mp3float" if name == "mp3" else name, ("mono", "stereo")[channels - 1]
+    unit = Fraction(1, rate)
+    return AudioCodec(name, decoder, rate, layout, channels, time_base=unit, extradata=extradata)
 
 
 # MP3: all headers from the first one on are looked at, for nothing else tells the place of a frame.
@@ -100,8 +105,7 @@ _DECODER_DELAY = 529
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
-@dataclass(frozen=True, slots=True)
-class _InfoTag:
+class _InfoTag(NamedTuple):
     """What a first frame without sound says of the others.
 
     Attributes:
@@ -122,27 +126,30 @@ def _find_mp3(
 ) -> CodedFrames | None:
     begin, size = id3_size(head), input.size()
     top = bytes(input.read_at(begin, _INFO_TAG_SIZE)) if begin else head
-    frame_size, tag = mp3_frame_size(top[:4]), _read_info_tag(top)
+    is_mpeg1, is_mono = top[1] & 8 != 0, top[3] >= 0xC0
+    # Behind the header and the side information.
+    tag = _read_info_tag(top, 4 + ((9, 17), (17, 32))[is_mpeg1][not is_mono])
+    frame_size = mp3_frame_size(top[:4])
     if frame_size is None or tag is None:
         return None
-    rate, samples, is_mono = mp3_sample_rate(top), _mp3_samples(top), _is_mono(top)
-    start, stop = _samples(window, rate, num_samples)
+    rate, samples = mp3_sample_rate(top), 1152 if is_mpeg1 else 576
+    start, stop = _bounds(window, rate, num_samples)
     if tag.num_frames and stop > tag.num_frames * samples - tag.delay - tag.padding:
         stop = sys.maxsize
     first = max(start + tag.delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
     last, step = -(-(stop + tag.delay) // samples), _PACKET_SAMPLES // samples
     place = begin + (frame_size if tag.num_frames else 0)
-    wanted = place + (last + 2) * frame_size
-    while True:
-        data = bytes(input.read_at(0, min(wanted, _MOST_BYTES)))
-        end = size - _ID3V1_SIZE if data[size - _ID3V1_SIZE :].startswith(b"TAG") else size
-        try:
-            number, cuts = _walk(data, top, (place, end), (first, last, step))
-            break
-        except LookupError:  # a bit rate that varies takes more
-            if len(data) in (size, _MOST_BYTES):
-                return None
-            wanted *= 2
+    # Where the bit rate varies, frames may take more.
+    wanted, cuts = place + (last + 2) * frame_size, None
+    while cuts is None:
+        if min(wanted, size) > _MOST_BYTES:
+            return None
+        data = bytes(input.read_at(0, wanted))
+        end = size - _ID3V1_SIZE * data[size - _ID3V1_SIZE :].startswith(b"TAG")
+        number, cuts = _walk(data, top, (place, end), (first, last, step))
+        if cuts is None and wanted >= size:
+            return None
+        wanted *= 2
     if number < last:
         # FFmpeg does not believe a tag of another file.
         is_right = number == tag.num_frames and tag.num_bytes in (0, end - begin)
@@ -151,63 +158,33 @@ def _find_mp3(
         stop = min(stop, number * samples - tag.delay - tag.padding)
     if start >= stop:
         return None
-    codec = AudioCodec(
-        name="mp3",
-        decoder="mp3float",
-        sample_rate=rate,
-        channel_layout="mono" if is_mono else "stereo",
-        num_channels=2 - is_mono,
-        sample_fmt="fltp",
-        time_base=Fraction(1, rate),
-    )
-    return CodedFrames(
-        codec,
-        zero=Fraction(tag.delay, rate),
-        window=(start, stop),
-        position=first * samples - tag.delay,
-        num_samples=(number - first) * samples,
-        packet_samples=step * samples,
-        data=data + _PADDING,
-        cuts=cuts,
-    )
+    codec, position = _codec("mp3", rate, 2 - is_mono), first * samples - tag.delay
+    found = (number - first) * samples, step * samples, data + _PADDING, cuts
+    return CodedFrames(codec, tag.delay, (start, stop), position, *found)
 
 
-def _mp3_samples(header: bytes) -> int:
-    """Samples of a frame: half as many in MPEG-2 and 2.5."""
-    return 1152 if header[1] & 8 else 576
-
-
-def _is_mono(header: bytes) -> bool:
-    return header[3] >= 0xC0
-
-
-def _read_info_tag(top: bytes) -> _InfoTag | None:
+def _read_info_tag(top: bytes, place: int) -> _InfoTag | None:
     """Read the tag that encoders write into the first frame; ``None``: FFmpeg has to read it."""
-    # Behind the header and the side information.
-    place = 4 + ((17, 32) if top[1] & 8 else (9, 17))[not _is_mono(top)]
     if top[36:40] == b"VBRI":
         return None
     if top[place : place + 4] not in (b"Xing", b"Info"):
         return _InfoTag()
-    flags, place = top[place + 7], place + 8
-    if not flags & 1:
+    flags, num_frames, num_bytes = struct.unpack_from(">III", top, place + 4)
+    if not flags & 1 or not num_frames:
         return None
-    num_frames, num_bytes = struct.unpack_from(">II", top, place)
     # Number of frames, size, 100 places, quality: each is there if its bit is set.
-    place += sum(size for bit, size in ((1, 4), (2, 4), (4, 100), (8, 4)) if flags & bit)
+    place += 8 + sum(size for bit, size in ((1, 4), (2, 4), (4, 100), (8, 4)) if flags & bit)
     delay = padding = 0
     if top[place : place + 4] in (b"LAME", b"Lavf", b"Lavc"):
         both = int.from_bytes(top[place + 21 : place + 24], "big")
         delay = (both >> 12) + _DECODER_DELAY
         padding = max((both & 0xFFF) - _DECODER_DELAY, 0)
-    return (
-        _InfoTag(num_frames, num_bytes if flags & 2 else 0, delay, padding) if num_frames else None
-    )
+    return _InfoTag(num_frames, num_bytes if flags & 2 else 0, delay, padding)
 
 
 def _walk(
     data: bytes, top: bytes, span: tuple[int, int], frames: tuple[int, int, int]
-) -> tuple[int, list[int]]:
+) -> tuple[int, list[int] | None]:
     """Go from frame to frame.
 
     Args:
@@ -217,35 +194,26 @@ def _walk(
         frames: Numbers of the first frame, of the one behind the last, and of those in a packet.
 
     Returns:
-        The number of frames up to the last one, and where packets begin and the last one ends.
-
-    Raises:
-        LookupError: The data ends, or something else stands between two frames.
+        The number of the frame behind the last one, and where packets begin and the last one ends; ``None``:
+        the data end before, or something else stands between two frames.
     """
-    (place, end), (first, last, step) = span, frames
-    sizes = _mp3_sizes(top[1], top[2] & 0x0C)
-    number, place = _skip(data, place, end, first, top[1], sizes)
-    cuts = [place]
-    while number < last and place < end:
-        passed, place = _skip(data, place, end, min(step, last - number), top[1], sizes)
-        number += passed
-        cuts.append(place)
-    if place > len(data):
-        raise IndexError("the last frame is cut short")
-    return number, cuts
-
-
-def _skip(
-    data: bytes, place: int, end: int, count: int, version: int, sizes: dict[int, int]
-) -> tuple[int, int]:
-    """Go over so many frames, or to the end; give their number, and the place behind them."""
-    for passed in range(count):
-        if place >= end:
-            return passed, place
-        if data[place] != 0xFF or data[place + 1] != version:
-            raise LookupError("no frame of this stream")
-        place += sizes[data[place + 2]]
-    return count, place
+    (place, end), (goal, last, step) = span, frames
+    version, sizes = top[1], _mp3_sizes(top[1], top[2] & 0x0C)
+    number, cuts = 0, []
+    try:
+        while True:
+            while number < goal and place < end:
+                if data[place] != 0xFF or data[place + 1] != version:
+                    return number, None
+                place += sizes[data[place + 2]]
+                number += 1
+            cuts.append(place)
+            if number == last or place >= end:
+                break
+            goal = min(goal + step, last)
+    except LookupError:
+        return number, None
+    return number, cuts if place <= len(data) else None
 
 
 @lru_cache(maxsize=32)
@@ -256,52 +224,42 @@ def _mp3_sizes(version: int, rate: int) -> dict[int, int]:
     return {third: size for third, size in sizes.items() if size}
 
 
-# FLAC: each header has the number of its frame.
+# FLAC: each header has the number of its frame, and is found by the sync code before it.
 
 # Signature, kind and length of the block, sizes of blocks and frames, and rate, channels, bits and samples.
 _STREAMINFO = struct.Struct(">4s B 3s HH 6s Q")
 _COMMENTS, _LAST_BLOCK = 4, 0x80
-_PROBE_SIZE, _MOST_PROBES = 32 * 1024, 20
+_FLAC_SYNC = b"\xff\xf8"
+# Numbers are written as UTF-8 writes characters: their bytes by the upper half of the first.
+_CODE_SIZES = (*[1] * 12, 2, 2, 3, 4)
+_MOST_PROBES, _MOST_HEADERS = 24, 32
+# Bytes of a frame, where the file does not say how large they are.
+_LARGE = 32 * 1024
 
 
 def _find_flac(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
-    _, kind, length, smallest, block, _, bits = _STREAMINFO.unpack_from(head)
+    _, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
     # Where blocks vary, samples are numbered and not frames; FFmpeg knows the layouts of more channels.
     if kind & 0x7F or length != b"\0\0\x22" or not 0 < smallest == block or channels > 2:
         return None
     begin = _first_flac_frame(input)
-    start, stop = _samples(window, rate, num_samples)
+    start, stop = _bounds(window, rate, num_samples)
     stop = min(stop, total)
     if begin is None or not rate or start >= stop:
         return None
     first, last, step = start // block, -(-stop // block), max(_PACKET_SAMPLES // block, 1)
-    numbers = [*range(first, last, step), last]
-    found = _FlacScan(input, begin, -(-total // block)).read(numbers)
-    if found is None:
+    largest = int.from_bytes(sizes[3:], "big") or _LARGE
+    span = begin, -(-total // block), largest
+    frames = _read_flac(input, span, [*range(first, last, step), last])
+    if frames is None:
         return None
-    data, cuts = found
-    codec = AudioCodec(
-        name="flac",
-        decoder="flac",
-        sample_rate=rate,
-        channel_layout="mono" if channels == 1 else "stereo",
-        num_channels=channels,
-        time_base=Fraction(1, rate),
-        extradata=head[8:42],
-    )
-    return CodedFrames(
-        codec,
-        zero=Fraction(0),
-        window=(start, stop),
-        position=first * block,
-        num_samples=min(last * block, total) - first * block,
-        packet_samples=step * block,
-        data=data + _PADDING,
-        cuts=cuts,
-    )
+    data, cuts = frames
+    codec, position = _codec("flac", rate, channels, head[8:42]), first * block
+    found = min(last * block, total) - position, step * block, data + _PADDING, cuts
+    return CodedFrames(codec, 0, (start, stop), position, *found)
 
 
 def _first_flac_frame(input: Input) -> int | None:
@@ -314,96 +272,81 @@ def _first_flac_frame(input: Input) -> int | None:
         if b"CHANNEL_MASK" in comments.upper():
             return None
         place += 4 + length
-    top = input.read_at(place, 5)
-    return place if bytes(top[:2]) == b"\xff\xf8" and top[4] == 0 else None
+    top = bytes(input.read_at(place, 5))
+    return place if top.startswith(_FLAC_SYNC) and top[4] == 0 else None
 
 
-class _FlacScan:
-    """Finds frames by their numbers.
+def _read_flac(
+    input: Input, span: tuple[int, int, int], numbers: Sequence[int]
+) -> tuple[bytes, list[int]] | None:
+    """Read frames, the first of these numbers up to the last one, which is not read itself.
 
     Args:
         input: The opened file.
-        begin: Where the first frame begins.
-        num_frames: Number of frames.
+        span: Where the first frame of the file begins, the number of frames, and the size of the largest.
+        numbers: Those whose places are wanted.
+
+    Returns:
+        Bytes, and where in them the frames with these numbers begin; ``None``: one is not found.
     """
-
-    def __init__(self, input: Input, begin: int, num_frames: int) -> None:
-        self._input, self._begin, self._num_frames = input, begin, num_frames
-        # Sync code, and size and rate of all frames but the last, which may be shorter.
-        self._sync = bytes(input.read_at(begin, 3))
-
-    def read(self, numbers: Sequence[int]) -> tuple[bytes, list[int]] | None:
-        """Read frames: the first of these numbers up to the last one, which is not read itself.
-
-        Returns:
-            Bytes, and where in them the frames with these numbers begin; ``None``: one is not found.
-        """
-        size = self._input.size()
-        number = min(numbers[0], max(self._num_frames - 2, 0))
-        place = self._seek(number)
-        if place is None:
+    (begin, num_frames, _), size, number = span, input.size(), numbers[0]
+    # The size and rate of all frames but the last, which may be shorter.
+    usual = input.read_at(begin, 3)[2]
+    start = _seek_flac(input, span, number, usual)
+    # Frames may be larger here than elsewhere.
+    wanted = (numbers[-1] - number + 1) * (size - begin) // num_frames * 5 // 4 + 4096
+    while start is not None and wanted <= _MOST_BYTES:
+        data = bytes(input.read_at(start, wanted))
+        is_end, places = start + len(data) == size, [0]
+        for offset, found in _flac_headers(data, usual, num_frames - 1):
+            if len(places) > numbers[-1] - number:
+                break
+            if found == number + len(places):
+                places.append(offset)
+        if is_end and numbers[-1] == num_frames:
+            places.append(len(data))
+        if len(places) > numbers[-1] - number:
+            return data, [places[each - number] for each in numbers]
+        if is_end:
             return None
-        # Frames may be larger here than elsewhere.
-        mean = (size - self._begin) // self._num_frames
-        wanted = (numbers[-1] - number + 1) * mean * 5 // 4 + _PROBE_SIZE
-        while True:
-            data = bytes(self._input.read_at(place, min(wanted, _MOST_BYTES)))
-            cuts = self._cuts(data, number, numbers, is_all=place + len(data) == size)
-            if cuts is not None:
-                return data, cuts
-            if place + len(data) == size or len(data) == _MOST_BYTES:
-                return None
-            wanted *= 2
-
-    def _seek(self, wanted: int) -> int | None:
-        """The place of a frame with a number; ``None``: it is not found."""
-        low, number, high, above = self._begin, 0, self._input.size(), self._num_frames
-        for _ in range(_MOST_PROBES):
-            if number == wanted:
-                return low
-            # So that the frame before it is in sight.
-            place = low + (wanted - number - 1) * (high - low) // (above - number)
-            chunk = bytes(self._input.read_at(place, _PROBE_SIZE))
-            offset = chunk.find(self._sync)
-            while 0 <= offset < len(chunk) - 8:
-                found = _flac_number(chunk[offset + 4 : offset + 8])
-                if number < found <= wanted:
-                    low, number = place + offset, found
-                elif wanted < found < above:
-                    high, above = place + offset, found
-                offset = chunk.find(self._sync, offset + 1)
-        return None
-
-    def _cuts(
-        self, data: bytes, number: int, numbers: Sequence[int], *, is_all: bool
-    ) -> list[int] | None:
-        """Where frames begin in data that begin with one of them; ``None``: one is not there."""
-        place = 0
-        cuts = []
-        for wanted in numbers:
-            if wanted == self._num_frames:
-                place = len(data) if is_all else -1
-            elif wanted != number:
-                sync = self._sync[: 3 if wanted < self._num_frames - 1 else 2]
-                code = _flac_code(wanted)
-                place = data.find(sync, place + 1)
-                while place >= 0 and not data.startswith(code, place + 4):
-                    place = data.find(sync, place + 1)
-            if place < 0:
-                return None
-            cuts.append(place)
-        return cuts
+        wanted *= 2
+    return None
 
 
-def _flac_code(number: int) -> bytes:
-    """How a header writes the number of its frame: as UTF-8 writes characters."""
-    return chr(number).encode("utf-8", "surrogatepass")
+def _seek_flac(input: Input, span: tuple[int, int, int], number: int, usual: int) -> int | None:
+    """Where the frame with a number begins; ``None``: it is not found."""
+    (low, above, largest), high, passed = span, input.size(), 0
+    last = above - 1
+    for probe in range(_MOST_PROBES):
+        if passed == number:
+            return low
+        # So that the frame before it is in sight, and the one behind; halved where sizes are uneven.
+        mean = (high - low) // (above - passed)
+        place = (low + high) // 2 if probe % 4 == 3 else low + (number - passed - 1) * mean
+        chunk = bytes(input.read_at(place, largest + 2 * mean + 64))
+        for offset, found in islice(_flac_headers(chunk, usual, last), _MOST_HEADERS):
+            if passed < found <= number:
+                low, passed = place + offset, found
+            elif number < found < above:
+                high, above = place + offset, found
+    return None
 
 
-def _flac_number(code: bytes) -> int:
-    """The number that begins there; -1: none."""
-    size = 1 + sum(code[0] >= least for least in (0xC0, 0xE0, 0xF0))
-    try:
-        return ord(code[:size].decode("utf-8", "surrogatepass"))
-    except UnicodeDecodeError:
-        return -1
+def _flac_headers(data: bytes, usual: int, last: int) -> Iterator[tuple[int, int]]:
+    """Where frames may begin, and their numbers.
+
+    Args:
+        data: A part of the file.
+        usual: The byte behind the sync code.
+        last: Number of the frame that may have another one.
+    """
+    offset = data.find(_FLAC_SYNC)
+    while 0 <= offset < len(data) - 8:
+        code = data[offset + 4 : offset + 4 + _CODE_SIZES[data[offset + 4] >> 4]]
+        try:
+            number = ord(code.decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            number = -1
+        if data[offset + 2] == usual or number == last:
+            yield offset, number
+        offset = data.find(_FLAC_SYNC, offset + 1)

@@ -210,9 +210,9 @@ class SampleRows:
         dtype = np.dtype(SAMPLE_DTYPES[self.sample_fmt.removesuffix("p")])
         size, room = channels * dtype.itemsize, 2 * needed
         if self._rows is None:
-            left = (self._end or 0) - Fraction(self.first, self.sample_rate)
+            left = math.ceil((self._end or 0) * self.sample_rate) - self.first
             # What a header states is not to be trusted, and untouched memory is only addresses.
-            room = max(needed, min(math.ceil(left * self.sample_rate), _MOST_EXPECTED // size))
+            room = max(needed, min(left, _MOST_EXPECTED // size))
         memory = self._allocate(room * size)[: room * size].view(dtype)
         planar = self.sample_fmt.endswith("p")
         rows = memory.reshape(-1, room).T if planar else memory.reshape(room, -1)
