@@ -4,8 +4,8 @@
 
     prints the table of ``docs/recipes.md``
 
-A line is one of the code under "With ...:" or "Here...:", laid out by ``ruff format`` in 100 columns, without
-imports, comments and prints at its outer level. A pair is found by its heading. It needs ruff.
+Lines are those of the listings under "With ...:" and "Here...:", laid out by ``ruff format`` in 100 columns,
+without imports, comments and prints. A pair is found by its heading. It needs ruff.
 """
 
 from __future__ import annotations
