@@ -15,11 +15,14 @@ from spdl_media.testing import make_audio, make_image
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPT = CHECKOUT / "samples" / "benchmarks" / "recipes.py"
+AUGMENTATION = SCRIPT.with_name("augmentation.py")
 
 
-def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    *args: str | Path, status: int = 0, script: Path = SCRIPT
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, SCRIPT, *map(str, args)],
+        [sys.executable, script, *map(str, args)],
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
@@ -53,6 +56,19 @@ def test_writes_figures_of_recipes(tmp_path: Path) -> None:
     assert done.stdout.count("\nspdl_media ") == 3
 
 
+@pytest.mark.long
+def test_writes_figures_of_augmentation(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 200, 64 * 48 * 3).reshape(48, 64, 3)
+    (tmp_path / "0.jpg").write_bytes(make_image(ramp.astype(np.uint8), codec="mjpeg"))
+    result = tmp_path / "result.json"
+    tiny = ("--ways", "nothing", "--count", "12", "--batch", "4", "--rounds", "1", "--json", result)
+    run("--images", tmp_path, *tiny, script=AUGMENTATION)
+    rows = json.loads(result.read_text())["results"]
+    assert [row["own"] for row in rows] == ["default", "1"]
+    assert all(row["rate"]["lowest"] > 0 for row in rows)
+
+
 def test_says_what_is_wrong(tmp_path: Path) -> None:
     assert "nothing to measure: pass --photos" in run(status=2).stderr
     assert "no .jpg" in run("--photos", tmp_path, status=2).stderr
+    assert "no .jpg" in run("--images", tmp_path, status=2, script=AUGMENTATION).stderr

@@ -1,0 +1,176 @@
+"""Augmentation behind the decoder, in threads, in processes and in the loop; with the libraries' own threads.
+
+    python samples/benchmarks/augmentation.py --images DIR [--json FILE]
+
+    way        nothing          a random crop of each JPEG to 224x224, mirrored by chance, and no more
+               Albumentations   the same, then colours and a rotation, of one image in the preprocessor
+               torchvision      likewise, by transforms.v2
+               Kornia           likewise, of a batch of floats, in the loop that takes the batches
+    where      the loader's threads, its processes, or the loop
+    own        threads of OpenCV and PyTorch: the default, or 1 (in the loader's processes PyTorch has 1)
+    images/s   from the first batch on, so that starts and imports are left out
+    x default  over the same with the default, in the same round
+
+Each figure is from a fresh process; a round runs all of them, the next one goes backwards. Printed are the
+medians, with lowest and highest. A library that is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from figures import machine, markdown_table, over, plain_table, spread, with_range, write_json
+from loaders import repeated
+from processes import run_fresh
+
+import spdl_media as sm
+from spdl_media.pipeline import ProcessPoolExecutorConfig
+
+SIZE = 224
+CUT = sm.ImageRecipe(SIZE, random_crop=True, flip=0.5, layout="NHWC")
+PLANES = sm.ImageRecipe(SIZE, random_crop=True, flip=0.5)
+FLOATS = sm.ImageRecipe(SIZE, random_crop=True, flip=0.5, dtype="float32")
+this_thread = threading.local()
+WAYS = [
+    ("nothing", "threads"),
+    ("Albumentations", "threads"),
+    ("Albumentations", "processes"),
+    ("torchvision", "threads"),
+    ("torchvision", "processes"),
+    ("Kornia", "loop"),
+]
+PACKAGES = {"Albumentations": "albumentations", "torchvision": "torchvision", "Kornia": "kornia"}
+
+
+def albumentations_of(path: str, rng: np.random.Generator) -> Any:
+    """One image, by an augmentation of the thread's own."""
+    import albumentations as A  # noqa: N812  # as its users call it
+
+    if not hasattr(this_thread, "augment"):
+        this_thread.augment = A.Compose([A.ColorJitter(p=1.0), A.Affine(rotate=(-10, 10), p=1.0)])
+    this_thread.augment.set_random_seed(int(rng.integers(2**31)))
+    return this_thread.augment(image=np.array(CUT(path, rng)))["image"]
+
+
+def torchvision_of(path: str, rng: np.random.Generator) -> Any:
+    """One image as a tensor."""
+    from torchvision.transforms import v2
+
+    if not hasattr(this_thread, "augment"):
+        jitter = v2.ColorJitter(0.2, 0.2, 0.2, 0.1)
+        this_thread.augment = v2.Compose([jitter, v2.RandomRotation(10)])
+    return this_thread.augment(sm.to_torch(PLANES(path, rng)))
+
+
+PREPROCESSORS: dict[str, Any] = {
+    "nothing": CUT,
+    "Albumentations": albumentations_of,
+    "torchvision": torchvision_of,
+    "Kornia": FLOATS,
+}
+
+
+def run_cell(cell: dict[str, Any]) -> dict[str, float]:
+    """Load all images once, in the fresh process."""
+    in_processes, augment = cell["where"] == "processes", None
+    setup = limit_threads if cell["own"] == "1" else None
+    if setup is not None:
+        setup()
+    if cell["way"] == "Kornia":
+        import kornia.augmentation as K  # noqa: N812  # as its users call it
+
+        augment = K.AugmentationSequential(
+            K.ColorJitter(0.2, 0.2, 0.2, 0.1), K.RandomRotation(10.0), data_keys=["input"]
+        )
+    loader = sm.DataLoader(
+        [path for path, _ in repeated(Path(cell["images"]), cell["count"])],
+        preprocessor=PREPROCESSORS[cell["way"]],
+        batch_size=cell["batch"],
+        num_threads=cell["workers"],
+        to="torch" if cell["way"] in ("torchvision", "Kornia") else "numpy",
+        executor=ProcessPoolExecutorConfig(cell["workers"], initializer=setup)
+        if in_processes
+        else None,
+    )
+    begin, count = 0.0, 0
+    for batch in loader:
+        images = batch if augment is None else augment(batch)
+        if begin:
+            count += len(images)
+        else:
+            begin = time.perf_counter()
+    return {"rate": count / (time.perf_counter() - begin)}
+
+
+def limit_threads() -> None:
+    """One thread in OpenCV and PyTorch, as far as they are there."""
+    if find_spec("cv2"):
+        import cv2
+
+        cv2.setNumThreads(1)
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def main() -> None:
+    """Measure, print the table, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(PREPROCESSORS), default=list(PREPROCESSORS)
+    )
+    parser.add_argument("--count", type=int, default=512, help="images of a run, files repeated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    options = parser.parse_args()
+    try:
+        repeated(options.images, 1)
+    except OSError as error:
+        parser.error(str(error))
+    common = {"images": str(options.images)}
+    common |= {name: getattr(options, name) for name in ("count", "workers", "batch")}
+    cells = [
+        {**common, "way": way, "where": where, "own": own}
+        for way, where in WAYS
+        if way in options.ways and (way == "nothing" or find_spec(PACKAGES[way]))
+        for own in ("default", "1")
+    ]
+    rates: list[list[float]] = [[] for _ in cells]
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        order = range(len(cells))
+        for index in order if number % 2 == 0 else reversed(order):
+            rates[index].append(run_fresh(__file__, cells[index])["rate"])
+    rows = []
+    for index, cell in enumerate(cells):
+        by_default = rates[index - index % 2]
+        row = [cell["way"], cell["where"], cell["own"], with_range(spread(rates[index]))]
+        rows.append([*row, with_range(over(rates[index], by_default), 2)])
+    head = ["way", "where", "own", "images/s", "x default"]
+    print((markdown_table if options.markdown else plain_table)(head, rows))
+    results = [{**cell, "rate": spread(rate)} for cell, rate in zip(cells, rates, strict=True)]
+    names = "albumentations opencv-python-headless torch torchvision kornia".split()
+    write_json({"machine": machine(*names), "results": results}, options.json)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--cell"]:
+        print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
+        # Not through the interpreter's end, where PyTorch takes 100 MiB more for a moment.
+        os._exit(0)
+    else:
+        main()
