@@ -127,7 +127,7 @@ def frames_from_array(
     colors = (
         color_number("colorspace", colorspace or getattr(array, "colorspace", None), COLORSPACES),
         color_number(
-            "color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES, 0
+            "color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES
         ),
     )
     planes, like, single = _planes(array, pix_fmt, layout)
@@ -197,16 +197,15 @@ def _numpy(array: Any) -> npt.NDArray[Any]:
     return values
 
 
-def color_number(
-    argument: str, name: str | None, table: Mapping[int, str], unknown: int = 2
-) -> int:
+def color_number(argument: str, name: str | None, table: Mapping[int, str]) -> int:
     """FFmpeg's number for a name of a table, and that of "not stated" for ``None``.
 
     Raises:
         ValueError: The table has no such name.
     """
     numbers: dict[str | None, int] = {known: number for number, known in table.items()}
-    numbers |= {None: unknown} | ({"bt601": 6} if table is COLORSPACES else {})
+    numbers |= {None: 0 if table is COLOR_RANGES else 2}
+    numbers |= {"bt601": 6} if table is COLORSPACES else {}
     check_choice(argument, name, [*numbers])
     return numbers[name]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from av.codec.codec import find_best_pix_fmt_of_list
 from av.codec.context import Flags
 
 from spdl_media._audio_chunks import frame_of
-from spdl_media._checks import check_choice, check_int, check_positive, did_you_mean
+from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
 from spdl_media._graph import FrameFilter
 from spdl_media._rows import matrix_and_range
@@ -38,61 +38,7 @@ _QP2LAMBDA = 118
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoEncodeConfig:
-    """How a video stream is encoded. See :func:`video_encode_config`."""
-
-    width: int
-    height: int
-    frame_rate: Fraction | None = None
-    pix_fmt: str | None = None
-    encoder: str | None = None
-    encoder_options: Mapping[str, str] = field(default_factory=dict)
-    bit_rate: int | None = None
-    qscale: int | None = None
-    gop_size: int | None = None
-    max_b_frames: int | None = None
-    colorspace: str | None = None
-    color_range: Literal["tv", "pc"] | None = None
-    color_primaries: str | None = None
-    color_trc: str | None = None
-    orientation: int = 1
-    sample_aspect_ratio: Fraction | None = None
-    time_base: Fraction | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AudioEncodeConfig:
-    """How an audio stream is encoded. See :func:`audio_encode_config`."""
-
-    sample_rate: int
-    num_channels: int
-    sample_fmt: str | None = None
-    encoder: str | None = None
-    encoder_options: Mapping[str, str] = field(default_factory=dict)
-    bit_rate: int | None = None
-    qscale: int | None = None
-
-
-def video_encode_config(
-    *,
-    width: int,
-    height: int,
-    frame_rate: Rate | None = 30,
-    pix_fmt: str | None = None,
-    encoder: str | None = None,
-    encoder_options: Mapping[str, object] | None = None,
-    bit_rate: int | None = None,
-    qscale: int | None = None,
-    gop_size: int | None = None,
-    max_b_frames: int | None = None,
-    colorspace: str | None = None,
-    color_range: Literal["tv", "pc"] | None = None,
-    color_primaries: str | None = None,
-    color_trc: str | None = None,
-    orientation: int = 1,
-    sample_aspect_ratio: Fraction | None = None,
-    time_base: Fraction | None = None,
-) -> VideoEncodeConfig:
-    """Choose how a video stream is encoded.
+    """How a video stream is encoded. SPDL's name of it is ``video_encode_config``.
 
     Args:
         width: Width of the frames, in pixels.
@@ -128,52 +74,50 @@ def video_encode_config(
     See:
         FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Video-Encoders
     """
-    if frame_rate is None and time_base is None:
-        raise ValueError("give frame_rate=, or time_base= if the frames have times of their own")
-    for name, value in (("bit_rate", bit_rate), ("gop_size", gop_size), ("qscale", qscale)):
-        if value is not None:
-            check_positive(name, value)
-    if max_b_frames is not None:
-        check_int("max_b_frames", max_b_frames, at_least=0)
-    if pix_fmt is not None:
-        format_name("pix_fmt", pix_fmt)
-    color_number("colorspace", colorspace, COLORSPACES)
-    color_number("color_primaries", color_primaries, COLOR_PRIMARIES)
-    color_number("color_trc", color_trc, COLOR_TRCS)
-    check_choice("color_range", color_range, ("tv", "pc", None))
-    rotation(orientation)  # refuses what is none
-    return VideoEncodeConfig(
-        width=check_int("width", width),
-        height=check_int("height", height),
-        frame_rate=None if frame_rate is None else parse_rate(frame_rate),
-        pix_fmt=pix_fmt,
-        encoder=encoder,
-        encoder_options=dict(string_options("encoder_options", encoder_options or {})),
-        bit_rate=bit_rate,
-        qscale=qscale,
-        gop_size=gop_size,
-        max_b_frames=max_b_frames,
-        colorspace=colorspace,
-        color_range=color_range,
-        color_primaries=color_primaries,
-        color_trc=color_trc,
-        orientation=orientation,
-        sample_aspect_ratio=sample_aspect_ratio,
-        time_base=time_base,
-    )
+
+    width: int
+    height: int
+    frame_rate: Rate | None = 30
+    pix_fmt: str | None = None
+    encoder: str | None = None
+    encoder_options: Mapping[str, object] | None = None
+    bit_rate: int | None = None
+    qscale: int | None = None
+    gop_size: int | None = None
+    max_b_frames: int | None = None
+    colorspace: str | None = None
+    color_range: Literal["tv", "pc"] | None = None
+    color_primaries: str | None = None
+    color_trc: str | None = None
+    orientation: int = 1
+    sample_aspect_ratio: Fraction | None = None
+    time_base: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.frame_rate is None and self.time_base is None:
+            raise ValueError(
+                "give frame_rate=, or time_base= if the frames have times of their own"
+            )
+        _check_numbers(self, "width", "height", "bit_rate", "qscale", "gop_size")
+        if self.max_b_frames is not None:
+            check_int("max_b_frames", self.max_b_frames, at_least=0)
+        if self.pix_fmt is not None:
+            format_name("pix_fmt", self.pix_fmt)
+        for name, table in _COLOR_TABLES.items():
+            color_number(name, getattr(self, name), table)
+        rotation(self.orientation)  # refuses what is none
+        if self.frame_rate is not None:
+            object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
+
+    @property
+    def rate(self) -> Fraction | None:
+        """The frame rate as a fraction."""
+        return None if self.frame_rate is None else parse_rate(self.frame_rate)
 
 
-def audio_encode_config(
-    *,
-    sample_rate: int,
-    num_channels: int,
-    sample_fmt: str | None = None,
-    encoder: str | None = None,
-    encoder_options: Mapping[str, object] | None = None,
-    bit_rate: int | None = None,
-    qscale: int | None = None,
-) -> AudioEncodeConfig:
-    """Choose how an audio stream is encoded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioEncodeConfig:
+    """How an audio stream is encoded. SPDL's name of it is ``audio_encode_config``.
 
     Args:
         sample_rate: Samples of one channel in a second.
@@ -193,20 +137,38 @@ def audio_encode_config(
     See:
         FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders
     """
-    for name, value in (("bit_rate", bit_rate), ("qscale", qscale)):
-        if value is not None:
-            check_int(name, value)
-    if sample_fmt is not None:
-        format_name("sample_fmt", sample_fmt)
-    return AudioEncodeConfig(
-        sample_rate=check_int("sample_rate", sample_rate),
-        num_channels=check_int("num_channels", num_channels),
-        sample_fmt=sample_fmt,
-        encoder=encoder,
-        encoder_options=dict(string_options("encoder_options", encoder_options or {})),
-        bit_rate=bit_rate,
-        qscale=qscale,
-    )
+
+    sample_rate: int
+    num_channels: int
+    sample_fmt: str | None = None
+    encoder: str | None = None
+    encoder_options: Mapping[str, object] | None = None
+    bit_rate: int | None = None
+    qscale: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "sample_rate", "num_channels", "bit_rate", "qscale")
+        if self.sample_fmt is not None:
+            format_name("sample_fmt", self.sample_fmt)
+
+
+video_encode_config, audio_encode_config = VideoEncodeConfig, AudioEncodeConfig
+
+_COLOR_TABLES = {
+    "color_range": COLOR_RANGES,
+    "colorspace": COLORSPACES,
+    "color_primaries": COLOR_PRIMARIES,
+    "color_trc": COLOR_TRCS,
+}
+
+
+def _check_numbers(config: Any, *names: str) -> None:
+    """Refuse what is no whole number above 0, and make the options text."""
+    for name in names:
+        if getattr(config, name) is not None:
+            check_int(name, getattr(config, name))
+    options = dict(string_options("encoder_options", config.encoder_options or {}))
+    object.__setattr__(config, "encoder_options", options)
 
 
 @lru_cache(maxsize=64)
@@ -281,17 +243,12 @@ class VideoEncoder:
         self.pix_fmt = config.pix_fmt or best_pix_fmt(context.codec, "yuv420p")
         if formats := _pix_fmts(context.codec):
             check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
-        self.time_base = config.time_base or 1 / (config.frame_rate or Fraction(30))
+        self.time_base = config.time_base or 1 / (config.rate or Fraction(30))
         self._colors = _stream_colors(config, self.pix_fmt)
         self._filter: FrameFilter | None = None
         self._desc = ""
         self._count, self._last, self._duration = 0, -1, 1
-        _set_up(context, config, self)
-
-    @property
-    def colors(self) -> tuple[int, int, int, int]:
-        """Range, matrix, primaries and transfer as FFmpeg's numbers."""
-        return self._colors
+        _set_up(context, config, self, self._colors)
 
     def encode(self, frames: VideoFrames | ImageFrames) -> Iterator[AvPacket]:
         """Encode frames.
@@ -367,30 +324,28 @@ class VideoEncoder:
         return f"scale={_FLAGS}{wanted},{end}"
 
 
-def _stream_colors(config: VideoEncodeConfig, pix_fmt: str) -> tuple[int, int, int, int]:
-    matrix, color_range = config.colorspace, config.color_range
+def _stream_colors(config: VideoEncodeConfig, pix_fmt: str) -> tuple[int, ...]:
+    defaults: dict[str, str] = {}
     if is_yuv(pix_fmt):
-        matrix = matrix or "smpte170m"
-        color_range = color_range or ("pc" if pix_fmt.startswith("yuvj") else "tv")
-    return (
-        color_number("color_range", color_range, COLOR_RANGES, 0),
-        color_number("colorspace", matrix, COLORSPACES),
-        color_number("color_primaries", config.color_primaries, COLOR_PRIMARIES),
-        color_number("color_trc", config.color_trc, COLOR_TRCS),
+        levels = "pc" if pix_fmt.startswith("yuvj") else "tv"
+        defaults = {"color_range": levels, "colorspace": "smpte170m"}
+    return tuple(
+        color_number(name, getattr(config, name) or defaults.get(name), table)
+        for name, table in _COLOR_TABLES.items()
     )
 
 
-def _set_up(context: Any, config: VideoEncodeConfig, encoder: VideoEncoder) -> None:
+def _set_up(
+    context: Any, config: VideoEncodeConfig, encoder: VideoEncoder, colors: tuple[int, ...]
+) -> None:
     context.width, context.height = config.width, config.height
     context.pix_fmt, context.time_base = encoder.pix_fmt, encoder.time_base
-    context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
+    context.framerate = config.rate or Fraction(0)  # PyAV's default is 24
     context.flags |= Flags.frame_duration  # frames say for how long they are shown
     for name in ("gop_size", "max_b_frames", "sample_aspect_ratio"):
         if (value := getattr(config, name)) is not None:
             setattr(context, name, value)
-    context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
-        encoder.colors
-    )
+    context.color_range, context.colorspace, context.color_primaries, context.color_trc = colors
     # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole frames
     # are quicker. FFmpeg's own encoders keep the default: theirs would free shared memory without the GIL.
     if context.name.startswith("lib"):
@@ -399,8 +354,8 @@ def _set_up(context: Any, config: VideoEncodeConfig, encoder: VideoEncoder) -> N
 
 
 def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:
-    check_codec_options(context.name, config.encoder_options, "w")
-    options = dict(config.encoder_options)
+    options: dict[str, Any] = dict(config.encoder_options or {})
+    check_codec_options(context.name, options, "w")
     if context.name == "libx265" and "log-level" not in options.get("x265-params", ""):
         # It writes its settings to stderr, past FFmpeg's log.
         options["x265-params"] = ":".join(
