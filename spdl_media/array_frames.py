@@ -5,9 +5,9 @@ FFmpeg's frames share the array's memory where its layout is one that FFmpeg has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -17,7 +17,9 @@ from spdl_media._audio_chunks import AudioChunk
 from spdl_media._checks import check_choice, check_int, check_positive, listed
 from spdl_media._ffmpeg import is_pixel_format
 from spdl_media.formats import (
+    COLOR_PRIMARIES,
     COLOR_RANGES,
+    COLOR_TRCS,
     COLORSPACES,
     SAMPLE_DTYPES,
     chroma_steps,
@@ -43,6 +45,12 @@ _PIXEL_FORMATS = {
     ("uint16", 3): "rgb48",
     ("uint16", 4): "rgba64",
 }
+COLOR_TABLES = {
+    "color_range": COLOR_RANGES,
+    "colorspace": COLORSPACES,
+    "color_primaries": COLOR_PRIMARIES,
+    "color_trc": COLOR_TRCS,
+}
 # PyAV shares memory of these packed formats, and of planes that hold one component each.
 _SHARED_PACKED = frozenset(
     av.VideoFormat(name, 16, 16).name  # with the machine's byte order
@@ -53,21 +61,6 @@ _SHARED_PAIRS = frozenset({"nv12", "p010le", "p016le"})
 _READ_BEHIND, _PAGE = 64, 4096
 
 
-@overload
-def frames_from_array(
-    array: Any,
-    pix_fmt: str | None = ...,
-    *,
-    frame_rate: Rate = ...,
-    pts: int = ...,
-    layout: Literal["NCHW", "NHWC"] | None = ...,
-    colorspace: str | None = ...,
-    color_range: Literal["tv", "pc"] | None = ...,
-) -> ImageFrames | VideoFrames: ...
-@overload
-def frames_from_array(
-    array: Any, *, sample_rate: int, sample_fmt: str | None = ..., pts: int = ...
-) -> AudioFrames: ...
 def frames_from_array(
     array: Any,
     pix_fmt: str | None = None,
@@ -124,17 +117,13 @@ def frames_from_array(
     if sample_rate is not None:
         return _audio(array, sample_fmt, check_positive("sample_rate", sample_rate), pts)
     rate = parse_rate(frame_rate)
-    colors = (
-        color_number("colorspace", colorspace or getattr(array, "colorspace", None), COLORSPACES),
-        color_number(
-            "color_range", color_range or getattr(array, "color_range", None), COLOR_RANGES
-        ),
-    )
+    space = color_number("colorspace", colorspace or getattr(array, "colorspace", None))
+    levels = color_number("color_range", color_range or getattr(array, "color_range", None))
     planes, like, single = _planes(array, pix_fmt, layout)
     frames = [_frame([plane[i] for plane in planes], like) for i in range(len(planes[0]))]
     for number, frame in enumerate(frames, start=check_int("pts", pts, at_least=None)):
         frame.pts, frame.time_base, frame.duration = number, 1 / rate, 1
-        frame.colorspace, frame.color_range = colors
+        frame.colorspace, frame.color_range = space, levels
     return ImageFrames(frames) if single else VideoFrames(frames)
 
 
@@ -184,7 +173,7 @@ def create_reference_audio_frame(
 
     Thread safety: safe.
     """
-    return frames_from_array(array, sample_rate=sample_rate, sample_fmt=sample_fmt, pts=pts)
+    return _audio(array, sample_fmt, check_positive("sample_rate", sample_rate), pts)
 
 
 def _numpy(array: Any) -> npt.NDArray[Any]:
@@ -197,17 +186,16 @@ def _numpy(array: Any) -> npt.NDArray[Any]:
     return values
 
 
-def color_number(argument: str, name: str | None, table: Mapping[int, str]) -> int:
-    """FFmpeg's number for a name of a table, and that of "not stated" for ``None``.
+def color_number(argument: str, name: str | None) -> int:
+    """FFmpeg's number for a matrix, range, primaries or transfer, and that of "not stated" for ``None``.
 
     Raises:
-        ValueError: The table has no such name.
+        ValueError: There is none of this name.
     """
-    numbers: dict[str | None, int] = {known: number for number, known in table.items()}
-    numbers |= {None: 0 if table is COLOR_RANGES else 2}
-    numbers |= {"bt601": 6} if table is COLORSPACES else {}
-    check_choice(argument, name, [*numbers])
-    return numbers[name]
+    numbers = {known: number for number, known in COLOR_TABLES[argument].items()}
+    numbers |= {"bt601": 6} if argument == "colorspace" else {}
+    check_choice(argument, name, [*numbers, None])
+    return numbers[name] if name else 0 if argument == "color_range" else 2
 
 
 def _layout_of(pix_fmt: str) -> Any:
@@ -294,10 +282,7 @@ def _check_frames(count: int, width: int, height: int) -> None:
 
 def _check_dtype(values: npt.NDArray[Any], wanted: np.dtype[Any], format: str) -> None:
     if values.dtype != wanted:
-        remedy = f"convert it: array.astype('{wanted}')"
-        if values.dtype.kind == "f" and wanted == np.uint8:
-            remedy = "for levels of 0 to 1: (array * 255).round().clip(0, 255).astype('uint8')"
-        raise TypeError(f"{format} takes {wanted}, not {values.dtype}; {remedy}")
+        raise TypeError(f"{format} takes {wanted}, not {values.dtype}: scale and convert the array")
 
 
 def _frame(planes: Sequence[npt.NDArray[Any]], like: av.VideoFrame) -> av.VideoFrame:

@@ -18,10 +18,10 @@ from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
 from spdl_media._graph import FrameFilter
 from spdl_media._rows import matrix_and_range
-from spdl_media.array_frames import channel_layout, color_number
+from spdl_media.array_frames import COLOR_TABLES, channel_layout, color_number
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
-from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES, is_yuv
+from spdl_media.formats import COLOR_RANGES, COLORSPACES, is_yuv
 from spdl_media.frames import AudioFrames, frame_metadata
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import ACCURATE, Rate, format_name, parse_rate
@@ -103,8 +103,8 @@ class VideoEncodeConfig:
             check_int("max_b_frames", self.max_b_frames, at_least=0)
         if self.pix_fmt is not None:
             format_name("pix_fmt", self.pix_fmt)
-        for name, table in _COLOR_TABLES.items():
-            color_number(name, getattr(self, name), table)
+        for name in COLOR_TABLES:
+            color_number(name, getattr(self, name))
         rotation(self.orientation)  # refuses what is none
         if self.frame_rate is not None:
             object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
@@ -152,14 +152,8 @@ class AudioEncodeConfig:
             format_name("sample_fmt", self.sample_fmt)
 
 
-video_encode_config, audio_encode_config = VideoEncodeConfig, AudioEncodeConfig
-
-_COLOR_TABLES = {
-    "color_range": COLOR_RANGES,
-    "colorspace": COLORSPACES,
-    "color_primaries": COLOR_PRIMARIES,
-    "color_trc": COLOR_TRCS,
-}
+video_encode_config = VideoEncodeConfig
+audio_encode_config = AudioEncodeConfig
 
 
 def _check_numbers(config: Any, *names: str) -> None:
@@ -330,8 +324,7 @@ def _stream_colors(config: VideoEncodeConfig, pix_fmt: str) -> tuple[int, ...]:
         levels = "pc" if pix_fmt.startswith("yuvj") else "tv"
         defaults = {"color_range": levels, "colorspace": "smpte170m"}
     return tuple(
-        color_number(name, getattr(config, name) or defaults.get(name), table)
-        for name, table in _COLOR_TABLES.items()
+        color_number(name, getattr(config, name) or defaults.get(name)) for name in COLOR_TABLES
     )
 
 

@@ -15,7 +15,6 @@ from spdl_media._checks import check_int
 from spdl_media._destination import Target, write_whole
 from spdl_media._ffmpeg import ffmpeg_errors
 from spdl_media.array_frames import frames_from_array
-from spdl_media.config import string_options
 from spdl_media.encode import (
     VideoEncodeConfig,
     VideoEncoder,
@@ -25,6 +24,7 @@ from spdl_media.encode import (
 from spdl_media.errors import EncodeError
 from spdl_media.formats import is_yuv
 from spdl_media.image_frames import ImageFrames
+from spdl_media.mux import Muxer
 
 __all__ = ("encode_image", "save_image")
 
@@ -122,17 +122,23 @@ def encode_image(
     config = VideoEncodeConfig(
         width=frames.width,
         height=frames.height,
-        frame_rate=Fraction(1),
+        encoder=encoder.name,
         pix_fmt=wanted,
-        encoder_options={**options, **string_options("encoder_options", encoder_options or {})},
+        encoder_options={**options, **(encoder_options or {})},
         color_range="pc" if is_yuv(wanted) and row.encoder != "libwebp" else None,
     )
-    with ffmpeg_errors(
-        lambda text: EncodeError(
-            f"{row.encoder} cannot encode {frames.width}x{frames.height}: {text}"
-        )
-    ):
-        return _encode(row, encoder.name, frames, config)
+    if row.container is not None:
+        file = io.BytesIO()
+        with Muxer(file, format=row.container, format_options={"fflags": "+bitexact"}) as muxer:
+            muxer.write(muxer.add_encode_stream(config), frames)
+        return file.getvalue()
+    context: Any = CodecContext.create(encoder, "w")
+    context.thread_count = 1
+    context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
+    coder = VideoEncoder(context, config)
+    size = f"{frames.width}x{frames.height}"
+    with ffmpeg_errors(lambda text: EncodeError(f"{row.encoder} cannot encode {size}: {text}")):
+        return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
 
 
 def save_image(dst: Target, image: Any, *, format: str | None = None, **options: Any) -> None:
@@ -186,21 +192,3 @@ def _quality_options(format: str, quality: int | None, *, lossless: bool) -> dic
     if format == "webp":
         return {"lossless": "1"} if lossless else {"quality": str(value)}
     return {"crf": str(round(63 * (100 - value) / 100))} if format == "avif" else {}
-
-
-def _encode(row: _Format, encoder: str, frames: ImageFrames, config: VideoEncodeConfig) -> bytes:
-    if row.container is None:
-        context: Any = CodecContext.create(encoder, "w")
-        context.thread_count = 1
-        # Without it FFmpeg writes no JFIF header.
-        context.sample_aspect_ratio = Fraction(1)
-        coder = VideoEncoder(context, config)
-        return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
-    file = io.BytesIO()
-    with av.open(file, "w", format=row.container, options={"fflags": "+bitexact"}) as container:
-        stream: Any = container.add_stream(encoder, rate=1)
-        stream.thread_count = 1
-        coder = VideoEncoder(stream, config)
-        for packet in (*coder.encode(frames), *coder.flush()):
-            container.mux(packet)
-    return file.getvalue()

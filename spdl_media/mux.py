@@ -7,7 +7,7 @@ import errno
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -50,6 +50,14 @@ _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores",
 """Codecs that say it themselves."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
+
+
+class _Track(NamedTuple):
+    """A stream: PyAV's, the kinds of data that it takes, and what encodes them, if anything."""
+
+    stream: Any
+    takes: tuple[type, ...]
+    coder: Any
 
 
 class Muxer:
@@ -95,28 +103,23 @@ class Muxer:
         self._sink = FileSink(dst) if self._path is None else None
         self._name = self._sink.name if self._sink else str(dst)
         self._guard = OneThread("Muxer")
-        self._streams: list[Any] = []
-        self._coders: list[VideoEncoder | AudioEncoder | None] = []
+        self._tracks: list[_Track] = []
         self._started = self._flushed = False
         self._failure: MediaError | None = None
         options = dict(string_options("format_options", format_options or {}))
         try:
-            self._container = av.open(
-                self._hidden or self._sink, "w", format=format, options=options
-            )
+            target = self._sink or str(self._hidden)
+            self._container = av.open(target, "w", format=format, options=options)
         except ValueError as error:
-            raise self._no_format(format) from error
+            hint = did_you_mean(format or "", av.format.formats_available)
+            what = f"this FFmpeg writes no format named {format!r}. {hint}".rstrip()
+            lacks = f"{self._name}: no format follows from the name; give format='mp4'"
+            raise ValueError(what if format else lacks) from error
         if self._format in _EDITED:
             # It otherwise leaves the matrix out where primaries and transfer are not known as well.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
         if self._container.format.no_file:
             raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
-
-    def _no_format(self, format: str | None) -> ValueError:
-        if format is None:
-            return ValueError(f"{self._name}: no format follows from the name; give format='mp4'")
-        hint = did_you_mean(format, av.format.formats_available)
-        return ValueError(f"this FFmpeg writes no format named {format!r}. {hint}".rstrip())
 
     @property
     def _format(self) -> str:
@@ -141,7 +144,6 @@ class Muxer:
             if isinstance(config, VideoEncodeConfig):
                 encoder = find_encoder(config.encoder or self.default_codec("video"), "video")
                 rate: Any = config.frame_rate or 30
-                self._check_orientation(config.orientation)
             elif isinstance(config, AudioEncodeConfig):
                 encoder = find_encoder(config.encoder or self.default_codec("audio"), "audio")
                 rate = config.sample_rate
@@ -158,17 +160,16 @@ class Muxer:
                     "encoder= or format=",
                     source=self._name,
                 ) from error
-            coder: VideoEncoder | AudioEncoder
             if isinstance(config, VideoEncodeConfig):
                 coder = VideoEncoder(stream, config)
                 stream.time_base = coder.time_base
-                if config.orientation != 1:
-                    stream.set_display_matrix(display_matrix(config.orientation))
+                track = _Track(stream, (VideoFrames, ImageFrames), coder)
+                self._turn(stream, config.orientation)
             else:
-                coder = AudioEncoder(stream, config)
+                track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
             with self._errors():
                 stream.codec_context.open()
-            return self._added(stream, coder)
+            return self._added(track)
 
     def add_remux_stream(
         self, source: Codec | VideoPackets | AudioPackets, *, orientation: int | None = None
@@ -193,12 +194,11 @@ class Muxer:
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
             turn: Any = orientation or getattr(source, "orientation", 1)
-            self._check_orientation(turn)
             with self._errors():
                 stream = self._remux_stream(codec)
-            if turn != 1:
-                stream.set_display_matrix(display_matrix(turn))
-            return self._added(stream, None)
+            self._turn(stream, turn)
+            kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
+            return self._added(_Track(stream, (kind,), None))
 
     def _remux_stream(self, codec: Codec) -> Any:
         kind = "video" if isinstance(codec, VideoCodec) else "audio"
@@ -245,19 +245,20 @@ class Muxer:
         with self._guard:
             if self._flushed or self._container is None:
                 raise RuntimeError(f"{self._name}: this Muxer was flushed or closed")
-            if not 0 <= check_int("index", index, at_least=None) < len(self._streams):
-                raise ValueError(f"there is no stream {index}; there are {len(self._streams)}")
-            coder, stream = self._coders[index], self._streams[index]
-            wanted: Any = {"video": VideoPackets, "audio": AudioPackets}[stream.type]
-            if coder is not None:
-                wanted = {"video": VideoFrames | ImageFrames, "audio": AudioFrames}[stream.type]
-            if not isinstance(data, wanted) or isinstance(data, ImagePackets):
-                raise TypeError(
-                    f"stream {index} takes {getattr(wanted, '__name__', wanted)}, not {data!r}"
-                )
-            self._start()
-            packets = self._moved(data, stream) if coder is None else coder.encode(data)
-            self._mux(packets)
+            if not 0 <= check_int("index", index, at_least=None) < len(self._tracks):
+                raise ValueError(f"there is no stream {index}; there are {len(self._tracks)}")
+            track = self._tracks[index]
+            if not isinstance(data, track.takes) or isinstance(data, ImagePackets):
+                names = " or ".join(kind.__name__ for kind in track.takes)
+                raise TypeError(f"stream {index} takes {names}, not {data!r}")
+            if not self._started:
+                with self._errors():
+                    self._container.start_encoding()
+                self._started = True
+            coded = (
+                self._moved(data, track.stream) if track.coder is None else track.coder.encode(data)
+            )
+            self._mux(coded)
 
     def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
         """Packets as those of a stream of ours, with second 0 at 0."""
@@ -295,9 +296,9 @@ class Muxer:
 
     def _flush(self) -> None:
         if self._started and not self._flushed:
-            for coder in self._coders:
-                if coder is not None:
-                    self._mux(coder.flush())
+            for track in self._tracks:
+                if track.coder is not None:
+                    self._mux(track.coder.flush())
         self._flushed = True
 
     def close(self) -> None:
@@ -380,34 +381,26 @@ class Muxer:
 
     def seconds(self, index: int) -> Fraction:
         """When the last frame of an encoded video stream is shown, for modules of this package."""
-        coder = self._coders[index]
-        return coder.seconds if isinstance(coder, VideoEncoder) else Fraction(0)
+        return Fraction(getattr(self._tracks[index].coder, "seconds", 0))
 
     def _check_can_add(self) -> None:
         if self._started or self._container is None:
             raise RuntimeError(f"{self._name}: streams are added before anything is written")
 
-    def _check_orientation(self, orientation: int) -> None:
-        mirrored = orientation != 1 and is_mirrored(orientation)
-        if orientation != 1 and (
-            self._format not in _ORIENTED or (mirrored and self._format == "matroska")
-        ):
+    def _turn(self, stream: Any, orientation: int) -> None:
+        mirrors = self._format != "matroska" or not is_mirrored(orientation)
+        if orientation != 1 and not (self._format in _ORIENTED and mirrors):
             raise EncodeError(
                 f"format {self._format!r} cannot say the orientation {orientation}. Turn the frames upright, "
                 "or write MP4 or MOV",
                 source=self._name,
             )
+        if orientation != 1:
+            stream.set_display_matrix(display_matrix(orientation))
 
-    def _added(self, stream: Any, coder: VideoEncoder | AudioEncoder | None) -> int:
-        self._streams.append(stream)
-        self._coders.append(coder)
-        return len(self._streams) - 1
-
-    def _start(self) -> None:
-        if not self._started:
-            with self._errors():
-                self._container.start_encoding()
-            self._started = True
+    def _added(self, track: _Track) -> int:
+        self._tracks.append(track)
+        return len(self._tracks) - 1
 
     def _mux(self, packets: Iterable[AvPacket]) -> None:
         with self._errors():

@@ -37,8 +37,6 @@ Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
 
 _SLICE = 16  # frames that are written before the audio that belongs to them
 _PCM = {"u8": "pcm_u8", "s16": "pcm_s16", "s32": "pcm_s32", "flt": "pcm_f32", "dbl": "pcm_f64"}
-# MPEG-4 counts time in parts of a second that 16 bits hold, MPEG-1 and 2 in frames.
-_MAX_PARTS, _IN_PARTS, _IN_FRAMES = 60000, ("mpeg4",), ("mpeg1video", "mpeg2video")
 
 
 def save_video(
@@ -97,18 +95,15 @@ def save_video(
     runs = (_as_video(one, layout) for one in chain([item], items))
     first = next(runs)
     with Muxer(dst, format=format) as muxer:
-        index = muxer.add_encode_stream(
-            video_encode_config(
-                width=first.width,
-                height=first.height,
-                frame_rate=frame_rate,
-                pix_fmt=pix_fmt or best_pix_fmt(_video_encoder(muxer, encoder), first.pix_fmt),
-                encoder=encoder,
-                encoder_options=encoder_options,
-                orientation=first.orientation,
-                time_base=first.time_base if frame_rate is None else None,
-                **_colors(first, muxer, encoder),
-            )
+        index = _add_video(
+            muxer,
+            first,
+            encoder,
+            encoder_options,
+            pix_fmt=pix_fmt,
+            frame_rate=frame_rate,
+            orientation=first.orientation,
+            time_base=first.time_base if frame_rate is None else None,
         )
         sound = [] if audio is None else [_as_audio(audio)]
         track = _add_audio(muxer, sound[0]) if sound else -1
@@ -222,8 +217,16 @@ def cut(
         if video is not None and copied:
             index = muxer.add_remux_stream(video)
         elif video is not None and first is not None:
-            name = encoder or _own_encoder(muxer, video.codec)
-            index = _add_like(muxer, video.codec, first, name, encoder_options)
+            name = encoder or _own_encoder(muxer, video.codec) or muxer.default_codec("video")
+            index = _add_video(
+                muxer,
+                first,
+                name,
+                encoder_options,
+                frame_rate=video.frame_rate,
+                time_base=_unit(name, video.codec, first.time_base),
+                sample_aspect_ratio=video.codec.sample_aspect_ratio,
+            )
         if audio is not None and heard is not None:
             name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
             track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
@@ -284,46 +287,41 @@ def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
     return encoder.name if muxer.takes(codec.name) and not encoder.experimental else None
 
 
-def _video_encoder(muxer: Muxer, name: str | None) -> Any:
-    return find_encoder(name or muxer.default_codec("video"), "video")
-
-
-def _colors(frames: VideoFrames, muxer: Muxer, encoder: str | None) -> dict[str, Any]:
-    """Colour metadata of frames, for a stream of them; where no file would tell it, that of any file."""
-    names = ["color_primaries", "color_trc"]
-    if is_yuv(frames.pix_fmt):
-        names += ["colorspace", "color_range"]
-    states = muxer.states_colors(_video_encoder(muxer, encoder).canonical_name)
-    return {name: getattr(frames, name) for name in names if states}
-
-
-def _add_like(
+def _add_video(
     muxer: Muxer,
-    codec: VideoCodec,
     first: VideoFrames,
     encoder: str | None,
     encoder_options: Mapping[str, object] | None,
+    *,
+    pix_fmt: str | None = None,
+    **config: Any,
 ) -> int:
-    """Add a stream that is encoded as another one was: its sizes, rate, times and colours."""
-    name = _video_encoder(muxer, encoder).canonical_name
-    time_base: Fraction | None = first.time_base
-    if name in _IN_PARTS and first.time_base.denominator > _MAX_PARTS:
-        time_base = Fraction(1, _MAX_PARTS)
-    elif name in _IN_FRAMES and codec.frame_rate:
-        time_base = 1 / codec.frame_rate
+    """Add a stream for frames like the first."""
+    found = find_encoder(encoder or muxer.default_codec("video"), "video")
+    names = ["color_primaries", "color_trc"]
+    if is_yuv(first.pix_fmt):
+        names += ["colorspace", "color_range"]
+    # Where no file would tell its colours, it has those of any file.
+    states = muxer.states_colors(found.canonical_name)
     return muxer.add_encode_stream(
         video_encode_config(
             width=first.width,
             height=first.height,
-            frame_rate=codec.frame_rate,
-            time_base=time_base,
-            pix_fmt=best_pix_fmt(_video_encoder(muxer, encoder), first.pix_fmt),
-            encoder=encoder,
+            pix_fmt=pix_fmt or best_pix_fmt(found, first.pix_fmt),
+            encoder=found.name,
             encoder_options=encoder_options,
-            sample_aspect_ratio=codec.sample_aspect_ratio,
-            **_colors(first, muxer, encoder),
+            **{name: getattr(first, name) for name in names if states},
+            **config,
         )
     )
+
+
+def _unit(encoder: str | None, codec: VideoCodec, time_base: Fraction) -> Fraction:
+    """Seconds in one unit of the times of frames that are encoded anew."""
+    # MPEG-4 counts parts of a second that 16 bits hold, MPEG-1 and 2 frames.
+    if encoder in ("mpeg1video", "mpeg2video") and codec.frame_rate:
+        return 1 / codec.frame_rate
+    return max(time_base, Fraction(1, 60000)) if encoder == "mpeg4" else time_base
 
 
 def _add_audio(
@@ -366,8 +364,8 @@ def _as_audio(waveform: Any) -> AudioFrames:
         return waveform
     if not isinstance(waveform, tuple):
         raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
-    samples, rate = waveform
-    return frames_from_array(samples, sample_rate=rate)
+    frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
+    return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
 
 
 def _write(

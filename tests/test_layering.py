@@ -67,7 +67,7 @@ ORDER = [
     ["cuda"],
     ["load", "clips", "audio_windows", "video_file", "video_clips", "video_cache", "sample_decode"],
     ["async_load", "recipes"],
-    ["_destination", "encode", "image_files", "mux", "save"],
+    ["_destination", "encode", "mux", "image_files", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
     ["torch"],

@@ -1,9 +1,9 @@
 """Frames a second of save_video beside PyAV's plain loop, with the same encoder and options.
 
 Both take the same RGB array: PyAV's loop is ``from_ndarray``, ``stream.encode``, ``container.mux``. They run
-in pairs, one after the other and in turns the other way round, in one process, and write to a folder in
-memory where there is one. Prints the medians and the median of the ratios of the pairs, with the smallest and the
-largest, and that of the CPU time of all threads, which says more on a busy machine.
+in pairs, in turns the one or the other first, in one process, and write to a folder in memory where there is
+one. Prints the medians and the median of the ratios of the pairs, with the smallest and the largest, and that
+of the CPU time of all threads, which says more on a busy machine.
 
     python samples/benchmarks/encode.py [VIDEO] [--rounds 7] [--frames 120] [--scale 1]
 

@@ -9,6 +9,10 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from spdl_media.array_frames import frames_from_array
+from spdl_media.encode import find_encoder
+from spdl_media.image_frames import av_frames
+
 __all__ = ("frame_index", "index_frames", "index_planes", "index_samples", "make_tone")
 
 _GRID = 5
@@ -191,21 +195,6 @@ def _plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int
     return shapes, components[0].bits - 8
 
 
-def find_encoder(name: str, kind: str) -> av.Codec:
-    """An encoder of this FFmpeg, for "video" or "audio".
-
-    Raises:
-        ValueError: There is none of that name and kind.
-    """
-    try:
-        encoder = av.Codec(name, "w")
-    except ValueError as error:
-        raise ValueError(f"this FFmpeg has no encoder {name!r}") from error
-    if encoder.type != kind:
-        raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
-    return encoder
-
-
 def best_pix_fmt(codec: str, image: Image) -> str:
     """The pixel format of an encoder that loses least of an image.
 
@@ -267,17 +256,5 @@ def video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
 
 
 def _frame_of_planes(planes: Sequence[NDArray[Any]], pix_fmt: str) -> av.VideoFrame:
-    height, width = planes[0].shape
-    shapes, shift = _plane_shapes(pix_fmt, width, height)
-    dtype = np.uint16 if shift else np.uint8
-    if [plane.shape for plane in planes] != shapes or any(p.dtype != dtype for p in planes):
-        given = ", ".join(f"{plane.shape} {plane.dtype}" for plane in planes)
-        raise ValueError(f"{pix_fmt} planes must be {shapes} of {np.dtype(dtype)}, not {given}")
-    frame = av.VideoFrame(width, height, pix_fmt)
-    for plane, values in zip(frame.planes, planes, strict=True):
-        # Rows of FFmpeg are longer than the image, for alignment.
-        padded = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
-        rows = np.ascontiguousarray(values).view(np.uint8)
-        padded[: rows.shape[0], : rows.shape[1]] = rows
-        plane.update(padded.tobytes())
+    (frame,) = av_frames(frames_from_array(tuple(planes), pix_fmt))  # type: ignore[arg-type]
     return frame

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ from av.codec.context import CodecContext
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
-from spdl_media.exif import boxes
-from spdl_media.testing.images import Image, best_pix_fmt, find_encoder, video_frame
+from spdl_media.encode import find_encoder
+from spdl_media.orientation import display_matrix, rotation
+from spdl_media.testing.images import Image, best_pix_fmt, video_frame
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
@@ -41,18 +41,6 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
 
 # Encoders that can leave a group of pictures open, and the option that holds their parameters.
 _OPEN_GOP_CODECS = {"libx264": "x264-params", "libx265": "x265-params"}
-
-# EXIF orientation -> (a, b, c, d) of the matrix in an MP4 track header: x' = ax + cy, y' = bx + dy.
-_TRACK_MATRIX: Mapping[int, tuple[int, int, int, int]] = {
-    1: (1, 0, 0, 1),
-    2: (-1, 0, 0, 1),
-    3: (-1, 0, 0, -1),
-    4: (1, 0, 0, -1),
-    5: (0, 1, 1, 0),
-    6: (0, 1, -1, 0),
-    7: (0, -1, -1, 0),
-    8: (0, -1, 1, 0),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +91,7 @@ class VideoTrack:
             raise ValueError(f"frame_rate must be above 0, not {self.frame_rate!r}")
         if self.open_gop and self.codec not in _OPEN_GOP_CODECS:
             raise ValueError(f"open_gop needs codec {list(_OPEN_GOP_CODECS)}, not {self.codec!r}")
-        if self.orientation not in _TRACK_MATRIX:
-            raise ValueError(f"orientation must be 1 to 8, as in EXIF, not {self.orientation!r}")
+        rotation(self.orientation)  # refuses what is none
         if self.pts is not None and len(self.pts) != len(self.frames):
             raise ValueError(f"{len(self.frames)} frames need as many pts, got {len(self.pts)}")
         if self.pts is not None and any(a >= b for a, b in pairwise(self.pts)):
@@ -206,6 +193,7 @@ def make_video(
     Raises:
         ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
             why.
+        TypeError: Planes are not of the pixel format's depth.
     """
     one = VideoTrack(frames=frames, options=options or {}, **track)
     return make_media([one], format=format, faststart=faststart)
@@ -274,10 +262,9 @@ def make_media(
         muxing["movflags"] = "+faststart" + muxing.get("movflags", "")
     codecs = "+".join(track.codec for track in tracks)
     try:
-        data = _mux(tracks, format, muxing, to_file=faststart)
+        return _mux(tracks, format, muxing, to_file=faststart)
     except (av.error.FFmpegError, ValueError) as error:
         raise ValueError(f"cannot make {format} with {codecs}: {error}") from error
-    return _turn(data, tracks) if oriented else data
 
 
 def make_image(
@@ -385,6 +372,8 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
     )
     _set_up_video(stream.codec_context, track, first)
     stream.time_base = _time_base(track)
+    if track.orientation != 1:
+        stream.set_display_matrix(display_matrix(track.orientation))
     yield None
     for number, image in enumerate(track.frames):
         frame = video_frame(image, track.pix_fmt)
@@ -421,24 +410,3 @@ def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any
         frame.pts, frame.time_base = track.start + first, Fraction(1, track.sample_rate)
         yield from stream.encode(frame)
     yield from stream.encode(None)
-
-
-# Orientation: FFmpeg's muxer takes it only from side data, which PyAV cannot set, so it is written
-# into the finished file: nine numbers in the header of each track.
-
-
-def _turn(data: bytes, tracks: Sequence[VideoTrack | AudioTrack]) -> bytes:
-    content = bytearray(data)
-    # The matrix stands in the header of each track, and those in the index.
-    found = {kind: (start, end) for kind, start, end in boxes(memoryview(data))}
-    position, end = found[b"moov"]
-    for track in tracks:
-        header = content.index(b"tkhd", position, end)
-        position = header + 4
-        if isinstance(track, VideoTrack):
-            a, b, c, d = (value << 16 for value in _TRACK_MATRIX[track.orientation])
-            # Version 1 has three fields of 8 bytes where version 0 has 4.
-            matrix = position + (52 if content[position] else 40)
-            # Numbers are 16.16 fixed point, but for the last column, which is 2.30.
-            struct.pack_into(">9i", content, matrix, a, b, 0, c, d, 0, 0, 0, 1 << 30)
-    return bytes(content)
