@@ -99,16 +99,16 @@ def usable_cores() -> int:
     return int(min(count or 1, limit))
 
 
-def takes_rng(fn: Callable[..., Any]) -> bool:
-    """Whether a function has a free parameter named ``rng``, apart from its first, which is the item."""
+def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
+    """The free parameter of a function that is named ``rng``; not its first, which is the item."""
     if isinstance(fn, functools.partial) and "rng" in fn.keywords:
-        return False
+        return None
     try:
         _, *others = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
-        return False
+        return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(other.name == "rng" and other.kind in by_name for other in others)
+    return next((one for one in others if one.name == "rng" and one.kind in by_name), None)
 
 
 def check_policy(on_error: object, max_failures: object) -> None:
@@ -165,8 +165,10 @@ def check_calls(
         PipeConfig(preprocessor or int, executor=executor)
     if cache is not None:
         check_int("cache", cache, unit=" byte")
-        if preprocessor is not None and takes_rng(preprocessor):
+        rng = None if preprocessor is None else rng_parameter(preprocessor)
+        is_random = getattr(preprocessor, "is_random", False)
+        if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
             raise ValueError(
-                f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} takes rng "
-                "to make another in each; leave one of them out"
+                f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
+                "another in each; leave one of them out, or draw in the aggregator"
             )

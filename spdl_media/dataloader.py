@@ -32,7 +32,7 @@ from spdl_media._loader_arguments import (
     check_functions,
     check_policy,
     checked_source,
-    takes_rng,
+    rng_parameter,
     usable_cores,
 )
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
@@ -122,7 +122,8 @@ class DataLoader:
             description such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`, of which each epoch
             makes its own, or a ``concurrent.futures.Executor`` of yours. They must be plain functions.
         cache: Bytes of samples, pickled, to keep in memory for later epochs, by items as the source gave
-            them, which must be hashable. Not for preprocessors that take ``rng`` or are generators.
+            them, which must be hashable. Not for preprocessors that are generators, need ``rng``, or are an
+            ``ImageRecipe`` that draws.
         seed: Seed of :func:`sample_rng`.
 
     Raises:
@@ -408,7 +409,7 @@ class DataLoader:
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
         source, preprocessor, make_rng = self._source, self.preprocessor, None
-        if preprocessor is not None and takes_rng(preprocessor):
+        if preprocessor is not None and rng_parameter(preprocessor):
             # The sample's place among those of all ranks: no two share random numbers.
             make_rng = RngMaker((start.seed, start.epoch), place_maker(source.source, start.before))
         stand_ins = stand_ins_of(self.on_error, source, start, ledger)

@@ -118,6 +118,11 @@ class ImageRecipe:
         # Checked once, for all images.
         object.__setattr__(self, "_prepared", (request, cuts))
 
+    @property
+    def is_random(self) -> bool:
+        """Whether another call gives another crop or flip of the same image."""
+        return self.random_crop is not False or self.flip not in (0, 1)
+
     def __call__(self, item: Any, rng: Rng | None = None) -> Any:
         """Load an image, and pass on what else is in the item.
 

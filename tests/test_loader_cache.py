@@ -96,7 +96,9 @@ def generate(item: int) -> Any:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"preprocessor": drawn}, ValueError, "drawn takes rng to make another in each"),
+        ({"preprocessor": drawn}, ValueError, "drawn draws another in each"),
+        ({"preprocessor": sm.ImageRecipe(8, flip=0.5)}, ValueError, "ImageRecipe draws another"),
+        ({"preprocessor": sm.ImageRecipe(8, random_crop=True)}, ValueError, "ImageRecipe draws"),
         ({"preprocessor": generate}, ValueError, "generate is a generator"),
         ({}, ValueError, "there is neither"),
         ({"preprocessor": abs, "cache": 0}, ValueError, "cache must be at least 1 byte, not 0"),
