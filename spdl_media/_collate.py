@@ -25,7 +25,7 @@ from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.storage import CPUStorage, Storage, StoragePool
-from spdl_media.transfer import Key, fields_of, is_sequence, with_fields
+from spdl_media.transfer import Key, fields_of, with_fields
 
 __all__ = ("Padded", "collate")
 
@@ -174,8 +174,10 @@ def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
     # Classes of the user's may take other arguments than their items, so batches are plain containers.
     if isinstance(first, Mapping):
         return collated
-    if is_sequence(first):
-        return (tuple if isinstance(first, tuple) else list)(collated.values())
+    if isinstance(first, list):
+        return list(collated.values())
+    if isinstance(first, tuple) and not hasattr(first, "_fields"):
+        return tuple(collated.values())
     return with_fields(first, collated)
 
 

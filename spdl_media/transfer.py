@@ -324,17 +324,15 @@ def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
     """A container like this one, of other values for its fields."""
     if isinstance(value, list):
         return type(value)(list(moved.values()))
-    is_mutable = isinstance(value, MutableMapping)
-    if isinstance(value, dict) or (is_mutable and hasattr(value, "__copy__")):
+    if isinstance(value, MutableMapping):
         # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
-        like = copy.copy(value)
+        copies = isinstance(value, dict) or hasattr(value, "__copy__")
+        like: Any = copy.copy(value) if copies else {}
         if getattr(value, "__dict__", None) is value:  # its items are its attributes
             like.__dict__ = like
         for key, one in moved.items():  # update() of a Counter adds
             like[key] = one
         return like
-    if is_mutable:
-        return moved
     if isinstance(value, Mapping):
         return type(value)(moved)  # type: ignore[call-arg]  # those of Python take a dict
     return with_fields(value, moved)
@@ -354,11 +352,6 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
         names = (field.name for field in dataclasses.fields(value))
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return None
-
-
-def is_sequence(value: Any) -> bool:
-    """Whether it is a list or a tuple without names of its fields."""
-    return isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields"))
 
 
 def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
