@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spdl_media.testing import make_audio, make_image
+from spdl_media.testing import AudioTrack, VideoTrack, make_audio, make_image, make_media
 
 COLORS = ("blue", "green", "red")
 # Format, codec, rate and channels, as in collections of speech.
@@ -41,6 +41,23 @@ def make_sounds(folder: Path, seconds: Sequence[float]) -> list[Path]:
         noise = rng.normal(0, 3000, (count, channels)) * np.linspace(1, 0, count)[:, None]
         paths.append(folder / f"{index:02}.{format}")
         paths[-1].write_bytes(make_audio(noise.astype(np.int16), rate, codec=codec, format=format))
+    return paths
+
+
+def make_movies(folder: Path, count: int) -> list[Path]:
+    """Write videos of 2 s and more, of a patch that moves, with noise as their sound."""
+    rng, paths = np.random.default_rng(0), []
+    for index in range(count):
+        frames = np.zeros((50 + 7 * index, 72, 96), np.uint8)
+        for number, frame in enumerate(frames):
+            frame[20:50, number % 64 : number % 64 + 30] = 60 + 30 * (index % 6)
+        noise = rng.normal(0, 3000, (len(frames) * 16000 // 25, 1)).astype(np.int16)
+        tracks = [
+            VideoTrack(frames=list(frames), codec="libx264", frame_rate=25, max_b_frames=2),
+            AudioTrack(samples=noise, sample_rate=16000, codec="flac"),
+        ]
+        paths.append(folder / f"{index:02}.mkv")
+        paths[-1].write_bytes(make_media(tracks))
     return paths
 
 

@@ -30,6 +30,7 @@ LOGGED = re.compile(r"first failure of stage 'ImageRecipe': DecodeError: |failur
     [
         ("speech", None),
         ("captions", None),
+        ("video_clips", None),
         ("caption_shards", None),
         ("interrupted", None),
         ("torch_dataset", "torch"),
@@ -107,6 +108,10 @@ LOADERS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Any, Any], sm.Dat
     "captions": (
         lambda made, folder: importlib.import_module("captions").make_items(folder),
         lambda sample, items: sample.loader(items),
+    ),
+    "video_clips": (
+        lambda made, folder: made.make_movies(folder, 9),
+        lambda sample, paths: sample.loader(paths),
     ),
     "caption_shards": (shards, lambda sample, folder: sample.loader(folder, 0, 1)),
     "interrupted": (

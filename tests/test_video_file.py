@@ -19,6 +19,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from http_server import serve
 
 import spdl_media as sm
 from spdl_media import _frame_decoder, _mp4_tables, _picture_decoder, _picture_filter, inputs
@@ -428,6 +429,19 @@ def test_only_the_bytes_of_the_groups_are_read(format: str, tmp_path: Path) -> N
         file.count = 0
         video[[2, 97]]
         assert file.count < len(data) / 5
+
+
+def test_a_url_is_read_in_the_ranges_of_the_groups() -> None:
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    data = long_video("mp4")
+    with serve({"long.mp4": data}) as server, sm.VideoFile(f"{server.url}/long.mp4") as video:
+        # The tables stand at the end; from in front of them comes what FFmpeg opens the file with.
+        assert server.bytes_sent["long.mp4"] < len(data) / 2
+        server.reset()
+        assert video[52].timestamp == 5.2
+        # A span of 64 KiB for each group of some 100 KB, and one that is read ahead.
+        assert server.bytes_sent["long.mp4"] < len(data) / 6
 
 
 def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
