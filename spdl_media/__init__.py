@@ -21,13 +21,12 @@ The modules with public names, of which each imports only those above it:
 ``array_frames``  :func:`frames_from_array`: arrays as frames
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
-``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks
+``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks; :func:`sample_decode_video`
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval
 ``video_file``    :class:`VideoFile`: frames by number and time
 ``video_clips``   :func:`sample_clips`: clips of a video for training
 ``video_cache``   :class:`VideoCache`: opened videos that are kept
-``sample_decode`` :func:`sample_decode_video`: frames by number out of packets
 ``audio_windows`` :func:`sample_windows`: random windows of audio
 ``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
@@ -93,7 +92,7 @@ from spdl_media.config import (
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
-from spdl_media.decoders import AudioDecoder, VideoDecoder
+from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
 from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
 from spdl_media.encode import (
     AudioEncodeConfig,
@@ -130,7 +129,6 @@ from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
-from spdl_media.sample_decode import sample_decode_video
 from spdl_media.save import cut, save_audio, save_video
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -64,7 +63,6 @@ class FrameIndex:
         keys: Numbers of the packets at which decoding can begin.
         key_pts: Ticks of their frames.
         key_dts: Ticks of decoding, or :data:`NO_TIME`.
-        num_packets: Of the stream.
         end: Ticks at which the last frame ends.
         is_exact: Each packet is the frame of its timestamp, so that others can be left out.
         is_counted: Timestamps do not name the frames, which are counted from the start of the stream.
@@ -75,7 +73,6 @@ class FrameIndex:
     keys: Ticks
     key_pts: Ticks
     key_dts: Ticks
-    num_packets: int
     end: int
     is_exact: bool
     is_counted: bool
@@ -111,7 +108,7 @@ class FrameIndex:
     def runs(self, frames: list[int]) -> list[Run]:
         """What has to be decoded for these frames, which are sorted and distinct."""
         if self.is_counted:
-            return [Run(self.first, self.num_packets, frames)] if frames else []
+            return [Run(self.first, -1, frames)] if frames else []
         wanted = np.array(frames, np.int64)
         firsts = self.keys[self.starts(wanted)].tolist()
         runs: list[Run] = []
@@ -173,7 +170,7 @@ def make_index(
 def empty_index() -> FrameIndex:
     """The index of a stream without packets."""
     none = np.zeros(0, np.int64)
-    return FrameIndex(none, none, none, none, none, 0, 0, is_exact=False, is_counted=True)
+    return FrameIndex(none, none, none, none, none, 0, is_exact=False, is_counted=True)
 
 
 def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
@@ -194,17 +191,8 @@ def _with_keys(
     # One that is shown before an earlier one is no place to begin at.
     rising = table.pts[keys] >= np.maximum.accumulate(table.pts[keys])
     keys = keys[rising]
-    return FrameIndex(
-        pts,
-        packets,
-        keys,
-        table.pts[keys],
-        table.dts[keys],
-        len(table),
-        end,
-        is_exact,
-        is_counted=False,
-    )
+    times = table.pts[keys], table.dts[keys]
+    return FrameIndex(pts, packets, keys, *times, end, is_exact, is_counted=False)
 
 
 def _decoded(
@@ -236,17 +224,8 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)
     keys, numbers = np.flatnonzero(table.is_key), np.arange(len(pts))
-    return FrameIndex(
-        pts,
-        numbers,
-        keys,
-        table.pts[keys],
-        table.dts[keys],
-        len(table),
-        end,
-        is_exact=False,
-        is_counted=True,
-    )
+    times = table.pts[keys], table.dts[keys]
+    return FrameIndex(pts, numbers, keys, *times, end, is_exact=False, is_counted=True)
 
 
 def seconds_of(pts: Ticks, time_base: Fraction, zero: Fraction) -> npt.NDArray[np.float64]:
@@ -282,82 +261,79 @@ def frame_numbers(indices: Iterable[object], count: int, source: str) -> list[in
     return numbers
 
 
-# The file of an index: this, a line of JSON, and the arrays one behind the other.
-_MAGIC = b"spdl_media frame index 1\n"
+# The file of an index: this, a checksum of the rest, and whole numbers of 8 bytes: what it belongs to, its
+# values, the lengths of its arrays, and these.
+_MAGIC = b"spdlidx1"
 _ARRAYS = ("pts", "packets", "keys", "key_pts", "key_dts")
-_VALUES = ("num_packets", "end", "is_exact", "is_counted")
 
-_HEADER = 1 << 16
+HEADER = 1 << 16
 """Bytes at the start of a video by which its index knows it, beside its size."""
 
 
-def checksum(head: bytes | memoryview) -> int:
-    """The checksum of the first bytes of a video."""
-    return zlib.crc32(head[:_HEADER])
+class Identity(NamedTuple):
+    """What an index belongs to.
+
+    Attributes:
+        size: Bytes of the file.
+        checksum_of_header: Of its first bytes.
+        stream: Index of the stream.
+    """
+
+    size: int
+    checksum_of_header: int
+    stream: int
 
 
-def save(path: str | os.PathLike[str], index: FrameIndex, **belongs_to: int) -> None:
+def save(path: str | os.PathLike[str], index: FrameIndex, identity: Identity) -> None:
     """Write an index, and what it belongs to, so that no half file stands at the path.
 
     Raises:
         OSError: It cannot be written.
     """
-    target = Path(path)
-    lengths = {name: len(getattr(index, name)) for name in _ARRAYS}
-    values = {name: getattr(index, name) for name in _VALUES}
-    body = b"".join(getattr(index, name).astype("<i8").tobytes() for name in _ARRAYS)
-    header = {"of": belongs_to, "arrays": lengths, "values": values, "checksum": zlib.crc32(body)}
+    target, arrays = Path(path), [getattr(index, name) for name in _ARRAYS]
+    head = [*identity, index.end, index.is_exact, index.is_counted, *map(len, arrays)]
+    body = np.concatenate([np.array(head, np.int64), *arrays]).astype("<i8").tobytes()
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(_MAGIC + json.dumps(header).encode() + b"\n" + body)
+        beside.write_bytes(_MAGIC + zlib.crc32(body).to_bytes(8, "little") + body)
         beside.replace(target)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
-def load(path: str | os.PathLike[str], source: str, **belongs_to: int) -> FrameIndex:
+def load(path: str | os.PathLike[str], source: str, identity: Identity) -> FrameIndex:
     """Read the index of a video.
 
     Args:
         path: Of the index.
         source: The video, for messages.
-        **belongs_to: What the index must have been saved with.
+        identity: What the index must have been saved with.
 
     Raises:
         SourceError: It cannot be read, is none, is damaged, or belongs to another video.
     """
-    name = os.fspath(path)
+    name, anew = os.fspath(path), "Write it anew: VideoFile(src).save_index(path)"
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         text = f"the index cannot be read: {error.strerror or error}"
         raise SourceError(text, source=name) from error
     if not data.startswith(_MAGIC):
-        raise SourceError(
-            "this is no index of a video, or one of another version. Write it anew: "
-            "VideoFile(src).save_index(path)",
-            source=name,
-        )
-    try:
-        end = data.index(b"\n", len(_MAGIC)) + 1
-        header: dict[str, Any] = json.loads(data[len(_MAGIC) : end])
-        if zlib.crc32(memoryview(data)[end:]) != header["checksum"]:
-            raise ValueError("its checksum is wrong")
-        arrays: dict[str, Any] = {}
-        for key in _ARRAYS:
-            arrays[key] = np.frombuffer(data, "<i8", header["arrays"][key], end)
-            end += arrays[key].nbytes
-        index = FrameIndex(**arrays, **{key: header["values"][key] for key in _VALUES})
-        of = header["of"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(f"the index is damaged: {error}", source=name) from error
-    for key, found in belongs_to.items():
-        if of.get(key) != found:
+        raise SourceError(f"this is no index of a video. {anew}", source=name)
+    body = memoryview(data)[16:]
+    if zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
+        raise SourceError(f"the index is damaged: its checksum is wrong. {anew}", source=name)
+    values = np.frombuffer(body, "<i8").astype(np.int64)
+    for field, stated, found in zip(Identity._fields, values.tolist(), identity, strict=False):
+        if stated != found:
             raise SourceError(
-                f"the index is not that of {source}: it was made for {key.replace('_', ' ')} "
-                f"{of.get(key)}, and that is {found}. If the video has changed, write the index anew: "
+                f"the index is not that of {source}: it was made for {field.replace('_', ' ')} {stated}, "
+                f"and that is {found}. If the video has changed, write the index anew: "
                 "VideoFile(src).save_index(path)",
                 source=name,
             )
-    return index
+    end, is_exact, is_counted, *lengths = values[3:11].tolist()
+    arrays = np.split(values[11:], np.cumsum(lengths)[:-1])
+    fields: dict[str, Any] = dict(zip(_ARRAYS, arrays, strict=True))
+    return FrameIndex(**fields, end=end, is_exact=bool(is_exact), is_counted=bool(is_counted))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,14 @@ import numpy as np
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._mp4_tables import Mask, Samples, Ticks, read_samples
+from spdl_media._picture_decoder import coded_units
 from spdl_media.codec import VideoCodec
 from spdl_media.packets import is_hidden
 
 NO_TIME = -(1 << 63)
 """Stands for a timestamp that the file does not state."""
+
+_BY_UNITS = ("h264", "hevc")
 
 # Packets of MPEG-4 as small as this repeat the frame before, and no frame comes out.
 _REPEATS = 16
@@ -55,7 +57,6 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     """Note what packets say. Their data are read, and not decoded."""
     rows: list[tuple[int, int, bool, bool, int]] = []
     true_keys: list[int] = []
-    is_true_key = _KEY_UNITS.get(codec.name)
     last, duration = NO_TIME, 0
     for packet in packets:
         pts, is_key = packet.pts, packet.is_keyframe
@@ -63,7 +64,7 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
             pts = NO_TIME
         elif pts > last:
             last, duration = pts, packet.duration or 0
-        if is_key and is_true_key is not None and is_true_key(packet, codec):
+        if is_key and codec.name in _BY_UNITS and _has_key_unit(packet, codec):
             true_keys.append(len(rows))
         dts = NO_TIME if packet.dts is None else packet.dts
         is_shown = not packet.is_discard and not is_hidden(packet, codec.name)
@@ -80,33 +81,14 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     )
 
 
-def _key_test(length_at: int, shift: int, mask: int, keys: range) -> Callable[[Any, Any], bool]:
-    """Whether a packet holds a unit of one of these types, behind start codes or behind its length."""
-    start_code = re.compile(rb"\x00\x00\x01")
+def _has_key_unit(packet: AvPacket, codec: VideoCodec) -> bool:
+    """Whether a packet holds a unit of an image at which decoding can begin.
 
-    def test(packet: AvPacket, codec: VideoCodec) -> bool:
-        data = memoryview(packet)
-        return any(data[start] >> shift & mask in keys for start in starts(data, codec))
-
-    def starts(data: memoryview, codec: VideoCodec) -> Iterator[int]:
-        extradata = codec.extradata or b""
-        if extradata[:1] != b"\1":
-            yield from (m.end() for m in start_code.finditer(data) if m.end() < len(data))
-            return
-        # The first byte of MP4's decoder configuration is its version; this one has the size of lengths.
-        width, position = (extradata[length_at] & 3) + 1, 0
-        while position + width < len(data):
-            yield position + width
-            position += width + int.from_bytes(data[position : position + width], "big")
-
-    return test
-
-
-_KEY_UNITS = {
-    "h264": _key_test(4, 0, 31, range(5, 6)),
-    "hevc": _key_test(21, 1, 63, range(16, 22)),
-}
-"""Of codecs by units: whether a packet is one at which decoding can begin (ITU-T H.264 and H.265, 7.4.2)."""
+    See:
+        ITU-T H.264 and H.265, 7.4.2.2 (types of units).
+    """
+    keys = {"h264": (5,), "hevc": range(16, 22)}[codec.name]
+    return any(kind in keys for kind, _ in coded_units(packet, codec))
 
 
 def mp4_table(
@@ -131,7 +113,7 @@ def mp4_table(
     samples = read_samples(read, size, stream.id)
     if samples is None or not len(samples.dts):
         return None
-    if codec.name in _KEY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
+    if codec.name in _BY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
         return None
     table = _placed(samples, stream)
     if table is None:
@@ -161,14 +143,9 @@ def _placed(samples: Samples, stream: Any) -> PacketTable | None:
         entry = entries[i]
         if (entry.pos, entry.timestamp) != (samples.places[i], samples.dts[i] + first):
             return None
-    dts = samples.dts + first
-    return PacketTable(
-        dts + shift + samples.offsets,
-        dts,
-        samples.is_key,
-        np.ones(total, np.bool_),
-        _last_duration(samples),
-    )
+    dts, shown = samples.dts + first, np.ones(total, np.bool_)
+    pts = dts + shift + samples.offsets
+    return PacketTable(pts, dts, samples.is_key, shown, _last_duration(samples))
 
 
 def _edited(samples: Samples, entries: Any, shift: int) -> PacketTable | None:
@@ -181,13 +158,8 @@ def _edited(samples: Samples, entries: Any, shift: int) -> PacketTable | None:
     if (samples.places[found] != rows[:, 1]).any():
         return None
     pts = rows[:, 0] + shift + samples.offsets[found]
-    return PacketTable(
-        pts,
-        rows[:, 0],
-        samples.is_key[found],
-        rows[:, 3] == 0,
-        _last_duration(samples),
-    )
+    last = _last_duration(samples)
+    return PacketTable(pts, rows[:, 0], samples.is_key[found], rows[:, 3] == 0, last)
 
 
 def _last_duration(samples: Samples) -> int:

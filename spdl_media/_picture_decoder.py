@@ -378,20 +378,33 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
     """The messages of a type in a packet.
 
     See:
-        ITU-T H.264 and H.265, 7.3.2.3 (messages), annex B (start codes).
+        ITU-T H.264 and H.265, 7.3.2.3 (messages).
     """
-    header, shift, mask, message = _UNITS[codec.name]
+    header, _, _, message = _UNITS[codec.name]
+    for unit_kind, unit in coded_units(packet, codec):
+        if unit_kind != message:
+            continue
+        # Bytes that were put in so that no start code appears are taken out.
+        content = bytes(unit[header:]).replace(b"\0\0\3", b"\0\0")
+        stream = io.BytesIO(content)
+        # Each is a type, a size and so many bytes.
+        while stream.tell() + 2 <= len(content):
+            kind, size = _number(stream), _number(stream)
+            data = stream.read(size)
+            if kind == wanted:
+                yield data
+
+
+def coded_units(packet: AvPacket, codec: VideoCodec) -> Iterator[tuple[int, memoryview]]:
+    """The units of a packet of H.264 or HEVC, each with its type.
+
+    See:
+        ITU-T H.264 and H.265, 7.3.1 (units), annex B (start codes).
+    """
+    header, shift, mask, _ = _UNITS[codec.name]
     for unit in _units(memoryview(packet), codec.extradata or b""):
-        if len(unit) > header and unit[0] >> shift & mask == message:
-            # Bytes that were put in so that no start code appears are taken out.
-            content = bytes(unit[header:]).replace(b"\0\0\3", b"\0\0")
-            stream = io.BytesIO(content)
-            # Each is a type, a size and so many bytes.
-            while stream.tell() + 2 <= len(content):
-                kind, size = _number(stream), _number(stream)
-                data = stream.read(size)
-                if kind == wanted:
-                    yield data
+        if len(unit) > header:
+            yield unit[0] >> shift & mask, unit
 
 
 def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:

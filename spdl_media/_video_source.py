@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
 
 import numpy as np
 
-from spdl_media import _frame_index
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media._frame_index import FrameIndex, empty_index, make_index
+from spdl_media._frame_index import (
+    HEADER,
+    FrameIndex,
+    Identity,
+    empty_index,
+    load,
+    make_index,
+)
 from spdl_media._packet_table import NO_TIME, mp4_table, read_table
 from spdl_media._window import UNSURE_SEEKS, with_x264_build
 from spdl_media.config import DecodeConfig, DemuxConfig
@@ -21,9 +28,6 @@ from spdl_media.inputs import Source, open_input
 from spdl_media.packets import PacketMetadata, known_damage
 from spdl_media.pillow_images import BESIDE, pillow_reason
 from spdl_media.stills import HEAD_SIZE
-
-# Bytes at the start of a video by which its index knows it, beside its size.
-_HEAD = 1 << 16
 
 # The orientation of a stream without a key frame among so many packets is not looked for.
 _MAX_SEARCH = 64
@@ -64,13 +68,12 @@ class VideoSource:
             self.container = container = Container(self._input, demux_config)
             self._open(container, stream)
             # Kept in memory, because the source may have changed until the index is saved.
-            head = _frame_index.checksum(self._input.read_at(0, _HEAD))
-            size = self._input.size()
-            self.identity = {"size": size, "checksum_of_header": head, "stream": self._stream}
+            head = zlib.crc32(self._input.read_at(0, HEADER))
+            self.identity = Identity(self._input.size(), head, self._stream)
             if index is None:
                 self.index = self._make_index(container)
             else:
-                self.index = _frame_index.load(index, container.name, **self.identity)
+                self.index = load(index, container.name, self.identity)
         except BaseException:
             self.close()
             raise

@@ -132,7 +132,8 @@ def sample_clips(
     if not audio:
         return VideoClips(loaded, None, places.timestamps, places.indices, None)
     try:
-        seconds = num_frames * step / (rate or _average_rate(video))
+        length = video.exact_seconds(len(video)) - video.exact_seconds(0)
+        seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
             video, places.starts, seconds, sound_ops(arguments), audio_stream_index
         )
@@ -158,7 +159,7 @@ class _Starts(NamedTuple):
 
     num_clips: int | None
     sampler: Sampler
-    stride: Any
+    stride: float | Fraction | None
     rng: np.random.Generator
 
     def choose(self, total: Any, length: Any, unit: Any, source: str) -> list[Any]:
@@ -176,22 +177,25 @@ class _Starts(NamedTuple):
         """
         last = max(total - length, 0)
         count = 1 if self.num_clips is None else check_int("num_clips", self.num_clips)
-        if self.stride is not None and self.sampler != "regular":
+        if self.sampler == "regular":
+            return self._regular(last, length, unit, source)
+        if self.stride is not None:
             raise ValueError(f"stride= is for sampler='regular', not {self.sampler!r}")
-        if self.sampler == "random":
-            if unit:
-                return [int(one) for one in self.rng.integers(last + 1, size=count)]
-            return [Fraction(one) * last for one in self.rng.random(count).tolist()]
         if self.sampler == "uniform":
             middles = [(2 * part + 1) * Fraction(total) / (2 * count) for part in range(count)]
             exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
-            return [int(one) for one in exact] if unit else exact
-        return self._regular(last, length, unit, source)
+        elif unit:
+            exact = self.rng.integers(last + 1, size=count).tolist()
+        else:
+            exact = [Fraction(one) * last for one in self.rng.random(count).tolist()]
+        return [int(one) for one in exact] if unit else exact
 
     def _regular(self, last: Any, length: Any, unit: Any, source: str) -> list[Any]:
-        stride = length if self.stride is None else self.stride
         # Whole numbers of frames; seconds by their shortest decimal form.
-        stride = check_int("stride", stride) if unit else parse_rate(stride)
+        given = length if self.stride is None else self.stride
+        stride = check_int("stride", given) if unit else Fraction(str(given))
+        if stride <= 0:
+            raise ValueError(f"stride must be positive, not {given!r}")
         fitting = int(last / stride) + 1
         count = fitting if self.num_clips is None else self.num_clips
         if count > fitting:
@@ -233,21 +237,19 @@ def _places(
             for begin in begins
         ]
         found = [video.numbers_at(one) for one in moments]
+    # Of each clip, which of the frames that were found stand in it; -1: zeros.
     rows = [_filled(len(one), num_frames, on_short, video.source) for one in found]
     indices = np.array(
-        [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)],
-        np.int64,
+        [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)]
     )
     if rate is None:
         return _Places(begins, indices, video.seconds_of(indices))
     # Those that fill up are shown when the frames are that they repeat.
-    starts_at = np.array([float(begin) for begin in begins])[:, None]
-    offsets_of = np.array(rows) * float(step / rate)
-    return _Places(begins, indices, np.where(indices < 0, np.nan, starts_at + offsets_of))
+    times = np.array([[float(begin)] for begin in begins]) + np.array(rows) * float(step / rate)
+    return _Places(begins, indices, np.where(indices < 0, np.nan, times))
 
 
 def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence[int]:
-    """Which of the frames that were found stand in a clip; -1: zeros."""
     if found < wanted and on_short == "error":
         raise ConvertError(
             f"a clip has {wanted} frames, and the video is long enough for {found} of them. "
@@ -257,12 +259,6 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
     missing = range(found, wanted)
     filling = {"repeat_last": [found - 1] * len(missing), "zeros": [-1] * len(missing)}
     return [*range(found), *filling.get(on_short, [k % found for k in missing])][:wanted]
-
-
-def _average_rate(video: VideoFile) -> Fraction:
-    if video.frame_rate is not None:
-        return video.frame_rate
-    return len(video) / (video.exact_seconds(len(video)) - video.exact_seconds(0))
 
 
 def _audio(
@@ -277,14 +273,13 @@ def _audio(
         count = max(round(seconds * rate), 1)
         request = AudioRequest(FilterDesc(ops), None, config, count, "zeros")
         one = decode_audio_array(packets, request)
-        samples = one.buffer.array
-        planar = samples.shape[1] == count
+        samples, fmt = one.buffer.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
         if array is None:
-            fmt = ops.sample_fmt or packets.codec.sample_fmt or "fltp"
             array = np.full((len(starts), *samples.shape), silence_of(fmt), samples.dtype)
         # Audio may begin later than the clip. A resampler rounds to the sample before.
         late = round(one.timestamp * rate) - Window(start, None).samples(rate)[0]
         late = late if late > 1 else 0
-        target, samples = (array[clip].T, samples.T) if planar else (array[clip], samples)
-        target[late:] = samples[: count - late]
+        # Samples along the first axis, whichever way the array has them.
+        rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
+        rows[0][late:] = rows[1][: count - late]
     return CPUBuffer(array), rate

@@ -13,10 +13,9 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media import _frame_index
 from spdl_media._arguments import DeviceLike, FrameArguments, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
-from spdl_media._frame_index import frame_numbers, seconds_of
+from spdl_media._frame_index import frame_numbers, save, seconds_of
 from spdl_media._frame_rows import FrameRows, Rows
 from spdl_media._mp4_tables import Ticks
 from spdl_media._video_source import VideoSource
@@ -373,7 +372,7 @@ class VideoFile:
         """
         with self._lock:
             self._file.opened()
-            _frame_index.save(path, self._index, **self._file.identity)
+            save(path, self._index, self._file.identity)
 
     def close(self) -> None:
         """Close the source, after the call that is under way. What was loaded stays valid."""

@@ -29,7 +29,7 @@ ORDER = [
     ["array_formats", "_wav"],
     ["codec", "packets"],
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux", "_probe"],
-    ["_packet_table", "_h264_fields", "_frame_scan"],
+    ["_frame_scan"],
     ["bitstream"],
     ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
     ["_audio_chunks", "image_frames", "frames", "array_frames"],
@@ -45,7 +45,8 @@ ORDER = [
         "_picture_decoder",
         "_jpeg",
     ],
-    ["_frame_index", "_video_source", "_frame_decoder", "decode", "decoders"],
+    ["_packet_table", "_h264_fields", "_frame_index", "_video_source", "_frame_decoder"],
+    ["decode", "decoders"],
     [
         *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
         *(
@@ -65,7 +66,7 @@ ORDER = [
     ["_collate"],
     ["_arguments", "_decode_each", "_batch"],
     ["cuda"],
-    ["load", "clips", "audio_windows", "video_file", "video_clips", "video_cache", "sample_decode"],
+    ["load", "clips", "audio_windows", "video_file", "video_clips", "video_cache"],
     ["async_load", "recipes"],
     ["_destination", "encode", "mux", "image_files", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],

@@ -243,7 +243,7 @@ def index_cells(path: Path, folder: Path) -> Cells:
             container
         )
         cells[f"{name}, loaded"] = lambda saved=saved, source=source: _frame_index.load(
-            saved, "it", **source.identity
+            saved, "it", source.identity
         )
     return cells
 
