@@ -92,7 +92,7 @@ def save_video(
         raise ValueError("there are no frames to save")
     if frame_rate is None and hasattr(item, "shape"):
         frame_rate = 30
-    runs = (_as_video(one, layout) for one in chain([item], items))
+    runs = (_as_video(one, frame_rate, layout) for one in chain([item], items))
     first = next(runs)
     with Muxer(dst, format=format) as muxer:
         index = _add_video(
@@ -349,14 +349,12 @@ def _add_audio(
     )
 
 
-def _as_video(item: Any, layout: Literal["NCHW", "NHWC"] | None) -> VideoFrames:
+def _as_video(
+    item: Any, frame_rate: Rate | None, layout: Literal["NCHW", "NHWC"] | None
+) -> VideoFrames:
     if not isinstance(item, VideoFrames | ImageFrames):
-        item = frames_from_array(item, layout=layout)
-    return (
-        item
-        if isinstance(item, VideoFrames)
-        else VideoFrames(av_frames(item), frame_metadata(item))
-    )
+        item = frames_from_array(item, frame_rate=frame_rate or 30, layout=layout)
+    return VideoFrames(av_frames(item), frame_metadata(item))
 
 
 def _as_audio(waveform: Any) -> AudioFrames:
@@ -366,6 +364,10 @@ def _as_audio(waveform: Any) -> AudioFrames:
         raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
     frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
     return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
+
+
+def _with_zero(frames: VideoFrames, zero: Fraction) -> VideoFrames:
+    return VideoFrames(av_frames(frames), replace(frame_metadata(frames), zero=zero))
 
 
 def _write(
@@ -394,11 +396,7 @@ def _write(
     heard = Fraction(0)
     for run in runs:
         is_packets = isinstance(run, VideoPackets)
-        moved: Any = (
-            run.with_metadata(zero=zero)
-            if is_packets
-            else VideoFrames(av_frames(run), replace(frame_metadata(run), zero=zero))
-        )
+        moved: Any = run.with_metadata(zero=zero) if is_packets else _with_zero(run, zero)
         for start in range(0, len(moved), _SLICE):
             piece = moved[start : start + _SLICE]
             muxer.write(index, piece)
