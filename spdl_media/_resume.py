@@ -217,7 +217,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
                 "this source; make it of the same data"
             )
         # Padding repeats the first ones.
-        had = np.asarray(old.places_of_rank(current[0].before)) % sampler.num_draws
+        had = np.asarray(old.places_of_rank(current[0].before), np.int64) % sampler.num_draws
         for start, stop in state.done if state.epoch == epoch else ((0, len(had)),):
             is_done[had[start:stop]] = True
         partly |= {int(had[position]): offsets for position, offsets in state.partly_done}

@@ -121,6 +121,18 @@ def test_a_state_after_the_change_resumes_by_itself() -> None:
     assert len(list(other)) == 20  # the next epoch is a whole one
 
 
+def test_ranks_without_items_have_a_state_too() -> None:
+    def make(rank: int, world_size: int) -> DataLoader:
+        place = {"rank": rank, "world_size": world_size}
+        return DataLoader(DistributedRandomSampler(2, uneven="keep", **place))
+
+    loaders = [make(rank, 3) for rank in range(3)]
+    assert list(loaders[2]) == []
+    alone = make(0, 1)
+    alone.load_state_dict([loader.state_dict() for loader in loaders])
+    assert sorted(alone) == [0, 1]
+
+
 def test_what_padding_has_given_is_not_left() -> None:
     def make(rank: int, world_size: int) -> DataLoader:
         sampler = DistributedRandomSampler(5, rank=rank, world_size=world_size, uneven="pad")
