@@ -13,12 +13,18 @@ from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecod
 from spdl_media._decode_each import decode_each
 from spdl_media._lengths import OnShort
 from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
-from spdl_media._video_rows import decode_rows
+from spdl_media._video_rows import VideoRows
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
-from spdl_media.decode import Default, decode_packets, filtered, naming
+from spdl_media.decode import (
+    Default,
+    decode_into,
+    decode_packets,
+    filtered,
+    naming,
+)
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
     ConvertError,
@@ -95,24 +101,35 @@ class VideoRequest:
     purpose: str
 
     def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-        """Decode packets to an array in host memory."""
+        """Decode packets to an array in host memory, each frame as it leaves the filters.
+
+        The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+
+        Returns:
+            The array, and what gives the seconds of each row.
+
+        Raises:
+            DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
+            ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
+        """
         config = as_decode_config(self.decode_config)
         desc: str | PictureOps | None = self.desc
         if not self.cuts.is_empty:
             stated = packets if config.orient else packets.codec
             desc = self.cuts.filter(0, (stated.width, stated.height), desc, packets.source)
-        buffer, timestamps = decode_rows(
-            packets,
-            desc,
-            config,
-            num_frames=self.num_frames,
-            storage=self.storage,
-            layout=self.layout,
-            values=self.values,
-            on_short=self.on_short,
+        count = self.num_frames
+        rows = VideoRows(
+            packets, desc, self.storage, self.layout, count, self.values, self.on_short
         )
+        try:
+            decode_into(rows, packets, desc, config, count)
+            buffer = rows.take()
+        except BaseException:
+            # The traceback holds on to this frame, and the memory shall be free at once.
+            rows.release()
+            raise
         buffer.boxes, buffer.flips = self.cuts.drawn([0], [0])
-        return buffer, timestamps
+        return buffer, rows.timestamps
 
 
 def load_rows(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal
 
-from spdl_media._checks import check_int
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._lengths import OnShort, check_enough, fill_up
 from spdl_media._rows import Array, RowPlan, new_array, no_frames
 from spdl_media.buffer import CPUBuffer
-from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.decode import Default, decode_into, picture_filter
 from spdl_media.filter_desc import picture_ops
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
@@ -180,38 +176,3 @@ def _expected_frames(
         ops is not None and (ops.frame_rate, ops.num_frames, ops.filter_desc) == (None,) * 3
     )
     return count, is_exact
-
-
-def decode_rows(
-    packets: VideoPackets,
-    filter_desc: str | PictureOps | Default | None,
-    decode_config: DecodeConfig | None,
-    *,
-    num_frames: int | None,
-    storage: Storage | None,
-    layout: Literal["NCHW", "NHWC"] | None,
-    values: Values | None,
-    on_short: OnShort | None = None,
-) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-    """Decode the packets of a video into an array, each frame as it leaves the filters.
-
-    The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
-
-    Returns:
-        The array, and what gives the seconds of each row.
-
-    Raises:
-        DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
-        ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
-    """
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
-    desc = picture_filter(filter_desc)
-    rows = VideoRows(packets, desc, storage, layout, num_frames, values, on_short)
-    try:
-        decode_into(rows, packets, desc, as_decode_config(decode_config), num_frames)
-        return rows.take(), rows.timestamps
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        rows.release()
-        raise
