@@ -193,10 +193,10 @@ class Muxer:
             codec: Any = getattr(source, "codec", source)
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
-            turn: Any = orientation or getattr(source, "orientation", 1)
             with self._errors():
                 stream = self._remux_stream(codec)
-            self._turn(stream, turn)
+            turned: Any = orientation or getattr(source, "orientation", 1)
+            self._turn(stream, turned)
             kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
             return self._added(_Track(stream, (kind,), None))
 
@@ -214,13 +214,13 @@ class Muxer:
             context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
                 codec.color
             )
-            values: dict[str, Any] = {"pix_fmt": codec.pix_fmt, "framerate": codec.frame_rate}
-            values["sample_aspect_ratio"] = codec.sample_aspect_ratio
+            names = {"pix_fmt": "pix_fmt", "framerate": "frame_rate"}
+            names["sample_aspect_ratio"] = "sample_aspect_ratio"
         else:
             context.sample_rate, context.layout = codec.sample_rate, codec.channel_layout
-            values = {"format": codec.sample_fmt, "bit_rate": codec.bit_rate}
-        for name, value in values.items():
-            if value:
+            names = {"format": "sample_fmt", "bit_rate": "bit_rate"}
+        for name, ours in names.items():
+            if value := getattr(codec, ours):
                 setattr(context, name, value)
         return stream
 
@@ -255,10 +255,8 @@ class Muxer:
                 with self._errors():
                     self._container.start_encoding()
                 self._started = True
-            coded = (
-                self._moved(data, track.stream) if track.coder is None else track.coder.encode(data)
-            )
-            self._mux(coded)
+            coder = track.coder
+            self._mux(coder.encode(data) if coder else self._moved(data, track.stream))
 
     def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
         """Packets as those of a stream of ours, with second 0 at 0."""

@@ -36,7 +36,6 @@ __all__ = ("cut", "save_audio", "save_video")
 Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
 
 _SLICE = 16  # frames that are written before the audio that belongs to them
-_PCM = {"u8": "pcm_u8", "s16": "pcm_s16", "s32": "pcm_s32", "flt": "pcm_f32", "dbl": "pcm_f64"}
 
 
 def save_video(
@@ -56,7 +55,7 @@ def save_video(
     The file gets its name when it is complete: there is no half a file, whatever fails. With a lossless
     encoder (``"ffv1"``, ``"ffvhuff"``) the frames that come back are equal. The first frame is shown at
     second 0. Colour metadata and orientation of the frames are written; RGB becomes BT.601 of limited range
-    where the encoder takes no RGB.
+    where the encoder takes no RGB, and loses its alpha channel where it takes none.
 
     Args:
         dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
@@ -237,22 +236,16 @@ def cut(
 
 def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     """Whether the packets of a window decode to its frames alone, and the file format takes them."""
-    zero = metadata_of(video).zero
-    start, stop = video.window.ticks(video.time_base, zero)
-    packets = av_packets(video)
-    return (
-        bool(packets)
-        and packets[0].is_keyframe
-        and not discarded_pts(video)
-        and metadata_of(video).incomplete is None
-        and muxer.takes(video.codec.name)
-        and all(
-            packet.dts is not None
-            and packet.pts is not None
-            and (start is None or packet.pts >= start)
-            and (stop is None or packet.pts < stop)
-            for packet in packets
-        )
+    metadata, packets = metadata_of(video), av_packets(video)
+    if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
+        return False
+    if not packets or not packets[0].is_keyframe:
+        return False
+    times = [packet.pts for packet in packets if packet.dts is not None]
+    start, stop = video.window.ticks(video.time_base, metadata.zero)
+    return len(times) == len(packets) and all(
+        time is not None and (start is None or time >= start) and (stop is None or time < stop)
+        for time in times
     )
 
 
@@ -335,7 +328,8 @@ def _add_audio(
     name = encoder or muxer.default_codec("audio")
     base = sound.sample_fmt.removesuffix("p")
     if encoder is None and name.startswith("pcm_"):  # keep each sample as it is
-        name = _PCM.get(base, name) + (name[-2:] if base in _PCM and base != "u8" else "")
+        base = {"flt": "f32", "dbl": "f64"}.get(base, base)
+        name = "pcm_u8" if base == "u8" else f"pcm_{base}{name[-2:]}"
     found = find_encoder(name, "audio")
     return muxer.add_encode_stream(
         audio_encode_config(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import pickle
+import signal
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -196,6 +199,26 @@ def test_an_exception_in_the_block_leaves_nothing(
     with pytest.raises(kind, match="stop"):
         work()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    def frames() -> Iterator[sm.VideoFrames]:
+        for _ in range(3):
+            yield sm.frames_from_array(FRAMES)
+        signal.raise_signal(signal.SIGINT)
+        yield sm.frames_from_array(FRAMES)
+
+    path = tmp_path / "out.mp4"
+    path.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt):
+        sm.save_video(path, frames(), 30)
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"before", [path])
+
+
+def test_configs_go_to_other_processes() -> None:
+    config = sm.video_encode_config(**CONFIG, encoder_options={"crf": 20})
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.frame_rate == Fraction(10)
 
 
 def test_a_muxer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
