@@ -217,17 +217,14 @@ def _fragment(
         flags, number = struct.unpack_from(">II", header)
         if number != track_id:
             continue
-        fields = iter(header[8:].cast("B").tobytes())
-
-        def word(size: int, fields: Iterator[int] = fields) -> int:
-            return int.from_bytes(bytes(islice(fields, size)), "big")
-
-        base = word(8) if flags & 1 else moof
-        word(4 if flags & 2 else 0)
+        words = np.frombuffer(header, ">u4", offset=8).tolist()
+        base = words.pop(0) << 32 | words.pop(0) if flags & 1 else moof
+        if flags & 2:
+            words.pop(0)
         usual = list(struct.unpack(">3I", defaults))
         for place, flag in enumerate((0x8, 0x10, 0x20)):
             if flags & flag:
-                usual[place] = word(4)
+                usual[place] = words.pop(0)
         tfdt = next(_boxes(traf, "tfdt"), None)
         start = None if tfdt is None else struct.unpack_from(">Q" if tfdt[0] else ">I", tfdt, 4)[0]
         end = base

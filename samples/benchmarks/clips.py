@@ -12,9 +12,10 @@
     index      the index of FILE as Matroska and as MPEG-TS: loaded from the disk, and by reading all
                packets, in ms, opening left out
 
-Rates are clips (frames of "spread") a second. One round measures all routes of a work one after the other;
-the next goes backwards. Printed are medians, with lowest and highest; ratios are those of one round. All
-decode in one thread. What is not installed is left out and named.
+Times are those of the CPU, over all threads of the process, so that other programs on the machine matter
+less: all routes decode in one thread, from the page cache. Rates are clips (frames of "spread") a second
+of it. One round measures all routes of a work one after the other; the next goes backwards. Printed are
+medians, with lowest and highest; ratios are those of one round. What is not installed is left out and named.
 
     SPDL                     demux_video of the window of each clip, and sample_decode_video
     torchcodec, a clip       one decoder, and get_frames_at for each clip
@@ -309,14 +310,14 @@ def works(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, Cel
 
 
 def measure(cells: Cells, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round by route, forwards and backwards in turn."""
+    """Seconds of CPU of each round by route, forwards and backwards in turn."""
     order = list(cells)
     seconds: dict[str, list[float]] = {name: [] for name in order}
     for number in range(rounds):
         for name in order if number % 2 == 0 else order[::-1]:
-            begin = time.perf_counter()
+            begin = time.process_time()
             cells[name]()
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(time.process_time() - begin)
     return seconds
 
 
