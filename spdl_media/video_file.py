@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Self, Unpack, overload
+from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -215,6 +215,13 @@ class VideoFile:
         if isinstance(key, Iterable) and getattr(key, "ndim", 1) != 0:
             return self._frames(frame_numbers(key, len(self), self.source))
         return self._frames(frame_numbers([key], len(self), self.source))[0]
+
+    def __iter__(self) -> NoReturn:
+        # Without it Python would ask for one frame after the other.
+        raise TypeError(
+            "a VideoFile is not iterated, because each frame by itself would be decoded from a key frame on. "
+            "Take slices, such as video[0:64], or load_video and VideoDecoder for all frames"
+        )
 
     def at(self, times: Iterable[Seconds]) -> VideoFrames:
         """The frames that are shown at these times: the last ones that do not begin later.

@@ -266,6 +266,32 @@ def test_crops_and_flips_are_finished_on_the_cpu(
     assert (buffer.boxes, buffer.flips) == (expected.boxes, expected.flips)
 
 
+@pytest.mark.parametrize("library_name", ["torch", "cupy"])
+def test_frames_by_number_and_clips_are_copied(
+    library_name: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(library_name)
+    data = make_media(
+        [
+            VideoTrack(frames=index_planes(12, 64, 48), codec="libx265", max_b_frames=2),
+            AudioTrack(samples=index_samples(9600, 2), sample_rate=8000, codec="flac"),
+        ]
+    )
+    options: dict[str, Any] = {"width": 32, "height": 24, "crops": (8, 8, 40, 30), "flips": True}
+    with sm.VideoFile(data) as video:
+        buffer = video.load([7, 2, 7], cuda=0, **options)
+        # On a device arrays are those of the exact conversion, whoever decodes.
+        want = video.load([7, 2, 7], quality="accurate", **options)
+        np.testing.assert_array_equal(host(buffer), want)
+        assert (buffer.boxes, buffer.flips) == (want.boxes, want.flips)
+        number = {"num_clips": 2, "num_frames": 3, "rng": 0, "audio": True, "width": 32}
+        clips = sm.sample_clips(video, cuda=0, **number)
+        on_cpu = sm.sample_clips(video, quality="accurate", **number)
+        np.testing.assert_array_equal(host(clips.video), on_cpu.video)
+        assert on_cpu.audio is not None
+        np.testing.assert_array_equal(host(clips.audio), on_cpu.audio)
+
+
 @needs_dali
 def test_crops_and_flips_with_dali_installed(dali: None) -> None:
     flips = [True, False, False, True]

@@ -260,6 +260,10 @@ def test_one_frame_a_slice_and_arrays_of_indices() -> None:
     assert numbers(video[20:4:-7]) == [20, 13, 6]
     assert numbers(video[np.array([9, 2, 9])]) == [9, 2, 9]
     assert (len(video[[]]), len(video[30:])) == (0, 0)
+    with pytest.raises(
+        TypeError, match="a VideoFile is not iterated, because each frame by itself"
+    ):
+        list(video)
 
 
 def test_times_show_the_frame_that_began_last() -> None:
