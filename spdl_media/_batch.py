@@ -116,6 +116,12 @@ class VideoRequest:
         desc: str | PictureOps | None = self.desc
         if not self.cuts.is_empty:
             stated = packets if config.orient else packets.codec
+            if not stated.width:
+                raise ConvertError(
+                    "crops= and flips= need the size of a video before it is decoded, and this header states "
+                    "none; load it whole, and cut the array",
+                    source=packets.source,
+                )
             desc = self.cuts.filter(0, (stated.width, stated.height), desc, packets.source)
         count = self.num_frames
         rows = VideoRows(

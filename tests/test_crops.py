@@ -19,7 +19,15 @@ from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
 from spdl_media.dataloader import sample_rng
-from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_image, make_media
+from spdl_media.testing import (
+    AudioTrack,
+    VideoTrack,
+    index_frames,
+    index_planes,
+    make_image,
+    make_media,
+    make_video,
+)
 
 WIDTH, HEIGHT = 37, 29
 PICTURE = index_frames(1, WIDTH, HEIGHT)[0]
@@ -550,3 +558,13 @@ def test_the_box_of_a_video_is_that_of_upright_frames(orientation: int) -> None:
     whole = np.asarray(sm.load_video(video))
     cut = sm.load_video(video, crops=lambda size, _: (2, 4, size[0] - 2, 10))
     assert np.array_equal(cut, whole[:, 4:14, 2:])
+
+
+def test_a_video_without_a_size_has_no_crops() -> None:
+    pytest.importorskip("PIL")
+    options: Any = {"codec": "libwebp_anim", "format": "webp", "pix_fmt": "yuv420p"}
+    animation = make_video(index_planes(3, 64, 48), **options)
+    if sm.demux_video(animation).width:
+        pytest.skip("this FFmpeg states the size")
+    with pytest.raises(sm.ConvertError, match="this header states none; load it whole"):
+        sm.load_video(animation, crops=sm.RandomResizedCrop())
