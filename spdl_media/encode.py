@@ -32,6 +32,7 @@ __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "vid
 # The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
 _QUIET_SVT = ("SVT_LOG", "1")
 _FLAGS = f"flags=bilinear+{ACCURATE}"
+_TOO_FAR = 2**40  # ticks; months, in any unit of time
 # FFmpeg's unit of its encoders' "quality", in steps of a quantiser.
 _QP2LAMBDA = 118
 
@@ -263,7 +264,11 @@ class VideoEncoder:
 
     def flush(self) -> Iterator[AvPacket]:
         """The packets that the encoder holds back."""
-        yield from self._target.encode(None)
+        for packet in self._target.encode(None):
+            # Of two frames in all, libx265 decodes at times that it reads from memory it never wrote to.
+            if abs(packet.pts - packet.dts) > _TOO_FAR:
+                packet.dts = packet.pts
+            yield packet
 
     @property
     def seconds(self) -> Fraction:

@@ -48,6 +48,8 @@ _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
 """Formats that say matrix and range. MOV has no place for the range."""
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
 """Codecs that say it themselves."""
+_MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
+"""Codecs that FFmpeg refuses for MOV only when the file is begun."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
 
@@ -374,6 +376,11 @@ class Muxer:
 
     def takes(self, codec: str) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows, for modules of this package."""
+        if self._format == "mov" and codec in (
+            "av1",
+            "vp9",
+        ):  # as FFmpeg says when the file is begun
+            return False
         names = self._container.supported_codecs
         return not names or codec in names
 
@@ -418,7 +425,11 @@ class Muxer:
                         f"cannot be written: {text}", source=self._name, errno=error.errno
                     )
                 else:
-                    self._failure = EncodeError(f"cannot be encoded: {text}", source=self._name)
+                    # x264 and x265 say so of odd sides in 4:2:0.
+                    odd = "divisible by 2" in text
+                    remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
+                    text = f"cannot be encoded: {text}{remedy}"
+                    self._failure = EncodeError(text, source=self._name)
                 raise self._failure from error
             except WriteError as error:
                 self._failure = error

@@ -261,6 +261,10 @@ def test_a_cut_takes_another_codec_where_the_format_does_not_take_that_of_the_so
     (video, audio) = sm.probe(file.getvalue()).streams
     assert (video.codec, audio.codec) == ("vp9", "opus")
     assert indices(file.getvalue()) == [20, 21, 22, 23, 24]
+    again = io.BytesIO()
+    sm.cut(file.getvalue(), again, 0, 0.3, format="mov")
+    assert sm.probe(again.getvalue()).streams[0].codec == "h264"
+    assert indices(again.getvalue()) == [20, 21, 22]
 
 
 def test_files_of_other_kinds_are_cut(media_dir: Path, tmp_path: Path) -> None:
@@ -285,6 +289,14 @@ def test_only_audio_is_cut_of_audio(tmp_path: Path) -> None:
     assert not sm.cut(tmp_path / "a.flac", tmp_path / "b.flac", 0.5, 1)
     decoded = sm.decode_packets(sm.demux_audio(tmp_path / "b.flac"), filter_desc=None)
     assert np.array_equal(sm.convert_frames(decoded).array, samples[4000:8000])
+
+
+def test_videos_of_one_and_two_frames() -> None:
+    frames = index_frames(2, 128, 128)
+    for encoder in ("libx264", "libx265", "mpeg4", "ffv1"):
+        for count in (1, 2, 2, 2):
+            data = saved(frames[:count], encoder=encoder)
+            assert indices(data) == list(range(count))
 
 
 def test_index_frames_survive_the_default_encoder(tmp_path: Path) -> None:
