@@ -8,7 +8,8 @@
                Kornia           likewise, of a batch of floats, in the loop that takes the batches
     where      the loader's threads, its processes, or the loop
     own        threads of OpenCV and PyTorch: the default, or 1 (in the loader's processes PyTorch has 1)
-    images/s   from the first batch on, so that starts and imports are left out
+    ms         milliseconds of CPU an image, over all threads; not known of processes, whose imports are in it
+    images/s   both from the first batch on, so that starts and imports are left out
     x default  over the same with the default, in the same round
 
 Each figure is from a fresh process; a round runs all of them, the next one goes backwards. Printed are the
@@ -48,6 +49,7 @@ WAYS = [
     ("torchvision", "processes"),
     ("Kornia", "loop"),
 ]
+FIGURES = {"ms": ("ms", 1), "images/s": ("rate", 0)}
 PACKAGES = {"Albumentations": "albumentations", "torchvision": "torchvision", "Kornia": "kornia"}
 
 
@@ -79,7 +81,7 @@ PREPROCESSORS: dict[str, Any] = {
 }
 
 
-def run_cell(cell: dict[str, Any]) -> dict[str, float]:
+def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """Load all images once, in the fresh process."""
     in_processes, augment = cell["where"] == "processes", None
     setup = limit_threads if cell["own"] == "1" else None
@@ -101,14 +103,18 @@ def run_cell(cell: dict[str, Any]) -> dict[str, float]:
         if in_processes
         else None,
     )
-    begin, count = 0.0, 0
+    begin = cpu = 0.0
+    count = 0
     for batch in loader:
         images = batch if augment is None else augment(batch)
         if begin:
             count += len(images)
         else:
-            begin = time.perf_counter()
-    return {"rate": count / (time.perf_counter() - begin)}
+            begin, cpu = time.perf_counter(), time.process_time()
+    return {
+        "rate": count / (time.perf_counter() - begin),
+        "ms": None if in_processes else 1000 * (time.process_time() - cpu) / count,
+    }
 
 
 def limit_threads() -> None:
@@ -149,20 +155,29 @@ def main() -> None:
         if way in options.ways and (way == "nothing" or find_spec(PACKAGES[way]))
         for own in ("default", "1")
     ]
-    rates: list[list[float]] = [[] for _ in cells]
+    found: list[list[dict[str, Any]]] = [[] for _ in cells]
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         order = range(len(cells))
         for index in order if number % 2 == 0 else reversed(order):
-            rates[index].append(run_fresh(__file__, cells[index])["rate"])
-    rows = []
+            found[index].append(run_fresh(__file__, cells[index]))
+    head, rows, results = ["way", "where", "own"], [], []
+    for name in FIGURES:
+        head += [name, "x default"]
     for index, cell in enumerate(cells):
-        by_default = rates[index - index % 2]
-        row = [cell["way"], cell["where"], cell["own"], with_range(spread(rates[index]))]
-        rows.append([*row, with_range(over(rates[index], by_default), 2)])
-    head = ["way", "where", "own", "images/s", "x default"]
+        figures = {}
+        row = [cell["way"], cell["where"], cell["own"]]
+        for key, digits in FIGURES.values():
+            values = [each[key] for each in found[index]]
+            if None in values:
+                row += ["", ""]
+                continue
+            by_default = [each[key] for each in found[index - index % 2]]
+            figures[key], ratio = spread(values), over(values, by_default)
+            row += [with_range(figures[key], digits), with_range(ratio, 2)]
+        rows.append(row)
+        results.append({**cell, **figures})
     print((markdown_table if options.markdown else plain_table)(head, rows))
-    results = [{**cell, "rate": spread(rate)} for cell, rate in zip(cells, rates, strict=True)]
     names = "albumentations opencv-python-headless torch torchvision kornia".split()
     write_json({"machine": machine(*names), "results": results}, options.json)
 
