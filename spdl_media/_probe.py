@@ -200,7 +200,12 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
         return _wav_info(wav)
     with closing(Container(input, config)) as container:
-        return _probe_container(container, webp_canvas(head))
+        info = _probe_container(container)
+    if (canvas := webp_canvas(head)) is None:
+        return info
+    # FFmpeg 8.0 does not read the size of an animated WebP.
+    stream: Any = info.streams[0]
+    return replace(info, streams=(replace(stream, width=canvas[0], height=canvas[1]),))
 
 
 def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
@@ -243,16 +248,14 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
     )
 
 
-def _probe_container(container: Container, canvas: tuple[int, int] | None) -> MediaInfo:
+def _probe_container(container: Container) -> MediaInfo:
     file = container.av
     first: dict[int, AvPacket] = {}
     return MediaInfo(
         format=container.format,
         duration=container.duration,
         # Listed first: reading an orientation may open the source again.
-        streams=tuple(
-            _stream_info(container, stream, first, canvas) for stream in list(file.streams)
-        ),
+        streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
         best_video=container.best_index("video"),
         best_audio=container.best_index("audio"),
         metadata=tuple(file.metadata.items()),
@@ -260,19 +263,12 @@ def _probe_container(container: Container, canvas: tuple[int, int] | None) -> Me
 
 
 def _stream_info(
-    container: Container,
-    stream: av.stream.Stream,
-    first: dict[int, AvPacket],
-    canvas: tuple[int, int] | None,
+    container: Container, stream: av.stream.Stream, first: dict[int, AvPacket]
 ) -> StreamInfo:
     # A stream without a context is one that this FFmpeg has no decoder for.
     has_decoder = stream.codec_context is not None
     if has_decoder and isinstance(stream, av.VideoStream):
-        video = read_video_codec(stream)
-        if canvas is not None:
-            # FFmpeg 8.0 does not read the size of an animated WebP.
-            video = replace(video, width=canvas[0], height=canvas[1])
-        return _video_info(container, stream, video, first)
+        return _video_info(container, stream, first)
     if has_decoder and isinstance(stream, av.AudioStream):
         codec = read_audio_codec(stream)
         return AudioStreamInfo(
@@ -305,8 +301,9 @@ _TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 
 def _video_info(
-    container: Container, stream: av.VideoStream, codec: VideoCodec, first: dict[int, AvPacket]
+    container: Container, stream: av.VideoStream, first: dict[int, AvPacket]
 ) -> VideoStreamInfo:
+    codec = read_video_codec(stream)
     # Asked before the orientation, for which the source may be opened again.
     index, duration, frames = stream.index, _seconds(container, stream), stream.frames or None
     orientation = container.orientation(index, _first_packet(container, index, first))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -261,13 +261,6 @@ def _checked_box(box: object, name: str, otherwise: str = "") -> Box:
     return x, y, w, h
 
 
-class _Cut(NamedTuple):
-    """What was cut out of an image, and whether it was mirrored; no box: the image could not be loaded."""
-
-    box: Box | None = None
-    mirror: bool = False
-
-
 class CropPlan:
     """Crops and flips of the images of a batch. What is random is drawn when the size of its image is known.
 
@@ -303,7 +296,8 @@ class CropPlan:
                 raise ValueError(
                     f"{name} must have one entry for each of the {count} inputs, not {len(entries)}"
                 )
-        self._drawn: dict[int, _Cut] = {}
+        # Boxes, and whether they were mirrored.
+        self._drawn: dict[int, tuple[Box, bool]] = {}
         self._rngs: Any = [rng] * count
         is_random = any(map(callable, self._crops)) or float in map(type, self._flips)
         # One of its own for each image: what others draw, and in which order, makes no difference to it.
@@ -332,7 +326,7 @@ class CropPlan:
         except Exception as error:
             error.add_note(f"Raised for {source}, {size[0]}x{size[1]}, by crops[{position}]")
             raise
-        if box is not None and not fits(box, *size):
+        if not fits(box, *size):
             raise ConvertError(
                 f"the crop {box} (x, y, width, height) does not lie inside the image, which is "
                 f"{size[0]}x{size[1]}",
@@ -346,7 +340,7 @@ class CropPlan:
             ops = PictureOps(filter_desc=own, pix_fmt=None)
         return ops.with_cut(None if box == (0, 0, *size) else box, mirror=mirror)
 
-    def _draw(self, position: int, size: Size) -> _Cut:
+    def _draw(self, position: int, size: Size) -> tuple[Box, bool]:
         if position not in self._drawn:
             crop, flip = self._crops[position], self._flips[position]
             # A generator takes 8 microseconds to make, and this function takes none.
@@ -359,7 +353,7 @@ class CropPlan:
                 if crop is not None:
                     crop = _checked_box(crop, f"what crops[{position}] gives", " or None")
             mirror = rng.random() < flip if isinstance(flip, float) else flip
-            self._drawn[position] = _Cut(crop or (0, 0, *size), mirror)
+            self._drawn[position] = crop or (0, 0, *size), mirror
         return self._drawn[position]
 
     def drawn(
@@ -368,8 +362,8 @@ class CropPlan:
         """Boxes and flips of these images, without those that were not loaded; ``None``: all are whole."""
         if self.is_empty:
             return None, None
-        cuts = [self._drawn[at] if at in loaded else _Cut() for at in positions]
-        return tuple(cut.box for cut in cuts), tuple(cut.mirror for cut in cuts)
+        cuts = [self._drawn[at] if at in loaded else (None, False) for at in positions]
+        return tuple(box for box, _ in cuts), tuple(mirror for _, mirror in cuts)
 
 
 def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
