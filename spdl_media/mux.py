@@ -376,10 +376,7 @@ class Muxer:
 
     def takes(self, codec: str) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows, for modules of this package."""
-        if self._format == "mov" and codec in (
-            "av1",
-            "vp9",
-        ):  # as FFmpeg says when the file is begun
+        if self._format == "mov" and codec in _MP4_ONLY:
             return False
         names = self._container.supported_codecs
         return not names or codec in names
