@@ -124,7 +124,8 @@ class _InfoTag(NamedTuple):
 def _find_mp3(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
-    begin, size = id3_size(head), input.size()
+    begin = id3_size(head)
+    size = input.size() - begin
     top = bytes(input.read_at(begin, _INFO_TAG_SIZE)) if begin else head
     is_mpeg1, is_mono = top[1] & 8 != 0, top[3] >= 0xC0
     # Behind the header and the side information.
@@ -138,13 +139,13 @@ def _find_mp3(
         stop = sys.maxsize
     first = max(start + tag.delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
     last, step = -(-(stop + tag.delay) // samples), _PACKET_SAMPLES // samples
-    place = begin + (frame_size if tag.num_frames else 0)
+    place = frame_size if tag.num_frames else 0
     # Where the bit rate varies, frames may take more.
     wanted, cuts = place + (last + 2) * frame_size, None
     while cuts is None:
         if min(wanted, size) > _MOST_BYTES:
             return None
-        data = bytes(input.read_at(0, wanted))
+        data = bytes(input.read_at(begin, wanted))
         end = size - _ID3V1_SIZE * data[size - _ID3V1_SIZE :].startswith(b"TAG")
         number, cuts = _walk(data, top, (place, end), (first, last, step))
         if cuts is None and wanted >= size:
@@ -152,7 +153,7 @@ def _find_mp3(
         wanted *= 2
     if number < last:
         # FFmpeg does not believe a tag of another file.
-        is_right = number == tag.num_frames and tag.num_bytes in (0, end - begin)
+        is_right = number == tag.num_frames and tag.num_bytes in (0, end)
         if cuts[-1] != end or (tag.num_frames and not is_right):
             return None
         stop = min(stop, number * samples - tag.delay - tag.padding)
@@ -188,7 +189,7 @@ def _walk(
     """Go from frame to frame.
 
     Args:
-        data: The file, or its beginning.
+        data: The file behind its tag, or the beginning of that.
         top: The first frame. All have its version, layer and sample rate.
         span: Where the first frame with sound begins, and the last one of the file ends.
         frames: Numbers of the first frame, of the one behind the last, and of those in a packet.
