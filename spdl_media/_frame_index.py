@@ -203,8 +203,6 @@ def _decoded(
     try:
         with ffmpeg_log():
             for packet in chain(packets, (None,)):
-                if packet is not None and packet.is_discard and packet.pts is not None:
-                    decoder.discarded |= {packet.pts}
                 for frame in decoder.decode(packet):
                     found.append(NO_TIME if frame.pts is None else frame.pts)
                     if until is not None and found[-1] >= until:

@@ -72,11 +72,12 @@ class _Packets(Generic[C]):
         self._metadata = metadata or PacketMetadata()
         # An edit list hides these. FFmpeg marks the packets so, but the mark cannot be set again on a
         # copy in another process, so their pts are kept and the frames left out by pts.
-        self._discarded = (
-            frozenset(p.pts for p in self._packets if p.is_discard and p.pts is not None)
-            if discarded is None
-            else discarded
-        )
+        if discarded is None:
+            hidden = {p.pts for p in self._packets if p.is_discard and p.pts is not None}
+            # Lists of several edits hide frames at times at which they show others.
+            shown = {p.pts for p in self._packets if not p.is_discard} if hidden else set()
+            discarded = frozenset(hidden - shown)
+        self._discarded = discarded
 
     @property
     def codec(self) -> C:
@@ -125,7 +126,7 @@ class _Packets(Generic[C]):
             raw: Also those that an edit list hides, and those outside the window, which are there
                 because decoding needs them.
         """
-        stated = self._shown_at()
+        stated = self._shown_at([p for p in self._packets if raw or not p.is_discard])
         # Whole numbers compare faster than fractions.
         first, stop = self.window.ticks(self.time_base, self._metadata.zero)
         return tuple(
@@ -139,11 +140,11 @@ class _Packets(Generic[C]):
             )
         )
 
-    def _shown_at(self) -> list[int | None]:
-        """Timestamps of what the packets decode to, in their order."""
+    def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
+        """Timestamps of what packets decode to, in their order."""
         # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
         # moments in another order.
-        return [p.dts if p.pts is None else p.pts for p in self._packets]
+        return [p.dts if p.pts is None else p.pts for p in packets]
 
     def __len__(self) -> int:
         """Number of packets, of a window with those before it that decoding needs.
@@ -208,8 +209,8 @@ class VideoPackets(_Packets[VideoCodec]):
 
     __slots__ = ()
 
-    def _shown_at(self) -> list[int | None]:
-        shown = [p for p in self._packets if not is_hidden(p, self._codec.name)]
+    def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
+        shown = [p for p in packets if not is_hidden(p, self._codec.name)]
         stated = [p.dts if p.pts is None else p.pts for p in shown]
         step = usual_duration(self._codec)
         if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import struct
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -109,6 +110,32 @@ def trimmed() -> bytes:
 
 
 @cache
+def edited() -> bytes:
+    """An edit list of two pieces: frames 3 to 12, then 20 to 26."""
+    data = bytearray(
+        make_video(planes(), codec="libx264", format="mp4", gop_size=8, max_b_frames=2)
+    )
+    delay = 2048  # ticks of 1/10240 s from the first frame to be decoded to the first that is shown
+    pieces = [(1000, delay + 3 * 1024), (700, delay + 20 * 1024)]
+    table = struct.pack(">II", 0, len(pieces))
+    table += b"".join(struct.pack(">Iii", *piece, 1 << 16) for piece in pieces)
+    places = [data.index(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
+    (size,) = struct.unpack_from(">I", data, places[-1])
+    data[places[-1] + 8 : places[-1] + size] = table
+    for place in places:
+        (size_of_box,) = struct.unpack_from(">I", data, place)
+        struct.pack_into(">I", data, place, size_of_box + 8 + len(table) - size)
+    return bytes(data)
+
+
+def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
+    numbers = [*range(3, 13), *range(20, 27)]
+    frames = sm.decode_packets(sm.demux_video(edited()), None)
+    assert [frame_index(frame.planes[0]) for frame in frames] == numbers
+    assert [frame_index(frame.planes[0]) for frame in opened("edited")[[16, 0, 9]]] == [26, 3, 12]
+
+
+@cache
 def hidden() -> bytes:
     """Some frames of VP8 are not shown, as those are to which others alone refer."""
 
@@ -176,6 +203,7 @@ OTHERS = {
     "two streams": two_streams,
     "damaged": damaged,
     "hidden": hidden,
+    "edited": edited,
 }
 
 
