@@ -67,10 +67,6 @@ class FrameDecoder:
         """EXIF number of the orientation of the frames as decoded."""
         return self._decoder.orientation
 
-    def close(self) -> None:
-        """Let the decoder's threads come to rest."""
-        self._decoder.close()
-
     def decode(self, frames: list[int], take: Take) -> None:
         """Decode frames, each group of pictures once.
 
