@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import as_int
+from spdl_media._destination import write_whole
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._h264_fields import may_have_fields
 from spdl_media._mp4_tables import Ticks
@@ -179,6 +180,8 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False
     if codec.name == "mpeg4" and b"DivX" in (codec.extradata or b""):
         return False  # there may be two frames in a packet
+    if format == "asf" and codec.reorder_depth:
+        return False  # it has times of decoding alone
     if codec.name == "h264" and format in _WITHOUT_PACKETS and may_have_fields(codec.extradata):
         return False
     return bool((table.pts != NO_TIME).all()) and len(np.unique(table.pts)) == len(table)
@@ -286,18 +289,12 @@ def save(path: str | os.PathLike[str], index: FrameIndex, identity: Identity) ->
     """Write an index, and what it belongs to, so that no half file stands at the path.
 
     Raises:
-        OSError: It cannot be written.
+        WriteError: It cannot be written.
     """
-    target, arrays = Path(path), [getattr(index, name) for name in _ARRAYS]
+    arrays = [getattr(index, name) for name in _ARRAYS]
     head = [*identity, index.end, index.is_exact, index.is_counted, *map(len, arrays)]
     body = np.concatenate([np.array(head, np.int64), *arrays]).astype("<i8").tobytes()
-    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(_MAGIC + zlib.crc32(body).to_bytes(8, "little") + body)
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    write_whole(path, _MAGIC + zlib.crc32(body).to_bytes(8, "little") + body)
 
 
 def load(path: str | os.PathLike[str], source: str, identity: Identity) -> FrameIndex:

@@ -109,6 +109,12 @@ def _boxes(view: memoryview, path: str) -> Iterator[memoryview]:
             yield from _boxes(content, rest) if rest else (content,)
 
 
+def _box(view: memoryview, path: str) -> memoryview:
+    for content in _boxes(view, path):
+        return content
+    raise ValueError(f"there is no box {path}")
+
+
 def _has(view: memoryview, path: str | bytes) -> bool:
     name = path if isinstance(path, str) else path.decode()
     return next(_boxes(view, name), None) is not None
@@ -129,16 +135,16 @@ def _track(moov: memoryview, track_id: int) -> memoryview | None:
 
 
 def _track_id(track: memoryview) -> int:
-    header = next(_boxes(track, "tkhd"))
+    header = _box(track, "tkhd")
     (number,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     return int(number)
 
 
 def _tabled(track: memoryview, size: int) -> Samples:
     """The samples that the tables of a track list, in a file of this size."""
-    stbl = next(_boxes(track, "mdia/minf/stbl"))
-    (same,) = struct.unpack_from(">I", next(_boxes(stbl, "stsz")), 4)
-    (count,) = struct.unpack_from(">I", next(_boxes(stbl, "stsz")), 8)
+    stbl = _box(track, "mdia/minf/stbl")
+    (same,) = struct.unpack_from(">I", _box(stbl, "stsz"), 4)
+    (count,) = struct.unpack_from(">I", _box(stbl, "stsz"), 8)
     _check_fits(count, same, size)
     sizes = np.full(count, same) if same else _table(stbl, "stsz", ">u4", 4).astype(np.int64)
     steps = _table(stbl, "stts", ">u4,>u4")
@@ -213,7 +219,7 @@ def _fragment(
 ) -> Iterator[_Run]:
     """The runs of samples of a track in a box ``moof`` that begins at this byte of a file of this size."""
     for traf in _boxes(view, "traf"):
-        header = next(_boxes(traf, "tfhd"))
+        header = _box(traf, "tfhd")
         flags, number = struct.unpack_from(">II", header)
         if number != track_id:
             continue

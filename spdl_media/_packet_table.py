@@ -75,6 +75,9 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     if true_keys and is_key.all():
         is_key[:] = False
         is_key[true_keys] = True
+    # FFmpeg's parser of these says so of every packet.
+    if codec.name in ("h261", "h263") and is_key.all():
+        is_key[1:] = False
     repeats = codec.name == "mpeg4" and bool((columns[4] < _REPEATS).any())
     return PacketTable(
         columns[0], columns[1], is_key, columns[3].astype(np.bool_), duration, repeats

@@ -6,7 +6,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Protocol
 
 import av
@@ -411,7 +411,7 @@ def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
     """The units of a packet, behind start codes as in MPEG-TS or behind their lengths as in MP4."""
     if extradata[:1] != b"\1":  # the version of MP4's decoder configuration
         starts = [match.end() for match in _START_CODE.finditer(data)]
-        for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+        for start, end in pairwise([*starts, len(data)]):
             yield data[start:end]
         return
     position = 0

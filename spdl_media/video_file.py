@@ -374,7 +374,7 @@ class VideoFile:
         """Write the index to a file, for ``VideoFile(src, index=path)``.
 
         Raises:
-            OSError: The file cannot be written; then none stands at its path, or the one from before.
+            WriteError: The file cannot be written; then none stands at its path, or the one from before.
             ValueError: The file is closed.
         """
         with self._lock:

@@ -20,7 +20,7 @@ LOADER = [
 # file, other folders are one module.
 ORDER = [
     ["_checks", "errors", "config", "timing"],
-    ["_optional"],
+    ["_optional", "_destination"],
     ["_ffmpeg", "formats"],
     ["orientation"],
     ["exif", "stills", "truncation", "pillow_images", "still_headers", "_mp4_tables"],
@@ -68,7 +68,7 @@ ORDER = [
     ["cuda"],
     ["load", "clips", "audio_windows", "video_file", "video_clips", "video_cache"],
     ["async_load", "recipes"],
-    ["_destination", "encode", "mux", "image_files", "save"],
+    ["encode", "mux", "image_files", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
     ["torch"],

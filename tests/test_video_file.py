@@ -9,6 +9,7 @@ import struct
 import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
-from spdl_media import _frame_decoder, _mp4_tables, _picture_decoder, _picture_filter, inputs
+from spdl_media import (
+    _frame_decoder,
+    _frame_index,
+    _mp4_tables,
+    _picture_decoder,
+    _picture_filter,
+    inputs,
+)
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
@@ -193,10 +201,11 @@ BY_PACKETS = [
         "webm/libvpx/0/closed",
         "matroska/ffv1/0/closed",
         "avi/ffv1/0/closed",
+        "avi/h263p/0/closed",
     ),
 ]
 ONCE = ["mpegts/libx264/2/interlaced"]
-EACH_TIME = ["avi/libx264/3/open", "h264/libx264/2/closed"]
+EACH_TIME = ["avi/libx264/3/open", "h264/libx264/2/closed", "asf/libx264/2/closed"]
 OTHERS = {
     "uneven": uneven,
     "trimmed": trimmed,
@@ -527,6 +536,24 @@ def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
             tracemalloc.stop()
 
 
+def test_tables_that_an_mp4_lacks_are_no_table() -> None:
+    for kind, box in (
+        *(("mp4/libx264/3/open", box) for box in (b"tkhd", b"stbl", b"stsz")),
+        ("mp4/libx264/2/fragments", b"tfhd"),
+    ):
+        data = clip(kind).replace(box, b"free")
+        assert _mp4_tables.read_samples(functools.partial(part_of, data), len(data), 1) is None
+
+
+def test_packets_without_units_are_damaged() -> None:
+    """Of another version, a header says nothing of lengths, and start codes are not there."""
+    data = clip("mp4/libx264/3/open").replace(b"avcC\1", b"avcC\3")
+    with pytest.raises(sm.DecodeError):
+        sm.decode_packets(sm.demux_video(data))
+    with pytest.raises(sm.DecodeError):
+        sm.VideoFile(data)[0]
+
+
 def test_indices_that_there_are_not() -> None:
     video = opened("mp4/libx265/2/closed")
     for index in (30, -31):
@@ -566,6 +593,16 @@ def test_an_index_is_saved_and_serves_its_own_file_alone(tmp_path: Path) -> None
             sm.VideoFile(data, index=path)
     with pytest.raises(sm.SourceError, match="the index cannot be read: No such file"):
         sm.VideoFile(data, index=tmp_path / "none")
+
+
+def test_threads_save_an_index_at_one_path(tmp_path: Path) -> None:
+    video, path = opened("mp4/libx265/2/closed"), tmp_path / ("n" * 250)
+    index, identity = video._index, video._file.identity
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: _frame_index.save(path, index, identity), range(400)))
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(sm.WriteError, match="cannot be written: No such file or directory"):
+        video.save_index(tmp_path / "none" / "saved")
 
 
 def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
