@@ -50,6 +50,11 @@ _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores",
 """Codecs that say it themselves."""
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
 """Codecs that FFmpeg refuses for MOV only when the file is begun."""
+_IN_MPEGTS = frozenset(
+    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc jpeg2000 mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m "
+    "truehd vc1 vvc".split()
+)
+"""FFmpeg writes all others into MPEG-TS as data, and readers find no video or audio."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
 
@@ -154,14 +159,17 @@ class Muxer:
                     "add_encode_stream takes what video_encode_config() or audio_encode_config() makes, not "
                     f"{config!r}"
                 )
+            refused = EncodeError(
+                f"format {self._format!r} does not take {encoder.canonical_name}; give another encoder= or "
+                "format=",
+                source=self._name,
+            )
+            if self._loses(encoder.canonical_name):
+                raise refused
             try:
                 stream = self._container.add_stream(encoder.name, rate=rate)
             except ValueError as error:
-                raise EncodeError(
-                    f"format {self._format!r} does not take {encoder.canonical_name}; give another "
-                    "encoder= or format=",
-                    source=self._name,
-                ) from error
+                raise refused from error
             if isinstance(config, VideoEncodeConfig):
                 coder = VideoEncoder(stream, config)
                 stream.time_base = coder.time_base
@@ -195,6 +203,9 @@ class Muxer:
             codec: Any = getattr(source, "codec", source)
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
+            if self._loses(codec.name):
+                text = f"format {self._format!r} does not take {codec.name}"
+                raise EncodeError(f"{text}; give another format=", source=self._name)
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)
@@ -376,10 +387,13 @@ class Muxer:
 
     def takes(self, codec: str) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows, for modules of this package."""
-        if self._format == "mov" and codec in _MP4_ONLY:
+        if self._loses(codec) or (self._format == "mov" and codec in _MP4_ONLY):
             return False
         names = self._container.supported_codecs
         return not names or codec in names
+
+    def _loses(self, codec: str) -> bool:
+        return self._format == "mpegts" and codec not in _IN_MPEGTS
 
     def seconds(self, index: int) -> Fraction:
         """When the last frame of an encoded video stream is shown, for modules of this package."""

@@ -342,3 +342,18 @@ def test_packets_without_times_are_refused() -> None:
         sm.Muxer(io.BytesIO(), format="mp4") as muxer,
     ):
         muxer.write(muxer.add_remux_stream(packets), packets)
+
+
+def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
+    frames = np.zeros((60, 48, 64, 3), np.uint8)
+    source, target = tmp_path / "vp9.webm", tmp_path / "out.ts"
+    sm.save_video(source, frames, encoder="libvpx-vp9")
+    with sm.Muxer(io.BytesIO(), format="mpegts") as muxer:
+        with pytest.raises(sm.EncodeError, match="'mpegts' does not take ffv1"):
+            muxer.add_encode_stream(sm.video_encode_config(width=64, height=48, encoder="ffv1"))
+        with pytest.raises(sm.EncodeError, match="'mpegts' does not take vp9"):
+            muxer.add_remux_stream(sm.demux_video(source))
+        index = muxer.add_encode_stream(sm.video_encode_config(width=64, height=48))
+        muxer.write(index, sm.frames_from_array(frames))
+    assert not sm.cut(source, target, 0, None)
+    assert len(sm.demux_video(target)) == 60
