@@ -372,6 +372,17 @@ def test_raw_streams_count_frames(b_frames: int) -> None:
     assert frames.timestamps == packets.get_timestamps() == (1.0, 1.1, 1.2, 1.3, 1.4)
 
 
+def test_raw_h261_whose_packets_all_claim_to_be_key_frames() -> None:
+    data = make_video(
+        index_frames(30, 176, 144), codec="h261", format="h261", frame_rate=25, gop_size=8
+    )
+    whole = sm.decode_packets(sm.demux_video(data), None)
+    window = sm.decode_packets(sm.demux_video(data, timestamp=(whole.timestamps[12], None)), None)
+    assert window.timestamps == whole.timestamps[12:]
+    for got, want in zip(window, whole[12:], strict=True):
+        assert all(map(np.array_equal, got.planes, want.planes))
+
+
 @pytest.mark.parametrize("window", [(20, 30), (44, 58), (10, 15), (0, 3), (59, 60)])
 def test_program_streams_state_few_times_and_are_exact_all_the_same(
     window: tuple[int, int],
