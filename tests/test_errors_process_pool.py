@@ -69,6 +69,14 @@ def array_format_error(folder: str) -> None:
     sm.load_npy(b"no array")
 
 
+def encode_error(folder: str) -> None:
+    sm.encode_image(np.zeros((4, 4, 4), np.uint8), format="jpeg")
+
+
+def write_error(folder: str) -> None:
+    sm.save_image(f"{folder}/none/image.png", np.zeros((4, 4, 3), np.uint8))
+
+
 CALLS = {
     array_format_error: sm.ArrayFormatError,
     source_error: sm.SourceError,
@@ -81,6 +89,8 @@ CALLS = {
     storage_too_small_error: sm.StorageTooSmallError,
     transfer_error: sm.TransferError,
     missing_dependency_error: sm.MissingDependencyError,
+    encode_error: sm.EncodeError,
+    write_error: sm.WriteError,
 }
 FIELDS = ("source", "errno", "pts_seconds", "packet_index", "filter_desc", "name")
 
@@ -107,8 +117,8 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     assert there.value.args == here.value.args
     for field in FIELDS:
         assert getattr(there.value, field, None) == getattr(here.value, field, None), field
-    # A storage does not know whose frames it is too small for, nor a device whose arrays it gets.
-    without_source = sm.StorageTooSmallError | sm.TransferError
+    # A storage does not know whose frames it is too small for, nor a device or encoder whose arrays it gets.
+    without_source = sm.StorageTooSmallError | sm.TransferError | sm.EncodeError
     assert there.value.source or isinstance(there.value, without_source)
     assert process.submit(abs, -1).result(timeout=100) == 1
 
