@@ -73,8 +73,9 @@ def encode_image(
 ) -> bytes:
     """Encode one image.
 
-    PNG, BMP, TIFF, QOI, TGA, PPM and, with ``lossless=True``, WebP give back the same numbers when they are
-    loaded. JPEG and AVIF have BT.601 of full range.
+    PNG, APNG, TIFF and PPM give back the same numbers when they are loaded. BMP, QOI, TGA (``"targa"``),
+    JPEG-LS and, with ``lossless=True``, WebP give back those of uint8, and keep 8 bits of uint16; a gray BMP
+    may be one level off. JPEG and AVIF have BT.601 of full range.
 
     FFmpeg's JPEG encoder has no progressive scans and writes no EXIF and no ICC profile. Where you need them,
     or gray JPEG, Pillow serves better.
