@@ -32,6 +32,8 @@ INSTALL = MappingProxyType(
         "pillow": ("PIL.Image", 'pip install ".[stills]" in a clone of spdl_media'),
         "pillow-cms": ("PIL.ImageCms", 'pip install ".[stills]" in a clone of spdl_media'),
         "pillow-heif": ("pillow_heif", 'pip install ".[stills]" in a clone of spdl_media'),
+        "rich": ("rich.console", 'pip install ".[cli]" in a clone of spdl_media'),
+        "rich-table": ("rich.table", 'pip install ".[cli]" in a clone of spdl_media'),
         "simplejpeg": ("simplejpeg", 'pip install ".[jpeg]" in a clone of spdl_media'),
         "torch": ("torch", 'pip install ".[torch]" in a clone of spdl_media'),
         "tqdm": ("tqdm.auto", "pip install tqdm"),

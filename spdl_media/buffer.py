@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._devices.forks import HISTORY
+from spdl_media._thumbnails import gallery, of_array
 from spdl_media.orientation import Box
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
@@ -250,6 +251,11 @@ class CPUBuffer(_Buffer):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
+
+    def _repr_html_(self) -> str:
+        # Read once: another thread may release the buffer meanwhile.
+        array = self._array
+        return gallery(repr(self), () if array is None else of_array(array))
 
 
 class _Ready(Protocol):

@@ -15,6 +15,7 @@ import av
 
 from spdl_media._checks import as_int
 from spdl_media._ffmpeg import as_fraction
+from spdl_media._thumbnails import gallery, of_frames
 from spdl_media.formats import (
     COLOR_PRIMARIES,
     COLOR_RANGES,
@@ -309,6 +310,10 @@ class VideoFrames(_Pictures):
         first, last = self.timestamps[0], self.timestamps[-1]
         return f"<VideoFrames: {len(self)} of {self._describe()}, {first:.3f} s to {last:.3f} s>"
 
+    def _repr_html_(self) -> str:
+        labels = [f"{seconds:.3f} s" for seconds in self.timestamps]
+        return gallery(repr(self), of_frames(self._frames, labels) if labels else ())
+
 
 class ImageFrames(_Pictures):
     """One image. Made by :func:`~spdl_media.decode_packets`, or by indexing :class:`VideoFrames`.
@@ -364,6 +369,9 @@ class ImageFrames(_Pictures):
 
     def __repr__(self) -> str:
         return f"<ImageFrames: {self._describe()}>"
+
+    def _repr_html_(self) -> str:
+        return gallery(repr(self), of_frames(self._frames, [""]))
 
 
 def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -88,7 +87,7 @@ def profile_pipeline(
         require("matplotlib", "A plot of a profile", MissingPackageError)
     result = _Profiler(num_iterations, set(concurrencies)).profile(config, num_threads)
     if plot is not None:
-        _save_plot(result, plot)
+        result.plot(plot)
     if show:
         print(result)  # noqa: T201  # what the caller asked for
     return result
@@ -374,36 +373,3 @@ class _Watch(TaskHook):
         elapsed = end - self._start
         durations = self._durations or [elapsed / self._number] * self._number
         return _Calls(durations, self._failures, elapsed)
-
-
-def _save_plot(profile: PipelineProfile, path: str | Path) -> None:
-    """Draw the rate of each stage over its concurrency.
-
-    Args:
-        profile: What is drawn.
-        path: File to write; its name says the format (``.png``, ``.svg``, ``.pdf``).
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
-    # _Figures of this class need no display, and pyplot would keep them.
-    figure = require("matplotlib", "A plot of a profile", MissingPackageError).Figure(
-        figsize=(8, 5)
-    )
-    axes = figure.add_subplot()
-    for name, group in groupby(profile.stages, key=lambda stage: stage.name):
-        stages = list(group)
-        rates = [stage.items_per_second for stage in stages]
-        concurrencies = [stage.concurrency for stage in stages]
-        configured = [number for number, stage in enumerate(stages) if stage.is_configured]
-        label = f"{name} (bottleneck)" if name == profile.bottleneck else name
-        axes.plot(concurrencies, rates, marker="o", markevery=configured, label=label)
-    axes.set(
-        xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
-    )
-    ticks = sorted({stage.concurrency for stage in profile.stages})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
-    axes.legend()
-    figure.savefig(path)

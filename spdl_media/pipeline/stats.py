@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from spdl_media.pipeline.tables import Shown, Table, plot_profile
 
 __all__ = (
     "PipelineProfile",
@@ -83,9 +87,30 @@ class SinkStatistics:
     waited: float
 
 
+_COLUMNS = (
+    "stage",
+    "concurrency",
+    "calls",
+    "calls/s",
+    "mean ms",
+    "p90 ms",
+    "p99 ms",
+    "busy",
+    "queued ms",
+    "failed",
+)
+# The consumer holds the pipeline up when it waits for less than this part of the time.
+_HARDLY_WAITS = 0.1
+# Neither half busy nor, on average, with an item that waits, a stage holds nothing up.
+_HALF_BUSY, _ONE_WAITS = 0.5, 1.0
+
+
 @dataclass(frozen=True, slots=True)
-class PipelineStatistics:
+class PipelineStatistics(Shown):
     """Statistics of a pipeline since it started; in the log, since the report before.
+
+    ``print`` writes them as a table with the bottleneck marked, notebooks show it, and so does
+    ``rich.print``; :meth:`show` takes rich if it is there.
 
     Attributes:
         elapsed: The seconds that this is of.
@@ -99,21 +124,66 @@ class PipelineStatistics:
     stages: tuple[StageStatistics, ...]
     sink: SinkStatistics
 
-    def __str__(self) -> str:
+    @property
+    def bottleneck(self) -> str | None:
+        """What seems to hold the pipeline up: the name of a stage, ``"source"`` or ``"consumer"``.
+
+        An estimate of how busy the stages were and what waited for them. ``None``: nothing was delivered.
+        :func:`profile_pipeline` measures the stages one by one.
+        """
+        if not self.sink.number or not self.elapsed:
+            return None
+        if self.sink.waited < _HARDLY_WAITS * self.elapsed:
+            return "consumer"
+        # Of stages that share too few threads none is half busy, but items wait for them.
+        loaded = [
+            stage
+            for stage in self.stages
+            if stage.calls.occupancy >= _HALF_BUSY or stage.queue.occupancy >= _ONE_WAITS
+        ]
+        if not loaded:
+            return "source"
+        return max(loaded, key=_load).name
+
+    def _tables(self) -> tuple[Table, ...]:
+        sink, bottleneck = self.sink, self.bottleneck
         first = (
             f"{self.elapsed:.1f} s, {self.source_items} items from the source, "
-            f"{self.sink.number} delivered ({self.sink.rate:.1f}/s), "
-            f"the consumer waited {self.sink.waited:.1f} s"
+            f"{sink.number} delivered ({sink.rate:.1f}/s), the consumer waited {sink.waited:.1f} s"
         )
-        lines = [
-            f"  {stage.name}: {stage.calls.number} calls ({stage.calls.rate:.1f}/s), "
-            f"average {stage.calls.average * 1e3:.2f} ms, p90 {stage.calls.p90 * 1e3:.2f} ms, "
-            f"p99 {stage.calls.p99 * 1e3:.2f} ms, busy {stage.calls.occupancy:.0%} of "
-            f"{stage.concurrency}, queued {stage.queue.average * 1e3:.2f} ms, "
-            f"{stage.failures} failed"
-            for stage in self.stages
-        ]
-        return "\n".join([first, *lines])
+        names = [stage.name for stage in self.stages]
+        is_stage = bottleneck in names
+        table = Table(
+            _COLUMNS,
+            tuple(map(_stage_row, self.stages)),
+            marked=names.index(bottleneck) if bottleneck and is_stage else None,
+            before=(first,),
+            after=() if bottleneck is None or is_stage else (f"Bottleneck: the {bottleneck}",),
+        )
+        return (table,)
+
+
+def _load(stage: StageStatistics) -> tuple[bool, float]:
+    """What stages are compared by: the part of its concurrency in use or, below half, the threads in use."""
+    in_use = stage.calls.occupancy
+    is_busy = in_use >= _HALF_BUSY
+    return is_busy, in_use if is_busy else in_use * stage.concurrency
+
+
+def _stage_row(stage: StageStatistics) -> tuple[str, ...]:
+    calls = stage.calls
+    return (
+        stage.name,
+        str(stage.concurrency),
+        str(calls.number),
+        f"{calls.rate:.1f}",
+        f"{calls.average * 1e3:.2f}",
+        f"{calls.p90 * 1e3:.2f}",
+        f"{calls.p99 * 1e3:.2f}",
+        f"{calls.occupancy:.0%}",
+        f"{stage.queue.average * 1e3:.2f}",
+        str(stage.failures),
+    )
 
 
 _PROFILE_COLUMNS = (
@@ -168,8 +238,10 @@ class StageProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineProfile:
+class PipelineProfile(Shown):
     """A pipeline, measured stage by stage and as a whole.
+
+    ``print`` writes it as a table with the bottleneck marked, notebooks show it, and :meth:`plot` draws it.
 
     Attributes:
         stages: One for each source, stage and concurrency, in the order of the pipeline.
@@ -196,11 +268,31 @@ class PipelineProfile:
             raise KeyError(f"no stage is called {name!r}; there are {names}")
         return found
 
-    def __str__(self) -> str:
-        rows = [_PROFILE_COLUMNS, *map(_row, self.stages)]
-        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-        lines = ("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in rows)
-        return "\n".join([*lines, "* as configured", "", *self._verdict()])
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the rate of each stage over its concurrency.
+
+        Args:
+            path: A file to save it in as well, in the format that its name says.
+
+        Returns:
+            A ``matplotlib.figure.Figure``.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        return plot_profile(self, path)
+
+    def _tables(self) -> tuple[Table, ...]:
+        stages = Table(
+            _PROFILE_COLUMNS,
+            tuple(map(_row, self.stages)),
+            marked=self.stages.index(self._slowest()),
+            after=("* as configured", "", *self._verdict()),
+        )
+        (overall,) = self.overall._tables()
+        # One bottleneck is enough: that which was measured.
+        before = (f"The whole pipeline: {overall.before[0]}",)
+        return stages, replace(overall, before=before, marked=None, after=())
 
     def _slowest(self) -> StageProfile:
         configured = (stage for stage in self.stages if stage.is_configured)
@@ -219,7 +311,6 @@ class PipelineProfile:
                 f"It was fastest at concurrency={best.concurrency}: {best.items_per_second:.1f} "
                 "items a second."
             )
-        yield f"The whole pipeline: {self.overall}"
 
 
 def _row(stage: StageProfile) -> tuple[str, ...]:

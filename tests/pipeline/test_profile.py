@@ -286,7 +286,7 @@ def made_up() -> PipelineProfile:
 def test_a_table_reads_well() -> None:
     assert str(made_up()).splitlines()[:-1] == [
         "stage  concurrency  items/s  calls/s  mean ms   p90 ms   p99 ms  busy  failed",
-        "load           1 *      4.0      2.0  500.000  600.000  750.000   25%       1",
+        "load           1 *      4.0      2.0  500.000  600.000  750.000   25%       1  <- bottleneck",
         "load           8       18.0      9.0  500.000  600.000  750.000   25%       1",
         "batch          1 *     10.0      5.0  500.000  600.000  750.000   25%       1",
         "* as configured",
@@ -316,3 +316,13 @@ def test_a_plot_is_saved(tmp_path: Path) -> None:
     profile(source().pipe(wait), plot=tmp_path / "profile.svg")
     drawing = (tmp_path / "profile.svg").read_text()
     assert drawing.count("wait (bottleneck)") == 1
+
+
+def test_a_plot_of_a_result_has_a_line_for_each_stage(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = made_up().plot(tmp_path / "profile.pdf")
+    (axes,) = figure.axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert lines == {"load (bottleneck)": [[1, 4], [8, 18]], "batch": [[1, 10]]}
+    assert (tmp_path / "profile.pdf").read_bytes().startswith(b"%PDF")
+    assert made_up().plot().axes
