@@ -225,9 +225,10 @@ def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> N
             # Those before may have been made while the quick ones passed.
             if position >= 1000 + number // 2:
                 most = max(most, alive)
-                assert resident_size() - before < (1 + 2 + 4) * size + 50e6
+                assert resident_size() - before < (1 + 2 + 6) * size + 50e6
             del big
-    assert most <= 1 + 2 + 2 * 2
+    # On a busy machine, a thread of each stage may rest before it lets go of what it handed on.
+    assert most <= 1 + 2 + 2 * 2 + 2
 
 
 @pytest.mark.parametrize("repetition", range(3))
