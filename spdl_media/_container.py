@@ -54,12 +54,12 @@ _WITHOUT_SIGNATURE = frozenset(
 _SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
 
 # Images found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
-# where the file ends.
-_STAYS_AT_END = frozenset({"image2", "webp_anim"})
+# where the file ends. In the others it states other times after a seek to the start, or lands behind it.
+_OPENED_ANEW = frozenset({"image2", "webp_anim", "asf", "h263", "wtv"})
 
 # Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
-# places: it lands inside one, or takes a later one for the first.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim"})
+# places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h263"})
 
 
 # FFmpeg asks all of its demuxers whether they know a file, which takes 0.1 ms and for MP3 0.3 ms. Signatures
@@ -390,7 +390,7 @@ class Container:
     def _seek_to_start(self) -> bool:
         start = self.av.start_time
         # Some formats cannot seek by time, and raw streams, which have none, end up anywhere.
-        if start is None or self.format in _STAYS_AT_END:
+        if start is None or self.format in _OPENED_ANEW:
             return False
         if self.av.streams.audio and not self.format.startswith(_SEEKS_TO_START):
             return False

@@ -329,16 +329,19 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     codecs = [codec for codec in by_index.values() if codec is not None]
     # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
     # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
-    if format == "avi" and any(_reorders(codec) for codec in codecs):
+    if format == "avi" and any(_reorders(codec) or codec.name == "mpeg1video" for codec in codecs):
         return _without_pts(packets)
     if format.startswith("mov"):
         names = {index: codec.name for index, codec in by_index.items() if codec is not None}
         tests = {index: _KEY_TESTS[name] for index, name in names.items() if name in _KEY_TESTS}
         packets = _with_true_keys(packets, tests) if tests else packets
-    if format.startswith(("mov", "mxf")) and any(
-        _reorders(codec) and codec.has_b_frames for codec in codecs
-    ):
-        return _without_unset_pts(packets)
+    reordered = [
+        index
+        for index, codec in by_index.items()
+        if codec is not None and _reorders(codec) and codec.has_b_frames
+    ]
+    if reordered and format.startswith(("mov", "mxf", "asf")):
+        return _without_unset_pts(packets, reordered, delay=format == "asf")
     if format == "caf" and any(codec.name == "alac" for codec in codecs):
         return _without_padding(packets)
     return packets
@@ -397,11 +400,27 @@ def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
         yield packet
 
 
-def _without_unset_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Drop presentation times that are those of decoding, of a stream whose frames change their order."""
-    first = list(itertools.islice(packets, _ENOUGH_TO_REORDER))
+def _without_unset_pts(
+    packets: Iterator[AvPacket], indices: Sequence[int], *, delay: bool
+) -> Iterator[AvPacket]:
+    """Drop presentation times that are those of decoding, of streams whose frames change their order.
+
+    Args:
+        packets: As they are read.
+        indices: Of these streams.
+        delay: FFmpeg has added a delay to them.
+    """
+    first: list[AvPacket] = []
+    coded: list[AvPacket] = []
+    for packet in packets:
+        first.append(packet)
+        if packet.stream_index in indices:
+            coded.append(packet)
+        if len(coded) == _ENOUGH_TO_REORDER:
+            break
+    times = [packet.pts or 0 for packet in coded]
+    is_unset = times == (sorted(times) if delay else [packet.dts or 0 for packet in coded])
     found = itertools.chain(first, packets)
-    is_unset = all(packet.pts == packet.dts for packet in first)
     return _without_pts(found) if is_unset else found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -25,7 +26,7 @@ from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import SourceError
 from spdl_media.packets import PacketMetadata
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import Seconds, tick_at, ticks_to_seconds
 
 # Codecs of which each packet is one frame, with the packet's timestamp.
 _ONE_EACH = frozenset(
@@ -67,6 +68,8 @@ class FrameIndex:
         end: Ticks at which the last frame ends.
         is_exact: Each packet is the frame of its timestamp, so that others can be left out.
         is_counted: Timestamps do not name the frames, which are counted from the start of the stream.
+        time_base: Seconds in a tick.
+        zero: Second 0 of the container on FFmpeg's clock.
     """
 
     pts: Ticks
@@ -77,6 +80,8 @@ class FrameIndex:
     end: int
     is_exact: bool
     is_counted: bool
+    time_base: Fraction = Fraction(1)
+    zero: Fraction = Fraction(0)
 
     def __len__(self) -> int:
         return len(self.pts)
@@ -90,6 +95,49 @@ class FrameIndex:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS)
+
+    def exact_seconds(self, ticks: int) -> Fraction:
+        """The exact time of a timestamp on the container's clock."""
+        return ticks_to_seconds(ticks, self.time_base, self.zero)
+
+    def seconds(self, frames: Ticks) -> npt.NDArray[np.float64]:
+        """The times of frames, as exact as floats are; ``nan`` for -1, which is none."""
+        pts, zero = self.pts[frames], self.zero
+        pts[frames < 0] = NO_TIME
+        scale = self.time_base.denominator * zero.denominator
+        factor = self.time_base.numerator * zero.denominator
+        shift = zero.numerator * self.time_base.denominator
+        most = max(map(abs, (int(pts.min(initial=0)), int(pts.max(initial=0)))))
+        # Of whole numbers that floats hold exactly, the quotient is that of the fractions.
+        if max(most * factor + abs(shift), scale) < 1 << 53:
+            return (pts * factor - shift) / scale
+        ticks = pts.ravel().tolist()
+        exact = [math.nan if one == NO_TIME else self.exact_seconds(one) for one in ticks]
+        return np.array(exact, np.float64).reshape(pts.shape)
+
+    @property
+    def start(self) -> int:
+        """Ticks at which the first frame begins."""
+        return int(self.pts[self.pts != NO_TIME].min(initial=self.end))
+
+    def shown_at(self, times: Sequence[Seconds], source: str) -> list[int]:
+        """The frames that are shown at these times.
+
+        Raises:
+            ValueError: A time lies before the first frame or behind the end, or is no number.
+        """
+        # Where a file has times of decoding alone, they step back.
+        order = np.argsort(self.pts, kind="stable")
+        ticks = [tick_at(time, self.time_base, self.zero) for time in times]
+        for time, tick in zip(times, ticks, strict=True):
+            if not (len(self) and self.start <= tick <= self.end):
+                start, end = map(float, map(self.exact_seconds, (self.start, self.end)))
+                raise ValueError(
+                    f"{source}: no frame is shown at {time} s: {len(self)} frames are shown from "
+                    f"{start:.3f} s to {end:.3f} s"
+                )
+        found: list[int] = order[np.searchsorted(self.pts[order], ticks, "right") - 1].tolist()
+        return found
 
     def key_frames(self) -> list[int]:
         """Numbers of the frames at which decoding can begin."""
@@ -227,19 +275,6 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     keys, numbers = np.flatnonzero(table.is_key), np.arange(len(pts))
     times = table.pts[keys], table.dts[keys]
     return FrameIndex(pts, numbers, keys, *times, end, is_exact=False, is_counted=True)
-
-
-def seconds_of(pts: Ticks, time_base: Fraction, zero: Fraction) -> npt.NDArray[np.float64]:
-    """The times of timestamps on the container's clock, as exact as floats are; ``nan`` for none."""
-    scale = time_base.denominator * zero.denominator
-    factor, shift = time_base.numerator * zero.denominator, zero.numerator * time_base.denominator
-    most = max(map(abs, (int(pts.min(initial=0)), int(pts.max(initial=0)))))
-    # Of whole numbers that floats hold exactly, the quotient is that of the fractions.
-    if max(most * factor + abs(shift), scale) < 1 << 53:
-        return (pts * factor - shift) / scale
-    exact = [ticks_to_seconds(one, time_base, zero) for one in pts.ravel().tolist()]
-    seconds = np.array(exact, np.float64).reshape(pts.shape)
-    return np.where(pts == NO_TIME, np.nan, seconds)
 
 
 def frame_numbers(indices: Iterable[object], count: int, source: str) -> list[int]:

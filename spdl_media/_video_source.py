@@ -6,6 +6,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
@@ -71,9 +72,10 @@ class VideoSource:
             head = zlib.crc32(self._input.read_at(0, HEADER))
             self.identity = Identity(self._input.size(), head, self._stream)
             if index is None:
-                self.index = self._make_index(container)
+                found = self._make_index(container)
             else:
-                self.index = load(index, container.name, self.identity)
+                found = load(index, container.name, self.identity)
+            self.index = replace(found, time_base=self.codec.time_base, zero=container.zero)
         except BaseException:
             self.close()
             raise

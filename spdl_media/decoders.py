@@ -13,7 +13,7 @@ from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._frame_decoder import FrameDecoder
 from spdl_media._frame_index import FrameIndex, empty_index, frame_numbers, make_index
-from spdl_media._packet_table import read_table
+from spdl_media._packet_table import NO_TIME, read_table
 from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
@@ -356,9 +356,9 @@ def sample_decode_video(
         )
     index = _index_of(packets, config)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
-    low = 0 if first is None else int(np.searchsorted(index.pts, first))
-    high = len(index) if stop is None else int(np.searchsorted(index.pts, stop))
-    numbers = [low + one for one in frame_numbers(indices, high - low, packets.source)]
+    low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop
+    window = np.flatnonzero((index.pts >= low) & (index.pts < high))
+    numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
     decoder = FrameDecoder(
         packets.codec, _whole(packets), index, config, lambda number: coded[number:]
     )

@@ -24,7 +24,7 @@ from spdl_media.filter_desc import FilterDesc
 from spdl_media.load import frame_request, sound_ops
 from spdl_media.operations import Rate, SoundOps, parse_rate
 from spdl_media.timing import Window
-from spdl_media.video_file import VideoFile
+from spdl_media.video_file import VideoFile, index_of, load_rows
 
 __all__ = ("VideoClips", "sample_clips")
 
@@ -128,11 +128,12 @@ def sample_clips(
     places = _places(video, num_frames, step, rate, on_short, draw)
     shape = places.indices.shape
     request = frame_request({**arguments, "rng": rng}, len(places.starts), "sample_clips(cuda=)")
-    loaded = video.load_rows(Rows(places.indices.ravel().tolist(), shape[0], shape), request)
+    loaded = load_rows(video, Rows(places.indices.ravel().tolist(), shape[0], shape), request)
     if not audio:
         return VideoClips(loaded, None, places.timestamps, places.indices, None)
     try:
-        length = video.exact_seconds(len(video)) - video.exact_seconds(0)
+        index = index_of(video)
+        length = index.exact_seconds(index.end) - index.exact_seconds(index.start)
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
             video, places.starts, seconds, sound_ops(arguments), audio_stream_index
@@ -222,12 +223,13 @@ def _places(
     """Choose clips by numbers of frames, or at a rate by time."""
     if not len(video):
         raise ConvertError("the video has no frames, so there is no clip", source=video.source)
-    first, end = video.exact_seconds(0), video.exact_seconds(len(video))
+    index = index_of(video)
+    first, end = map(index.exact_seconds, (index.start, index.end))
     if rate is None:
         length = (num_frames - 1) * step + 1
         starts = draw.choose(len(video), length, 1, video.source)
         found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
-        begins = [video.exact_seconds(start) for start in starts]
+        begins = [index.exact_seconds(int(index.pts[start])) for start in starts]
     else:
         interval = step / rate
         offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
@@ -243,7 +245,7 @@ def _places(
         [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)]
     )
     if rate is None:
-        return _Places(begins, indices, video.seconds_of(indices))
+        return _Places(begins, indices, index.seconds(indices))
     # Those that fill up are shown when the frames are that they repeat.
     times = np.array([[float(begin)] for begin in begins]) + np.array(rows) * float(step / rate)
     return _Places(begins, indices, np.where(indices < 0, np.nan, times))

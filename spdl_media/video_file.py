@@ -11,13 +11,11 @@ from functools import cached_property
 from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._arguments import DeviceLike, FrameArguments, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
-from spdl_media._frame_index import frame_numbers, save, seconds_of
+from spdl_media._frame_index import FrameIndex, frame_numbers, save
 from spdl_media._frame_rows import FrameRows, Rows
-from spdl_media._mp4_tables import Ticks
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -32,14 +30,7 @@ from spdl_media.load import FrameRequest, frame_request
 from spdl_media.operations import PictureOps
 from spdl_media.orientation import swaps_sides
 from spdl_media.packets import AudioPackets
-from spdl_media.timing import (
-    Seconds,
-    Timestamp,
-    Window,
-    parse_window,
-    tick_at,
-    ticks_to_seconds,
-)
+from spdl_media.timing import Seconds, Timestamp, Window, parse_window
 
 __all__ = ("VideoFile",)
 
@@ -158,18 +149,7 @@ class VideoFile:
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each frame on the container's clock, whose 0 is the container's start."""
-        return tuple(self.seconds_of(np.arange(len(self))).tolist())
-
-    def seconds_of(self, frames: Ticks | list[int]) -> npt.NDArray[np.float64]:
-        """The times of frames, of which -1 is none, for modules of this package."""
-        pts = self._index.pts[frames]
-        seconds = seconds_of(pts, self._codec.time_base, self._metadata.zero)
-        return np.where(np.asarray(frames) < 0, np.nan, seconds)
-
-    def exact_seconds(self, frame: int) -> Fraction:
-        """The exact time of a frame, and with ``len(video)`` the end, for modules of this package."""
-        pts = self._index.end if frame == len(self) else int(self._index.pts[frame])
-        return ticks_to_seconds(pts, self._codec.time_base, self._metadata.zero)
+        return tuple(self._index.seconds(np.arange(len(self))).tolist())
 
     @cached_property
     def keyframes(self) -> tuple[int, ...]:
@@ -179,7 +159,7 @@ class VideoFile:
     @property
     def end(self) -> float:
         """Seconds at which the last frame ends, which the file states or its frame rate does."""
-        return float(self.exact_seconds(len(self)))
+        return float(self._index.exact_seconds(self._index.end))
 
     @property
     def nbytes(self) -> int:
@@ -242,18 +222,7 @@ class VideoFile:
         Raises:
             ValueError: A time lies before the first frame or behind the end, or is no number.
         """
-        wanted = list(times)
-        base, zero = self._codec.time_base, self._metadata.zero
-        ticks = [tick_at(time, base, zero) for time in wanted]
-        found: list[int] = (np.searchsorted(self._index.pts, ticks, "right") - 1).tolist()
-        for time, tick, number in zip(wanted, ticks, found, strict=True):
-            if number < 0 or tick > self._index.end:
-                first, end = (self.timestamps[0], self.end) if len(self) else (0.0, 0.0)
-                raise ValueError(
-                    f"{self.source}: no frame is shown at {time} s: {len(self)} frames are shown from "
-                    f"{first:.3f} s to {end:.3f} s"
-                )
-        return found
+        return self._index.shown_at(list(times), self.source)
 
     def _frames(self, numbers: list[int]) -> VideoFrames:
         with self._reading():
@@ -304,30 +273,7 @@ class VideoFile:
         if isinstance(indices, slice):
             indices = range(*indices.indices(len(self)))
         request = frame_request(arguments, 1, "VideoFile.load(cuda=)")
-        return self.load_rows(Rows(frame_numbers(indices, len(self), self.source)), request)
-
-    def load_rows(self, rows: Rows, request: FrameRequest) -> Buffer:
-        """Decode the frames of rows into one array, for modules of this package.
-
-        Raises:
-            ConvertError: There is no frame among the rows.
-        """
-        if all(number < 0 for number in rows.numbers):
-            raise ConvertError("no frame is asked for: the indices are empty", source=self.source)
-        sink = FrameRows(
-            len(rows.numbers), request.storage, request.layout, request.values, self.source
-        )
-        try:
-            with self._reading():
-                self._decode_rows(rows, request.desc, request.cuts, sink)
-            buffer = sink.take(rows.zeros(), rows.shape)
-        except BaseException:
-            # The traceback holds on to this frame, and the memory shall be free at once.
-            sink.release()
-            raise
-        groups = range(rows.count)
-        buffer.boxes, buffer.flips = request.cuts.drawn(groups, groups)
-        return request.finish(buffer)
+        return load_rows(self, Rows(frame_numbers(indices, len(self), self.source)), request)
 
     def _decode_rows(
         self, rows: Rows, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
@@ -396,3 +342,32 @@ class VideoFile:
     def _reading(self) -> Iterator[None]:
         with self._lock, self._file.opened().reading():
             yield
+
+
+def index_of(video: VideoFile) -> FrameIndex:
+    """The index of an opened video."""
+    return video._index
+
+
+def load_rows(video: VideoFile, rows: Rows, request: FrameRequest) -> Buffer:
+    """Decode the frames of rows into one array.
+
+    Raises:
+        ConvertError: There is no frame among the rows.
+    """
+    if all(number < 0 for number in rows.numbers):
+        raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
+    sink = FrameRows(
+        len(rows.numbers), request.storage, request.layout, request.values, video.source
+    )
+    try:
+        with video._reading():
+            video._decode_rows(rows, request.desc, request.cuts, sink)
+        buffer = sink.take(rows.zeros(), rows.shape)
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        sink.release()
+        raise
+    groups = range(rows.count)
+    buffer.boxes, buffer.flips = request.cuts.drawn(groups, groups)
+    return request.finish(buffer)

@@ -166,6 +166,16 @@ def two_streams() -> bytes:
 
 
 @cache
+def mpeg1_in_avi() -> bytes:
+    return make_video(planes(), codec="mpeg1video", format="avi", frame_rate=25, max_b_frames=2)
+
+
+@cache
+def raw_h263() -> bytes:
+    return make_video(index_planes(20, 176, 144), codec="h263", format="h263")
+
+
+@cache
 def damaged() -> bytes:
     """A bit flipped here and there in the middle third, so that decoders make up parts of frames."""
     data = bytearray(clip("matroska/mpeg4/2/closed"))
@@ -205,7 +215,10 @@ BY_PACKETS = [
     ),
 ]
 ONCE = ["mpegts/libx264/2/interlaced"]
-EACH_TIME = ["avi/libx264/3/open", "h264/libx264/2/closed", "asf/libx264/2/closed"]
+EACH_TIME = [
+    *("avi/libx264/3/open", "h264/libx264/2/closed"),
+    *("asf/libx264/2/closed", "asf/mpeg2video/2/closed", "wtv/msmpeg4v2/0/closed"),
+]
 OTHERS = {
     "uneven": uneven,
     "trimmed": trimmed,
@@ -213,6 +226,8 @@ OTHERS = {
     "damaged": damaged,
     "hidden": hidden,
     "edited": edited,
+    "MPEG-1 in AVI": mpeg1_in_avi,
+    "raw H.263": raw_h263,
 }
 
 
@@ -321,6 +336,24 @@ def test_times_show_the_frame_that_began_last() -> None:
             video.at([0.5, time])
     with pytest.raises(ValueError, match="a time must be finite, not inf"):
         video.at([float("inf")])
+
+
+def test_times_are_right_where_a_format_has_those_of_decoding_alone() -> None:
+    for kind in ("asf/libx264/2/closed", "avi/libx264/3/open"):
+        assert opened(kind).timestamps == tuple(k / 10 for k in range(NUM_FRAMES))
+    assert opened("MPEG-1 in AVI").timestamps == tuple(k / 25 for k in range(NUM_FRAMES))
+
+
+def test_times_that_step_back_show_the_frame_of_that_time() -> None:
+    """MPEG-2 in ASF has the times of decoding, which FFmpeg hands on."""
+    video = opened("asf/mpeg2video/2/closed")
+    times = video.timestamps
+    assert times != tuple(sorted(times))
+    # Of the last two, both have one.
+    assert video.numbers_at(times[:-2]) == list(range(len(times) - 2))
+    assert [times[k] for k in video.numbers_at([time + 0.01 for time in times])] == [*times]
+    with pytest.raises(ValueError, match=r"no frame is shown at -0.5 s: 30 .* from 0.000 s"):
+        video.at([-0.5])
 
 
 def test_the_other_stream_is_numbered_too() -> None:
