@@ -205,6 +205,11 @@ def audio_packets(
         first = next(packets, None)
         if first is None or not _at_or_before(first, start):
             return None
+        # Seeks land at the start of a page of Ogg or a cluster of Matroska, a second and more too early.
+        for packet in packets:
+            if not _at_or_before(packet, start):
+                return [first, packet] if tells(first) else []
+            first = packet
         return [first] if tells(first) else []
 
     packets, exact = _from_place(container, [index], codec, start, window, from_preroll, keep=keep)
