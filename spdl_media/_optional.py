@@ -11,6 +11,7 @@ from spdl_media.errors import MissingDependencyError
 # The module to import for an optional package, and the line that installs it.
 INSTALL = MappingProxyType(
     {
+        "cloudpickle": ("cloudpickle", 'pip install ".[dask]" in a clone of spdl_media'),
         # [ctk] brings what CuPy compiles kernels with.
         "cupy": (
             "cupy",

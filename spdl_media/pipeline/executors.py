@@ -272,9 +272,17 @@ END: Any = object()
 class AwaitedPool:
     """The executor of one stage. Only one of ours is shut down here.
 
+    Attributes:
+        remedy: What to do when an executor of the caller's takes no more items.
+
     Raises:
         PoolBroken: The executor is broken or was shut down.
     """
+
+    remedy = (
+        "It is not the pipeline's to replace; for one that is, use a description such as "
+        "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
+    )
 
     def __init__(self, hub: Hub, stage: PipeConfig) -> None:
         self._hub = hub
@@ -356,12 +364,8 @@ class AwaitedPool:
         raise self._translated(error)
 
     def _broken(self, error: BaseException) -> PoolBroken:
-        remedy = (
-            "Its initializer must work in each sub-interpreter."
-            if self._is_own
-            else "It is not the pipeline's to replace; for one that is, use a description such as "
-            "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
-        )
+        own = "Its initializer must work in each sub-interpreter."
+        remedy = own if self._is_own else self.remedy
         broken = PoolBroken(
             f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more items: "
             f"{str(error) or type(error).__name__}. {remedy}"

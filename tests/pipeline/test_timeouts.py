@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from spdl_media.pipeline import FailureRecord, PipelineBuilder, ThreadPoolExecut
 from spdl_media.pipeline.failures import PipelineFailure
 
 WAIT = 20
+HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def test_a_slow_call_fails_and_its_thread_is_replaced(
     assert (record.stage, record.input) == ("slow", "2")
     assert isinstance(record.exception, TimeoutError)
     assert "longer than timeout=0.05 s" in str(record.exception)
-    assert "gate.wait(WAIT)" in record.traceback
+    if HAS_GIL:
+        assert "gate.wait(WAIT)" in record.traceback
     assert names[3] != names[2]
     assert f"thread {names[2]} is replaced" in caplog.text
     assert "took longer than timeout=0.05 s on 2" in caplog.text
@@ -58,6 +61,18 @@ def test_a_slow_call_fails_and_its_thread_is_replaced(
     (thread,) = [one for one in threading.enumerate() if one.name == names[2]]
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_without_a_gil_the_frames_of_a_running_thread_are_left_alone(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    # Reading them while the thread runs crashes such an interpreter.
+    monkeypatch.setattr(sys, "_current_frames", None)
+    pipeline = PipelineBuilder().add_source([WAIT]).pipe(gate.wait, timeout=0.05).build()
+    with pytest.raises(PipelineFailure):
+        list(pipeline)
+    assert "free-threaded CPython cannot tell" in pipeline.failures[0].traceback
 
 
 def test_a_call_that_comes_back_late_changes_nothing(gate: threading.Event) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from spdl_media.pipeline.cluster import DaskPool, is_dask
 from spdl_media.pipeline.engine.ends import EpochSlot, Sink, Source
 from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
 from spdl_media.pipeline.engine.joints import (
@@ -245,7 +246,7 @@ class Graph:
             threads = WorkerThreads(self._hub, f"spdl_media {name}", pool.size, stage=name)
             self._threads.append(threads)
         elif isinstance(executor, Executor | InterpreterPoolExecutorConfig):
-            awaited = AwaitedPool(self._hub, config)
+            awaited = (DaskPool if is_dask(executor) else AwaitedPool)(self._hub, config)
             self._pools.append(awaited)
             # For the event loop, a call in a pool is something to await.
             fn = awaited.generate if kind == "generator" else awaited.call

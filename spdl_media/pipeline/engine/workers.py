@@ -62,6 +62,9 @@ class Worker(threading.Thread):
             return self.given_up
 
     def stack(self) -> str:
+        # Without the GIL the thread runs on while its frames are read, which crashes the interpreter.
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            return "(a place that free-threaded CPython cannot tell while the thread runs)\n"
         # The thread may have ended meanwhile.
         frame = sys._current_frames().get(self.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
