@@ -288,6 +288,16 @@ def _can_make(make: Callable[..., object], *arguments: str) -> bool:
     return True
 
 
+def has_codec(name: str, mode: Literal["r", "w"]) -> bool:
+    """Whether this FFmpeg has a decoder (mode "r") or encoder ("w") of this name."""
+    return _can_make(av.Codec, name, mode)
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of FFmpeg's libraries inside PyAV, by name."""
+    return {name: ".".join(map(str, version)) for name, version in av.library_versions.items()}
+
+
 @lru_cache(maxsize=256)
 def is_color(text: str) -> bool:
     """Whether FFmpeg reads this as a colour. It must need no quoting in the options of a filter."""

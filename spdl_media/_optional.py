@@ -12,6 +12,7 @@ from spdl_media.errors import MissingDependencyError
 INSTALL = MappingProxyType(
     {
         "cloudpickle": ("cloudpickle", 'pip install ".[dask]" in a clone of spdl_media'),
+        "click": ("click", 'pip install ".[cli]" in a clone of spdl_media'),
         # [ctk] brings what CuPy compiles kernels with.
         "cupy": (
             "cupy",

@@ -14,6 +14,7 @@ from spdl_media import MissingDependencyError
 MAX_SECONDS = 0.6  # 0.2 to 0.3 on a machine that does nothing else
 MAX_RUNS = 10
 HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
+HEAVY += ("click", "rich", "sqlite3")
 
 PROGRAM = """
 import json, sys, time

@@ -100,6 +100,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "async_load",
         "torch",
     },
+    "click": {"cli"},
+    "rich": {"cli"},
     # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},

@@ -1,0 +1,417 @@
+"""The command spdl-media, run as its users run it: in a pipe, in a terminal, on bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from terminal import Terminal
+
+import spdl_media as sm
+from spdl_media.cli import main
+from spdl_media.testing import index_frames, make_tone, make_video
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+MEDIA = CHECKOUT / "samples" / "media"
+COMMAND = [sys.executable, "-m", "spdl_media"]
+# The package of this checkout, installed or not; colours and widths as they come.
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")},
+    "PYTHONPATH": str(CHECKOUT),
+}
+
+
+def run(*arguments: object, cwd: Path, status: int = 0, **options: object) -> tuple[bytes, str]:
+    """Run the command without a terminal; return stdout and stderr."""
+    command = [*COMMAND, *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, timeout=100, check=False, **streams)
+    errors = done.stderr.decode()
+    assert done.returncode == status, errors
+    assert "Traceback" not in errors
+    return done.stdout or b"", errors
+
+
+def show(*arguments: object, cwd: Path, columns: int, status: int) -> Terminal:
+    """Run the command in a terminal."""
+    program = "import os, sys; os.chdir(sys.argv.pop(1)); from spdl_media.cli import main; sys.exit(main())"
+    terminal = Terminal([sys.executable, "-c", program, cwd, *arguments], columns, ENVIRONMENT)
+    assert terminal.wait() == status, terminal.text()
+    assert "Traceback" not in terminal.text()
+    return terminal
+
+
+@pytest.fixture(scope="module")
+def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with most of what folders have, below the folder that is returned."""
+    top = tmp_path_factory.mktemp("odd")
+    folder, outside = top / "data", top / "outside"
+    (folder / "sub").mkdir(parents=True)
+    outside.mkdir()
+    photo = (MEDIA / "technician.jpg").read_bytes()
+    for name in ("data/sub/good.jpg", "data/sub/copy.png", "outside/other.jpg"):
+        (top / name).write_bytes(photo)
+    # A line break, no UTF-8, what rich takes for markup, a code for the terminal.
+    Path(os.fsdecode(os.fsencode(folder) + b"/[red]\xff\n\x1b[2J.jpg")).write_bytes(photo[:9000])
+    (folder / "empty.mp4").touch()
+    (folder / "notes.txt").write_text("no media")
+    (folder / ".hidden.jpg").write_text("left out")
+    (folder / "sound.mp4").write_bytes((MEDIA / "nasa_13013.mp4").read_bytes())
+    sm.save_audio(folder / "tone.mp4", make_tone(8000, 8000).T, 8000)
+    frames = index_frames(9, 64, 48)
+    for name, drop in (("whole.mkv", 0), ("short.mkv", 400)):
+        content = make_video(frames, codec="ffv1", format="matroska", pix_fmt="bgr0")
+        (folder / name).write_bytes(content[: len(content) - drop])
+    (folder / "loop").symlink_to(".")
+    (folder / "sub" / "up").symlink_to("../../data")
+    (folder / "sub" / "beside").symlink_to("../../outside")
+    (folder / "twice").symlink_to("../outside")
+    (folder / "itself").symlink_to("itself")
+    (folder / "broken.jpg").symlink_to("nothing.jpg")
+    os.mkfifo(folder / "pipe")
+    return top
+
+
+# Kind, name below the folder, and what the reason says.
+FOUND = [
+    ("damaged", b"[red]\xff\n\x1b[2J.jpg", "the mjpeg data is cut short"),
+    ("damaged", b"empty.mp4", r"the source is empty \(0 bytes\)"),
+    ("damaged", b"short.mkv", "cut short"),
+    ("unreadable", b"broken.jpg", "a link that leads nowhere"),
+    ("unreadable", b"itself", "Too many levels of symbolic links"),
+    ("odd", b"loop", "a link to a folder that it lies in; not followed"),
+    ("odd", b"pipe", "neither a file nor a folder; not opened"),
+    ("odd", b"sub/copy.png", r"an image of the format mjpeg, and named \.png"),
+    ("odd", b"sub/up", "a link to a folder that it lies in; not followed"),
+    ("odd", b"tone.mp4", r"has no video, and is named \.mp4"),
+    ("duplicate", b"sub/good.jpg", r"the same bytes as data/sub/(copy\.png|beside/other\.jpg)"),
+]
+
+
+def check_rows(rows: list[dict[str, str]]) -> None:
+    found = {(row["kind"], os.fsencode(row["path"])): row["reason"] for row in rows}
+    # Through which of two links a folder is found is the file system's affair.
+    found = {key: value for key, value in found.items() if b"other.jpg" not in key[1]}
+    if duplicate := found.pop(("duplicate", b"data/sub/copy.png"), None):
+        assert "other.jpg" in duplicate
+    assert sorted(found) == sorted((kind, b"data/" + name) for kind, name, _ in FOUND)
+    for kind, name, reason in FOUND:
+        if kind != "duplicate":
+            assert re.search(reason, found[kind, b"data/" + name])
+
+
+def test_check_reports_all_that_is_wrong_in_each_form(odd_folder: Path) -> None:
+    output, errors = run("check", "data", "--json", cwd=odd_folder, status=1)
+    report = json.loads(output)
+    assert errors == ""
+    assert report["complete"]
+    assert (report["sound"], report["other"], report["unchecked"]) == (4, 1, 0)
+    check_rows(report["files"])
+
+    output, errors = run("check", "data", "-o", "report.csv", cwd=odd_folder, status=1)
+    text = (odd_folder / "report.csv").read_text(encoding="utf-8", errors="surrogateescape")
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    check_rows(rows)
+    assert errors == ""
+    summary = r"14 files in \d+\.\d s: 4 sound, 3 damaged, 2 unreadable, 5 odd, 2 duplicate; not media: 1\n"
+    assert re.fullmatch(summary, output.decode())
+
+    # Not a terminal: a line for each file, without colours.
+    lines = run("check", "data", cwd=odd_folder, status=1)[0].decode().splitlines()
+    assert len(lines) == len(rows) + 1
+    assert "\x1b" not in "".join(lines)
+    assert lines[0].startswith(
+        "damaged: data/[red]\\xff\\n\\x1b[2J.jpg: the mjpeg data is cut short"
+    )
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_check_in_a_terminal(odd_folder: Path, columns: int) -> None:
+    terminal = show("check", "data", cwd=odd_folder, columns=columns, status=1)
+    lines = terminal.lines()
+    joined = " ".join(" ".join(lines).split())
+    # Nothing of the progress is left, and nothing of what folds is lost.
+    assert lines[0].startswith("damaged")
+    assert "left" not in joined
+    assert "data/[red]\\xff\\n\\x1b[2J.jpg" in "".join(line.strip() for line in lines[:3])
+    assert "a link to a folder that it lies in; not followed" in joined
+    assert joined.endswith("not media: 1")
+    assert b" bad  " in terminal.output
+    assert b"\x1b[31mdamaged" in terminal.output
+
+
+def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    for arguments in (["check", "data", "--csv"], ["probe", "data/sound.mp4"]):
+        with Path("/dev/full").open("wb") as full:
+            _, errors = run(*arguments, cwd=odd_folder, status=2, stdout=full)
+        assert re.fullmatch(r"spdl-media: .*: No space left on device.*\n", errors)
+    # An hour's results are not lost with the file.
+    output, errors = run("check", "data", "--json", "-o", "/dev/full", cwd=odd_folder, status=2)
+    assert (
+        errors == "spdl-media: cannot write /dev/full: No space left on device. Free some space\n"
+    )
+    assert output.startswith(b"damaged: data/")
+    _, errors = run("check", "data", "--state", "/dev/full", cwd=odd_folder, status=2)
+    assert "/dev/full cannot be used: database or disk is full. Free some space" in errors
+
+
+def refusal(capfd: pytest.CaptureFixture[str], *arguments: object, status: int = 2) -> str:
+    """Run the command in this process, and return its one line of error."""
+    assert main([str(one) for one in arguments]) == status
+    errors = capfd.readouterr().err
+    assert errors.startswith("spdl-media: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    empty, other, state = tmp_path / "empty", tmp_path / "other", tmp_path / "a.state"
+    empty.mkdir()
+    other.mkdir()
+    (empty / "labels.csv").write_text("a,b")
+    assert re.search("no media in .*empty, which has 1 other", refusal(capfd, "check", empty))
+    assert "is the state of" not in refusal(capfd, "check", empty, "--state", state)
+    assert re.search(
+        "a.state is the state of .*empty, and not of .*other",
+        refusal(capfd, "check", other, "--state", state),
+    )
+    assert "file is not a database" in refusal(
+        capfd, "check", empty, "--state", empty / "labels.csv"
+    )
+    assert "unable to open" in refusal(capfd, "check", empty, "--state", tmp_path)
+    missing = tmp_path / "missing" / "report.csv"
+    assert "cannot write" in refusal(capfd, "check", empty, "-o", missing)
+    assert "does not exist. See: spdl-media check --help" in refusal(capfd, "check", missing)
+    assert "No such command 'chek'" in refusal(capfd, "chek")
+    assert "No such file" in refusal(capfd, "probe", missing, status=1)
+    assert "No such file" in refusal(capfd, "contact-sheet", missing)
+    clip = MEDIA / "nasa_13013.mp4"
+    assert "100 megapixels" in refusal(capfd, "contact-sheet", clip, "--rows", 10_000)
+    wrong = tmp_path / "sheet.nothing"
+    assert "sheet.nothing" in refusal(capfd, "contact-sheet", clip, "-o", wrong)
+    assert main(["check", str(missing), "--debug"]) == 2
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_help_has_examples_and_fits(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([]) == 0
+    commands = re.findall(r"^  ([a-z-]+) {2,}\S", capfd.readouterr().out, re.MULTILINE)
+    for command in commands[commands.index("check") :]:
+        assert main([command, "--help"]) == 0
+        assert f"Examples:\n    spdl-media {command}" in capfd.readouterr().out
+    lines = show("check", "-h", cwd=tmp_path, columns=40, status=0).lines()
+    assert "  report damaged, unreadable, odd and" in lines
+
+
+def test_without_its_libraries_the_command_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert re.search(r'needs rich, .*Install it: pip install "\.\[cli\]"', refusal(capfd, "doctor"))
+
+
+def test_two_checks_do_not_share_a_state(odd_folder: Path, tmp_path: Path) -> None:
+    from spdl_media.cli.state import State
+
+    state = tmp_path / "a.state"
+    arguments = ["check", "data", "--state", state]
+    with State(state, odd_folder / "data"):
+        _, errors = run(*arguments, cwd=odd_folder, status=2)
+        assert re.fullmatch(r"spdl-media: .*a\.state is in use by another check\. Wait.*\n", errors)
+    run(*arguments, cwd=odd_folder, status=1)
+
+
+def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path) -> None:
+    folder, state = tmp_path / "data", tmp_path / "a.state"
+    folder.mkdir()
+    count = 3000
+    photo = (MEDIA / "technician.jpg").read_bytes()
+    for number in range(count):
+        # Of one size, and no two alike: what stands behind the end of a JPEG is left alone.
+        (folder / f"{number}.jpg").write_bytes(photo + number.to_bytes(4, "big"))
+    command = [*COMMAND, "check", folder, "--state", state, "--threads", 1]
+    terminal = Terminal(command, 80, ENVIRONMENT)
+    terminal.read_until(lambda text: re.search(r"decoding.* [1-9][\d,]*/", text) is not None)
+    terminal.press(b"\x03")
+    assert terminal.wait() == 130
+    text = " ".join(terminal.text().split())
+    (left,) = map(int, re.findall(r"interrupted with (\d+) files found and not checked\.", text))
+    assert 0 < left < count
+    assert "Run it again to go on" in text
+
+    # What is known is taken from the state, even where it is no longer true: size and time are the same.
+    (checked,) = map(int, re.findall(r"(\d[\d,]*) files in", text.replace(",", "")))
+    assert checked == count - left
+    import sqlite3
+
+    with sqlite3.connect(state) as database:
+        paths = [
+            os.fsdecode(p)
+            for (p,) in database.execute("SELECT path FROM files WHERE kind = 'sound'")
+        ]
+    database.close()
+    for path, nanoseconds in ((paths[0], 0), (paths[1], 1_000_000_000)):
+        status = (folder / path).stat()
+        (folder / path).write_bytes(bytes(status.st_size))
+        os.utime(folder / path, ns=(status.st_atime_ns, status.st_mtime_ns + nanoseconds))
+    (folder / paths[2]).unlink()
+    output, _ = run("check", folder, "--state", state, "--json", cwd=tmp_path, status=1)
+    report = json.loads(output)
+    assert (report["sound"], report["damaged"], report["unchecked"]) == (count - 2, 1, 0)
+    assert report["duplicate"] == 1  # both are of zeros now
+    assert report["files"][0]["path"] == str(folder / paths[1])
+
+
+def test_a_check_that_is_killed_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
+    folder, state = tmp_path / "data", tmp_path / "a.state"
+    folder.mkdir()
+    photo = (MEDIA / "technician.jpg").read_bytes()
+    for number in range(500):
+        (folder / f"{number}.jpg").write_bytes(photo)
+    terminal = Terminal([*COMMAND, "check", folder, "--state", state], 80, ENVIRONMENT)
+    terminal.read_until(lambda text: "decoding" in text)
+    terminal.kill(signal.SIGKILL)
+    output, _ = run("check", folder, "--state", state, "--json", cwd=tmp_path, status=1)
+    report = json.loads(output)
+    assert (report["sound"], report["duplicate"], report["complete"]) == (500, 499, True)
+
+
+@pytest.mark.long
+def test_memory_of_a_check_does_not_grow_with_the_folder(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from spdl_media.cli import main; main(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for count in (1000, 40_000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            # Each is damaged: the report is as long as can be.
+            (folder / f"{number:0100}.jpg").touch()
+        command = [sys.executable, "-c", program, "check", folder, "-o", tmp_path / "report.json"]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
+        report = json.loads((tmp_path / "report.json").read_bytes())
+        assert report["damaged"] == len(report["files"]) == count
+    # Their names alone are 4 MB, and would be some 10 MB in Python.
+    assert peaks[1] - peaks[0] < 6000
+
+
+def test_probe(tmp_path: Path) -> None:
+    names = ["nasa_13013.mp4", "technician_turned.jpg"]
+    output, errors = run("probe", *names, "README.md", "--json", cwd=MEDIA, status=1)
+    video, photo = json.loads(output)
+    assert re.fullmatch(r"spdl-media: README\.md: .*\n", errors)
+    assert (video["file"], video["duration"], video["streams"][3]["frame_rate"]) == (
+        names[0],
+        sm.probe(MEDIA / names[0]).duration,
+        "30000/1001",
+    )
+    assert [stream["kind"] for stream in video["streams"]] == ["video", "audio", "subtitle"] * 2
+    assert (photo["is_still"], photo["streams"][0]["rotation"]) == (True, 90)
+    lines = run("probe", *names, cwd=MEDIA)[0].decode().splitlines()
+    assert lines[0].split() == "file stream codec size format rate seconds turn colour".split()
+    assert (
+        lines[4].split()
+        == "nasa_13013.mp4 video 3 h264 480x270 yuv420p 29.97 fps 13.013 - bt709 tv".split()
+    )
+    assert len({line.index("h264") for line in lines if "h264" in line}) == 1
+    # Too narrow for the table: a paragraph for each stream.
+    lines = show("probe", *names, cwd=MEDIA, columns=40, status=0).lines()
+    assert lines[:3] == [
+        "nasa_13013.mp4",
+        "  stream video 0, codec h264, size",
+        "  320x180, format yuv420p, rate 25 fps,",
+    ]
+
+
+def test_doctor(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capfd.readouterr().out)}
+    names = "Python av numpy FFmpeg decoders encoders torch cores pinned_memory NVDEC DALI nvJPEG".split()
+    assert {name.replace("_", " ") for name in names} <= set(rows)
+    assert rows["numpy"]["found"] == np.__version__
+    assert {row["status"] for row in rows.values()} <= {"ok", "optional", "note"}
+    for row in rows.values():
+        # A package that is not there has the line that gets it.
+        assert "not installed;" not in row["found"] or row["fix"].startswith("pip install")
+    capabilities = sm.cuda_capabilities()
+    assert (rows["NVDEC"]["status"] == "ok") == bool(capabilities.nvdec)
+    # In a narrow terminal, and with few files allowed.
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
+        # Which takes seconds, and was looked at above.
+        "from spdl_media.cli import doctor, main; doctor._cuda = lambda: (); sys.exit(main(['doctor']))"
+    )
+    terminal = Terminal([sys.executable, "-c", program], 40, ENVIRONMENT)
+    assert terminal.wait() == 0
+    lines = terminal.lines()
+    assert f"ok numpy {np.__version__}" in lines
+    assert lines[-3:] == ["note open files", "  256 (at most 1,024)", "  -> ulimit -n 1024"]
+
+
+def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    clip, sheet = MEDIA / "nasa_13013.mp4", tmp_path / "sheet.png"
+    assert (
+        main(["contact-sheet", str(clip), "-o", str(sheet), "--columns", "3", "--rows", "2"]) == 0
+    )
+    assert capfd.readouterr().out == f"{sheet}: 6 frames of 13.0 s, 976x372 pixels\n"
+    image = sm.load_image(sheet).array
+    assert image.shape == (4 + 2 * 184, 4 + 3 * 324, 3)
+    with sm.VideoFile(clip) as video:
+        numbers = video.numbers_at([video.end * (n + 0.5) / 6 for n in range(6)])
+        frames = video.load(numbers, width=320, height=180, scale_mode=None).array
+    cells = [
+        image[top : top + 180, left : left + 320] for top in (4, 188) for left in (4, 328, 652)
+    ]
+    labels = []
+    for cell, frame in zip(cells, frames, strict=True):
+        assert (cell[:-30] == frame[:-30]).all()
+        differs = (cell != frame).any(axis=2)
+        rows, columns = np.nonzero(differs)
+        assert rows.min() >= 180 - 21
+        assert columns.max() < 3 * 4 * 8
+        labels.append(cell[-21:, :99, 0])
+    # Of 00:01.0 and 00:03.2 the first three characters are alike, and the fourth is not.
+    alike = (labels[0] == labels[1]).all(axis=0)
+    assert alike[: 3 * 12].all()
+    assert not alike[4 * 12 : 5 * 12].all()
+    # More cells than frames, and a file without video.
+    few = tmp_path / "few.mkv"
+    few.write_bytes(
+        make_video(index_frames(3, 64, 48), codec="ffv1", format="matroska", pix_fmt="bgr0")
+    )
+    assert main(["contact-sheet", str(few), "-o", str(sheet), "--width", "48"]) == 0
+    assert "3 frames" in capfd.readouterr().out
+    sm.save_audio(tmp_path / "tone.wav", make_tone(800, 8000).T, 8000)
+    assert "tone.wav" in refusal(capfd, "contact-sheet", tmp_path / "tone.wav")
+
+
+def test_the_reader_may_leave(odd_folder: Path) -> None:
+    program = f"{sys.executable} -m spdl_media check data | head -1; echo ${{PIPESTATUS[0]}}"
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    done = subprocess.run(
+        [bash, "-c", program],
+        cwd=odd_folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1] == "1"
+    assert done.stderr == ""
