@@ -24,7 +24,7 @@ from spdl_media._packet_table import NO_TIME, PacketTable
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
-from spdl_media.errors import SourceError
+from spdl_media.errors import DemuxError, SourceError
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Seconds, tick_at, ticks_to_seconds
 
@@ -115,28 +115,39 @@ class FrameIndex:
         exact = [math.nan if one == NO_TIME else self.exact_seconds(one) for one in ticks]
         return np.array(exact, np.float64).reshape(pts.shape)
 
-    @property
-    def start(self) -> int:
-        """Ticks at which the first frame begins."""
-        return int(self.pts[self.pts != NO_TIME].min(initial=self.end))
+    def check_times(self, source: str) -> None:
+        """Refuse times that do not tell which frame is shown when.
+
+        Raises:
+            DemuxError: They step back, or there are none.
+        """
+        back = np.flatnonzero(np.diff(self.pts, prepend=self.pts[:1]) < 0)
+        if len(back) or NO_TIME in self.pts[:1]:
+            where = f"step back at frame {back[0]}" if len(back) else "are not stated"
+            raise DemuxError(
+                f"the times of the frames {where}, so that none is certain to be shown at a time. Ask for "
+                "frames by number, or write the file anew with them: save_video(frame_rate=)",
+                source=source,
+            )
 
     def shown_at(self, times: Sequence[Seconds], source: str) -> list[int]:
         """The frames that are shown at these times.
 
         Raises:
+            DemuxError: The times of the frames step back, or there are none.
             ValueError: A time lies before the first frame or behind the end, or is no number.
         """
-        # Where a file has times of decoding alone, they step back.
-        order = np.argsort(self.pts, kind="stable")
+        self.check_times(source)
         ticks = [tick_at(time, self.time_base, self.zero) for time in times]
-        for time, tick in zip(times, ticks, strict=True):
-            if not (len(self) and self.start <= tick <= self.end):
-                start, end = map(float, map(self.exact_seconds, (self.start, self.end)))
+        found: list[int] = (np.searchsorted(self.pts, ticks, "right") - 1).tolist()
+        for time, tick, number in zip(times, ticks, found, strict=True):
+            if number < 0 or tick > self.end:
+                limits = (int(self.pts[0]), self.end) if len(self) else (0, 0)
+                start, end = map(float, map(self.exact_seconds, limits))
                 raise ValueError(
                     f"{source}: no frame is shown at {time} s: {len(self)} frames are shown from "
                     f"{start:.3f} s to {end:.3f} s"
                 )
-        found: list[int] = order[np.searchsorted(self.pts[order], ticks, "right") - 1].tolist()
         return found
 
     def key_frames(self) -> list[int]:

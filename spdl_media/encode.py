@@ -321,8 +321,10 @@ class VideoEncoder:
         wanted = f":out_color_matrix={matrix}:out_range={levels}"
         if levels == "pc" and frame.format.is_rgb:
             # FFmpeg's scaler cuts chroma of full range off where it should round, half a level on average;
-            # its newer code, which knows 4:4:4 alone, does not.
+            # its newer code, which knows 4:4:4 alone, does not. That one reads past packed images of up to 16
+            # columns or one row, and crashes.
             exact = f"scale={_FLAGS}+unstable:sws_dither=none{wanted},format=yuv444p"
+            exact = f"format=gbrp|gbrp16,{exact}"
             return f"{exact},scale={_FLAGS}:out_range=pc,{end}"
         return f"scale={_FLAGS}{wanted},{end}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
 from spdl_media._audio_arrays import AudioRequest, decode_audio_array
 from spdl_media._audio_chunks import silence_of
-from spdl_media._checks import check_choice, check_int
+from spdl_media._checks import check_choice, check_int, check_seconds
 from spdl_media._frame_rows import Rows
 from spdl_media._lengths import OnShort
 from spdl_media.buffer import Buffer, CPUBuffer
@@ -133,7 +134,7 @@ def sample_clips(
         return VideoClips(loaded, None, places.timestamps, places.indices, None)
     try:
         index = index_of(video)
-        length = index.exact_seconds(index.end) - index.exact_seconds(index.start)
+        length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
             video, places.starts, seconds, sound_ops(arguments), audio_stream_index
@@ -192,11 +193,13 @@ class _Starts(NamedTuple):
         return [int(one) for one in exact] if unit else exact
 
     def _regular(self, last: Any, length: Any, unit: Any, source: str) -> list[Any]:
-        # Whole numbers of frames; seconds by their shortest decimal form.
-        given = length if self.stride is None else self.stride
-        stride = check_int("stride", given) if unit else Fraction(str(given))
-        if stride <= 0:
-            raise ValueError(f"stride must be positive, not {given!r}")
+        stride: Any = length
+        if self.stride is not None and unit:
+            stride = check_int("stride", self.stride)
+        elif self.stride is not None:
+            if math.isinf(check_seconds("stride", self.stride)):
+                raise ValueError("stride must be finite; num_clips=1 gives one clip")
+            stride = Fraction(str(self.stride))  # the shortest decimal form
         fitting = int(last / stride) + 1
         count = fitting if self.num_clips is None else self.num_clips
         if count > fitting:
@@ -224,13 +227,14 @@ def _places(
     if not len(video):
         raise ConvertError("the video has no frames, so there is no clip", source=video.source)
     index = index_of(video)
-    first, end = map(index.exact_seconds, (index.start, index.end))
+    first, end = map(index.exact_seconds, (int(index.pts[0]), index.end))
     if rate is None:
         length = (num_frames - 1) * step + 1
         starts = draw.choose(len(video), length, 1, video.source)
         found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
         begins = [index.exact_seconds(int(index.pts[start])) for start in starts]
     else:
+        index.check_times(video.source)
         interval = step / rate
         offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
         begins = [first + offset for offset in offsets]

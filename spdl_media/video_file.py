@@ -212,6 +212,7 @@ class VideoFile:
 
         Raises:
             ValueError: A time lies before the first frame or behind the end, or is no number.
+            DemuxError: The file's times step back from frame to frame, or there are none.
             DecodeError: A frame is damaged, or missing from the file.
         """
         return self._frames(self.numbers_at(times))
@@ -221,6 +222,7 @@ class VideoFile:
 
         Raises:
             ValueError: A time lies before the first frame or behind the end, or is no number.
+            DemuxError: The file's times step back from frame to frame, or there are none.
         """
         return self._index.shown_at(list(times), self.source)
 

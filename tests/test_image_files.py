@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,22 @@ def test_webp_without_loss() -> None:
     image = np.dstack([drawing(61, 47), np.full((47, 61), 200, np.uint8)])
     data = sm.encode_image(image, "webp", lossless=True)
     assert np.array_equal(sm.load_image(data, pix_fmt="rgba").array, image)
+
+
+SMALLEST = """
+import numpy as np, spdl_media as sm
+for height, width in ((1, 1), (16, 8), (16, 16), (1, 64)):
+    for dtype in (np.uint8, np.uint16):
+        image = np.full((height, width, 3), np.array([40, 120, 200]) << 8 * (dtype == np.uint16), dtype)
+        for _ in range(9):
+            loaded = sm.load_image(sm.encode_image(image, "jpeg")).array.astype(int)
+        assert abs(loaded - [40, 120, 200]).max() <= 3, loaded
+"""
+
+
+def test_the_smallest_images() -> None:
+    """In a process of its own, because FFmpeg's scaler once crashed on them."""
+    subprocess.run([sys.executable, "-c", SMALLEST], check=True, timeout=100)
 
 
 # PSNR of the drawing in decibels, less one.

@@ -229,6 +229,15 @@ def test_clips_are_cut_each_at_a_place_of_its_own() -> None:
         ({"on_short": None, "num_frames": 99}, ValueError, "on_short must be"),
         ({"frame_rate": 0}, ValueError, "frame_rate must be positive"),
         ({"sampler": "regular", "stride": 0}, ValueError, "stride must be at least 1"),
+        *(
+            ({"sampler": "regular", "stride": stride, "frame_rate": 10}, error, match)
+            for stride, error, match in (
+                (float("nan"), ValueError, "stride must be above 0 seconds, not nan"),
+                (float("inf"), ValueError, "stride must be finite"),
+                (-0.1, ValueError, "stride must be above 0 seconds, not -0.1"),
+                (True, TypeError, "stride must be a number of seconds"),
+            )
+        ),
         ({"audio": True}, sm.DemuxError, "there is no audio stream"),
     ],
 )
