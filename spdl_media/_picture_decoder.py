@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import av
 
@@ -64,9 +64,17 @@ class PictureDecoder:
     what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
 
     FFmpeg's log is read from the block of :func:`ffmpeg_log` around the loop over the packets.
+
+    Args:
+        codec: Parameters of the stream.
+        metadata: Of the packets.
+        config: How to decode.
+        context: An open decoder in place of FFmpeg's own.
     """
 
-    def __init__(self, codec: VideoCodec, metadata: PacketMetadata, config: DecodeConfig) -> None:
+    def __init__(
+        self, codec: VideoCodec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
+    ) -> None:
         self._codec = codec
         self._config = config
         self.metadata = metadata
@@ -76,7 +84,7 @@ class PictureDecoder:
         self.num_skipped = 0
         self.num_dropped = 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._context = make_decoder(codec, config, metadata.source)
+        self._context: Any = context or make_decoder(codec, config, metadata.source)
         self._packet_index = -1
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
@@ -169,7 +177,7 @@ class PictureDecoder:
                 return self._send(packet)
         start = len(log)
         try:
-            frames: list[av.VideoFrame] = self._context.decode(packet)  # type: ignore[attr-defined]  # video
+            frames: list[av.VideoFrame] = self._context.decode(packet)
         except av.FFmpegError as error:
             self._failed(packet, error, log[start:])
             return []

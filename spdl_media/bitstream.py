@@ -41,7 +41,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
         FFmpeg's bitstream filters: https://ffmpeg.org/ffmpeg-bitstream-filters.html
     """
     _check_names(bsf)
-    context, codec = _make_filter(bsf, packets.codec)
+    context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
     with ffmpeg_errors(
         lambda text: DemuxError(
@@ -58,8 +58,12 @@ def apply_bsf(packets: P, bsf: str) -> P:
     return packets.with_packets(filtered, codec)  # type: ignore[arg-type]  # the kind stays
 
 
-def _make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
-    """The filter, and the codec's parameters as they are after it."""
+def make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
+    """The filter, and the codec's parameters as they are after it.
+
+    Raises:
+        ValueError: There is no such filter, or it does not take this codec or these options.
+    """
     try:
         if not isinstance(codec, VideoCodec) or codec.name not in _RAW_FORMATS:
             return BitStreamFilterContext(bsf, av.Codec(codec.decoder, "r")), codec

@@ -300,7 +300,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     if name == "mjpeg" and isinstance(codec, VideoCodec) and codec.frame_rate is None:
         options |= _STILL_JPEG_OPTIONS
     if isinstance(codec, VideoCodec):
-        _set_video(context, codec)
+        set_video(context, codec)
         if name == "h264" and codec.x264_build:
             options["x264_build"] = str(codec.x264_build)
     else:
@@ -380,7 +380,8 @@ def _rational(value: Fraction) -> str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def _set_video(context: CodecContext, codec: VideoCodec) -> None:
+def set_video(context: CodecContext, codec: VideoCodec) -> None:
+    """Tell a decoder that is not open yet what the container states of a stream."""
     if not isinstance(context, VideoCodecContext):
         raise TypeError(f"decoder {context.name!r} does not decode video")
     # H.264 without a stated reordering depth guesses it frame by frame, and gives early frames
@@ -393,6 +394,11 @@ def _set_video(context: CodecContext, codec: VideoCodec) -> None:
             setattr(context, name, value)
     if codec.codec_tag:
         context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
+    set_colors(context, codec)
+
+
+def set_colors(context: Any, codec: VideoCodec) -> None:
+    """Tell a decoder the colours that the container states, for frames that state none."""
     context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
         codec.color
     )

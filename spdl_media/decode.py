@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
@@ -327,6 +327,7 @@ def decode_into(
     filter_desc: str | PictureOps | None,
     config: DecodeConfig,
     num_frames: int | None,
+    make_path: Callable[..., PicturePath] = PicturePath,
 ) -> FrameMetadata:
     """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
 
@@ -336,6 +337,7 @@ def decode_into(
         filter_desc: Without the default.
         config: How to decode.
         num_frames: How many frames the sink wants; ``None``: all.
+        make_path: Opens the decoder and the filters, with the arguments of :class:`PicturePath`.
 
     Returns:
         What is to be said of the frames.
@@ -358,7 +360,7 @@ def decode_into(
             source=metadata.source,
         )
     with naming(packets.source):
-        path = PicturePath(packets.codec, metadata, filter_desc, config)
+        path = make_path(packets.codec, metadata, filter_desc, config)
         # Frames that an edit list hides are decoded, because others refer to them.
         path.decoder.discarded = discarded_pts(packets)
         # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.

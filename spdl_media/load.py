@@ -313,7 +313,7 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
     """
     if request.config is None:
         return request.load
-    from spdl_media.cuda.video_routes import device_frame_steps
+    from spdl_media.cuda.videos import device_frame_steps
 
     return device_frame_steps(request, request.config)
 

@@ -407,6 +407,11 @@ def copy_packet(packet: AvPacket) -> AvPacket:
     return _with_data(packet, memoryview(bytes(packet)))
 
 
+def with_prefix(packet: AvPacket, prefix: bytes) -> AvPacket:
+    """A packet of its own with bytes in front of its data, such as headers that stood in the container."""
+    return _with_data(packet, memoryview(prefix + bytes(packet)))
+
+
 def shared_packet(packet: AvPacket) -> AvPacket:
     """A packet of its own over the same data: muxers write times into what they are given."""
     return _with_data(packet, memoryview(packet))

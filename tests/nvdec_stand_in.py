@@ -19,10 +19,14 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 import spdl_media as sm
+from spdl_media._devices.memory import Block
 from spdl_media.codec import VideoCodec, make_decoder
-from spdl_media.config import DecodeConfig
-from spdl_media.cuda._nvdec_device import VideoDevice
-from spdl_media.cuda.nvdec import decode_to_device
+from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.cuda import _color_numpy
+from spdl_media.cuda.nvdec import DecoderPool
+from spdl_media.cuda.video_output import Output
+from spdl_media.cuda.video_path import DeviceClip, decode_clip
+from spdl_media.cuda.video_rows import DevicePlane, VideoDevice
 from spdl_media.formats import picture_planes
 
 PITCH = 256
@@ -70,6 +74,7 @@ class HardwareFrame:
         self.format = Format("cuda")
         self.sw_format = Format(stored)
         self.planes = tuple(Plane(memory) for memory in surface.planes)
+        self.width, self.height = (side + side % 2 for side in (frame.width, frame.height))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._frame, name)
@@ -87,9 +92,10 @@ class HardwareFrame:
 
 
 def to_surface(frame: av.VideoFrame) -> HardwareFrame:
-    """The frame as NVDEC would give it."""
+    """The frame as NVDEC would give it: of even sides."""
     stored, dtype, shift = STORED[frame.format.name]
     luma, u, v = (plane.astype(dtype) << shift for plane in picture_planes(frame))
+    luma = np.pad(luma, [(0, side % 2) for side in luma.shape], constant_values=0xEE)
     return HardwareFrame(frame, Surface([luma, np.stack([u, v], 2)]), stored)
 
 
@@ -106,6 +112,12 @@ class HardwareDecoder:
     @property
     def height(self) -> int:
         return int(self._context.height)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_context":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._context, name, value)
 
     def decode(self, packet: Any) -> list[Any]:
         frames: Any = self._context.decode(packet)
@@ -130,28 +142,60 @@ class SoftwareFrame:
         setattr(self._frame, name, value)
 
 
-class StandIn(VideoDevice):
-    """A device in host memory that notes the decoders it opened, and counts the frames it waited for."""
+class HostPlane:
+    """A plane at an address in host memory, for NumPy."""
 
-    def __init__(self, library: Any = np) -> None:
-        super().__init__(library)
+    def __init__(self, plane: DevicePlane) -> None:
+        self.__array_interface__ = {**plane.__cuda_array_interface__}
+        self.owner = plane
+
+
+def on_host(values: Any) -> np.ndarray:
+    return np.asarray(HostPlane(values) if isinstance(values, DevicePlane) else values)
+
+
+class StandIn(VideoDevice):
+    """A device in host memory that notes the decoders it opened, and counts its waits and conversions."""
+
+    def __init__(self) -> None:
+        super().__init__(np)
+        self.decoders = DecoderPool()
         self.opened: list[str] = []
         self.colors: list[Any] = []
         self.waits = 0
+        self.launches: list[int] = []
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         self.opened.append(codec.name)
         return HardwareDecoder(make_decoder(codec, config, source))
 
-    def buffer(self, array: Any, colors: Any = (None, None)) -> Any:
-        self.colors.append(colors)
-        return array
-
     @contextmanager
     def after_decoder(self) -> Iterator[None]:
         self.waits += 1
-        with super().after_decoder():
-            yield
+        yield
+
+    def memory(self, shape: Any, dtype: str, *, zeros: bool) -> Block:
+        array = np.zeros(shape, dtype) if zeros else np.full(shape, 0x77, dtype)
+        return Block(array, lambda stream: None)
+
+    def array(self, values: Any) -> Any:
+        return on_host(values)
+
+    def convert(self, planes: Any, plan: Any, out: Any) -> None:
+        self.launches.append(len(planes))
+        for number, (y, u, v) in enumerate(planes):
+            _color_numpy.convert((on_host(y), on_host(u), on_host(v)), plan, out[number][None])
+
+    def taken(self, block: Block, rows: Any) -> Block:
+        return Block(np.take(block.array, rows, axis=0), block.used_on)
+
+    def buffer(self, block: Block, colors: Any) -> Any:
+        self.colors.append(colors)
+        return block.array
+
+    def upload(self, buffer: Any) -> Any:
+        self.colors.append((buffer.colorspace, buffer.color_range))
+        return buffer.array
 
 
 class FakeCupy:
@@ -283,7 +327,24 @@ class FakeStream:
         self._log.append(f"{self._name} waits for {event}")
 
 
-def load_video_nvdec(src: Any, timestamp: Any = None, **options: Any) -> Any:
+def clip_of(
+    packets: sm.VideoPackets,
+    device: Any,
+    *,
+    num_frames: int | None = None,
+    frame_rate: Any = None,
+    decode_config: DecodeConfig | None = None,
+    **output: Any,
+) -> DeviceClip:
+    """Decode packets on a device, with the options of ``load_video``."""
+    if output.get("width") is None or output.get("height") is None:
+        output["scale_mode"] = None
+    else:
+        output.setdefault("scale_mode", "pad")
+    config = as_decode_config(decode_config)
+    return decode_clip(packets, device, Output(**output), config, num_frames, frame_rate)
+
+
+def load_video_nvdec(src: Any, timestamp: Any = None, *, cuda: Any, **options: Any) -> Any:
     """What ``load_video`` does with a device, on a stand-in."""
-    packets = sm.demux_video(src, timestamp=timestamp)
-    return decode_to_device(packets, **options)[0]
+    return clip_of(sm.demux_video(src, timestamp=timestamp), cuda, **options).buffer

@@ -31,7 +31,8 @@ from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
 from spdl_media._decode_each import Stopped
-from spdl_media.cuda import _nvdec_device, _nvdec_hwaccel, image_routes
+from spdl_media.cuda import image_routes, video_rows
+from spdl_media.cuda import nvdec as nvdec_module
 from spdl_media.load import prepare_image_batch
 from spdl_media.testing import (
     AudioTrack,
@@ -523,12 +524,12 @@ CLIP = make_video(PLANES, codec="libx264", format="mp4", max_b_frames=2, gop_siz
 @pytest.fixture
 def ffmpeg(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> FakeFFmpeg:
     """A driver with its video library, in a process in which something has used CUDA."""
-    monkeypatch.setattr("spdl_media.cuda.nvdec.missing_library", lambda: None)
-    found_out = partial(_nvdec_hwaccel.device_error, load=loader(Driver(2), video=True))
-    monkeypatch.setattr(_nvdec_hwaccel, "device_error", found_out)
-    monkeypatch.setattr("spdl_media.cuda._nvdec_clip.is_available", lambda _: False)
+    monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: None)
+    found_out = partial(nvdec_module.device_error, load=loader(Driver(2), video=True))
+    monkeypatch.setattr(nvdec_module, "device_error", found_out)
+    monkeypatch.setattr(video_rows.VideoDevice, "decoders", nvdec_module.DecoderPool())
     found = FakeFFmpeg(lambda: cupy.context)
-    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", found)
+    monkeypatch.setattr(nvdec_module, "CodecContext", found)
     return found
 
 
@@ -538,10 +539,8 @@ def nvdec(
 ) -> CupyWithKernels:
     """The same, and frames are a software decoder's."""
     cupy.is_eager = True
-    real = _nvdec_device.open_on_device
-    monkeypatch.setattr(
-        _nvdec_device, "open_on_device", lambda *given: HardwareDecoder(real(*given))
-    )
+    real = video_rows.open_on_device
+    monkeypatch.setattr(video_rows, "open_on_device", lambda *given: HardwareDecoder(real(*given)))
     return cupy
 
 
@@ -684,7 +683,7 @@ def test_without_nvdec_a_warning_says_what_is_missing(
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
     missing = "libnvcuvid.so.1" if name == "cupy" else 'pip install "cupy'
     monkeypatch.setattr(
-        "spdl_media.cuda.nvdec.missing_library",
+        "spdl_media.cuda.videos.missing_library",
         lambda: sm.MissingDependencyError("needs libnvcuvid.so.1") if name == "cupy" else None,
     )
     want = sm.load_video(CLIP, quality="accurate")

@@ -43,7 +43,6 @@ MODULES = _module_names()
 # names of modules that are.
 NOT_REEXPORTED = {
     "config.OnCorrupt",
-    "cuda.nvdec.why_not_nvdec",
     "cuda.slots",
     "dataloader.sample_rng",
     "filter_desc.FilterDesc",

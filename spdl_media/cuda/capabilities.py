@@ -17,7 +17,7 @@ from spdl_media._devices.forks import HISTORY
 from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda._color_device import open_device as open_color_device
-from spdl_media.cuda._nvdec_hwaccel import DRIVER, LIBRARIES, VIDEO_LIBRARY
+from spdl_media.cuda.nvdec import DRIVER, LIBRARIES, VIDEO_LIBRARY
 from spdl_media.cuda.slots import SlotDevice, check_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")

@@ -1,327 +1,381 @@
-"""Videos decoded by the hardware of an NVIDIA GPU (NVDEC), with frames that never leave the device.
+"""FFmpeg's hardware decoder, through PyAV: packets in, frames that stay on the device out.
 
-    packets -> choose (one rule) -> DALI's operator, or FFmpeg's decoder in PyAV -> colour, size -> array
-
-Both give the frames that the CPU path gives: cut to the window, turned upright, the same in number and time.
-The rule is data, in :mod:`spdl_media.cuda._nvdec_rule`.
+To make a decoder of NVDEC's takes longer than to decode a short clip, so decoders are kept: flushed, one
+serves further clips of its codec and size. H.264 and HEVC reach it with start codes and their headers among
+the packets (Annex B), since a decoder that is open reads no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, SupportsIndex, TypeAlias
+import atexit
+import ctypes
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
 
-from spdl_media._checks import check_int
-from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
-from spdl_media.cuda._color_taps import ScaleAlgo
-from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
-from spdl_media.cuda._nvdec_device import VideoDevice, video_device
-from spdl_media.cuda._nvdec_geometry import Crop
-from spdl_media.cuda._nvdec_hwaccel import missing_library
-from spdl_media.cuda._nvdec_rule import VideoDecoderName, check_decoder
-from spdl_media.cuda._nvdec_stream import PACKETS_A_CHUNK, BatchStream
-from spdl_media.cuda._nvdec_writer import ArrayLayout, Output, OutputFormat
-from spdl_media.demux import Demuxer
-from spdl_media.inputs import Source
-from spdl_media.operations import Rate, ScaleMode
-from spdl_media.packets import ImagePackets, VideoPackets
+import av
+from av.codec.context import CodecContext
+from av.codec.hwaccel import HWAccel
 
-__all__ = (
-    "decode_packets_nvdec",
-    "streaming_load_video_nvdec",
-    "why_not_nvdec",
+from spdl_media._devices.device import no_such_device
+from spdl_media._devices.forks import HISTORY
+from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
+from spdl_media.bitstream import make_filter
+from spdl_media.codec import VideoCodec, set_colors, set_video
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
+from spdl_media.packets import copy_packet, with_prefix
+
+NVDEC_CODECS = frozenset(
+    {"av1", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "vp8", "vp9"}
 )
+"""Codecs that NVDEC decodes. Motion JPEG is left to the CPU, which notices its damage."""
 
-_FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
+NVDEC_FORMATS = frozenset({"yuv420p", "yuvj420p", "nv12", "yuv420p10le", "yuv420p12le"})
+"""Coded pixel formats that NVDEC decodes."""
 
-DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
-PacketDecoderName: TypeAlias = Literal["auto", "pyav"]
+_DEEP = ("<u2", 4)
+SEMI_PLANAR = MappingProxyType(
+    {"nv12": ("|u1", 0), "p010le": ("<u2", 6), "p012le": _DEEP, "p016le": _DEEP}
+)
+"""The formats in which NVDEC gives frames: type of a value, and unused bits below it.
+
+12 bits are P012, which FFmpeg 8.0 calls P016.
+"""
+
+DRIVER, VIDEO_LIBRARY = (
+    ("nvcuda.dll", "nvcuvid.dll")
+    if sys.platform == "win32"
+    else ("libcuda.so.1", "libnvcuvid.so.1")
+)
+LIBRARIES = MappingProxyType(
+    {
+        DRIVER: (
+            "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
+            "(docker run --gpus all)"
+        ),
+        VIDEO_LIBRARY: (
+            "the video library of NVIDIA's driver is missing ({}). In a container, set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
+            "package (libnvidia-decode)"
+        ),
+    }
+)
+"""What decoding needs of NVIDIA's driver, and what to say where it is missing."""
 
 
-def why_not_nvdec() -> str | None:
-    """Say which library of NVIDIA's driver is missing for NVDEC, and how to get it; ``None``: none is.
-
-    Nothing is opened: that a library is there does not say that there is a device.
-
-    Thread safety: safe.
-    """
-    missing = missing_library()
-    return None if missing is None else str(missing)
+class NotOnDeviceError(Exception):
+    """The hardware does not take this stream. The message says why."""
 
 
-def decode_packets_nvdec(
-    packets: VideoPackets,
-    *,
-    cuda: DeviceLike | None = None,
-    cuda_config: DeviceLike | None = None,
-    pix_fmt: Literal["rgb", "bgr"] = "rgb",
-    crop_left: int = 0,
-    crop_top: int = 0,
-    crop_right: int = 0,
-    crop_bottom: int = 0,
-    scale_width: int | None = None,
-    scale_height: int | None = None,
-    scale_algo: ScaleAlgo = "bicubic",
-    layout: ArrayLayout = "NCHW",
-    num_frames: int | None = None,
-    decode_config: DecodeConfig | None = None,
-    decoder: PacketDecoderName = "auto",
-) -> Buffer:
-    """Decode video packets on a GPU, cut to their window and upright.
+def nvdec_refusal(codec: VideoCodec) -> str | None:
+    """Why NVDEC does not decode a stream, as far as its parameters say; ``None``: it may."""
+    if codec.name not in NVDEC_CODECS:
+        return f"NVDEC has no decoder for {codec.name}, but for {', '.join(sorted(NVDEC_CODECS))}"
+    if codec.pix_fmt is not None and codec.pix_fmt not in NVDEC_FORMATS:
+        return f"NVDEC decodes 4:2:0 of 8, 10 and 12 bits, and this is {codec.pix_fmt}"
+    return None
 
-    FFmpeg's decoder in PyAV decodes them; DALI takes files, not packets.
 
-    Args:
-        packets: From :func:`~spdl_media.demux_video`. Not consumed.
-        cuda: Number of the device, or a config, of which the allocator does not count.
-        cuda_config: The same by another name; one of the two is needed.
-        pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
-        crop_left: Pixels to cut off the upright frame before it is scaled; even.
-        crop_top: The same.
-        crop_right: The same.
-        crop_bottom: The same.
-        scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept.
-        scale_height: Height to scale to.
-        scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
-        layout: ``"NCHW"`` or ``"NHWC"``.
-        num_frames: At most so many frames, and no more are decoded than they need.
-        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
-        decoder: ``"pyav"``: an error where NVDEC does not decode the stream; ``"auto"``: the CPU decodes it,
-            and its frames are copied to the device, with a :class:`CPUFallbackWarning`.
+def open_on_device(
+    codec: VideoCodec, config: DecodeConfig, source: str, device_index: int
+) -> CodecContext:
+    """Open the hardware decoder of a stream, in the CUDA context that is current in this thread.
 
-    Returns:
-        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when CuPy's
-        current stream gets there.
+    Frames that it gives are copies, which hold none of the decoder's surfaces: FFmpeg makes them unless it
+    is told ``hwaccel_flags=unsafe_output``.
 
     Raises:
-        DecodeError: The data is damaged, or NVDEC does not decode it.
-        ConvertError: No frame lies in the window, or frames differ in size.
-        MissingDependencyError: CuPy, the driver or its video library is missing.
-        ValueError: There is no such device, or an option is invalid.
-        TransferError: The device has too little memory; the message has the sizes.
-
-    Thread safety: safe.
+        MissingDependencyError: The driver, or its video library, is missing.
+        ValueError: There is no device of this index, no decoder option of that name, or ``config`` names
+            a decoder of the CPU's.
+        TransferError: The driver is too old.
+        DecodeError: The device is there, but does not open.
     """
-    if pix_fmt not in _FORMATS:
-        raise ValueError(f"pix_fmt must be one of {tuple(_FORMATS)}, not {pix_fmt!r}")
-    output = Output(
-        _FORMATS[pix_fmt],
-        layout,
-        Crop(crop_left, crop_top, crop_right, crop_bottom),
-        scale_width,
-        scale_height,
-        scale_algo=scale_algo,
-    )
-    _check_packet_decoder(decoder)
-    device = video_device(_one(cuda, cuda_config))
-    clip = _decoded(packets, device, output, decode_config, num_frames, decoder=decoder)
-    return device.buffer(clip.array, clip.colors)
-
-
-def _decoded(
-    packets: VideoPackets,
-    device: VideoDevice,
-    output: Output,
-    decode_config: DecodeConfig | None,
-    num_frames: int | None,
-    *,
-    frame_rate: Rate | None = None,
-    decoder: VideoDecoderName = "auto",
-    from_file: bool = False,
-) -> DeviceClip:
-    if not isinstance(packets, VideoPackets) or isinstance(packets, ImagePackets):
-        raise TypeError(f"decode_packets_nvdec takes VideoPackets, not {type(packets).__name__}")
-    if num_frames is not None:
-        check_int("num_frames", num_frames)
-    check_decoder(decoder)
-    config = as_decode_config(decode_config)
-    request = Request(output, config, num_frames, frame_rate, decoder, may_use_dali=from_file)
-    return decode_clip(packets, device, request)
-
-
-def decode_to_device(
-    packets: VideoPackets,
-    *,
-    cuda: DeviceLike,
-    decoder: VideoDecoderName = "auto",
-    width: int | None = None,
-    height: int | None = None,
-    pix_fmt: OutputFormat = "rgb24",
-    scale_mode: ScaleMode | None = "pad",
-    scale_algo: ScaleAlgo = "bicubic",
-    frame_rate: Rate | None = None,
-    num_frames: int | None = None,
-    decode_config: DecodeConfig | None = None,
-    layout: ArrayLayout = "NHWC",
-) -> tuple[Buffer, tuple[float, ...]]:
-    """Decode packets that come from a file: what ``load_video(cuda=)`` does with them.
-
-    Args:
-        packets: As for :func:`~spdl_media.decode_packets`. Not consumed.
-        cuda: Number of the device, or a config, of which the allocator does not count.
-        decoder: ``"dali"``: DALI's operator, an error for a video that it would not decode right.
-            ``"pyav"``: FFmpeg's decoder in PyAV, an error for a video that NVDEC does not decode.
-            ``"auto"``: DALI where it decodes the video right, else PyAV, else the CPU with a
-            :class:`CPUFallbackWarning`.
-        width: Width of the result, as are the next arguments as in :func:`~spdl_media.load_video`.
-        height: Height of the result.
-        pix_fmt: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
-        scale_mode: ``"pad"``, ``"crop"`` or ``None``.
-        scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
-        frame_rate: Frames in a second, as for :func:`~spdl_media.load_video`.
-        num_frames: At most so many frames.
-        decode_config: How to decode.
-        layout: ``"NHWC"`` or ``"NCHW"``.
-
-    Returns:
-        A uint8 array ``(N, height, width, 3)``, values 0 to 255, on the device, and the seconds of each
-        frame. ``(N, H + H / 2, W)`` for ``"nv12"``, uint16 with the value in the high bits for deep video.
-
-    Raises:
-        DecodeError: It is damaged, or the forced decoder does not take it.
-        ConvertError: No frame lies in the window, or frames differ in size.
-        MissingDependencyError: CuPy, DALI, the driver or its video library is missing.
-        TransferError: The device has too little memory; the message has the sizes.
-        ValueError: There is no such device, or an option is invalid.
-
-    Thread safety: safe.
-    """
-    # A scale mode is for two sides.
-    stretch = width is None or height is None
-    output = Output(
-        pix_fmt,
-        layout,
-        width=width,
-        height=height,
-        scale_mode=None if stretch else scale_mode,
-        scale_algo=scale_algo,
-    )
-    device = video_device(cuda)
-    clip = _decoded(
-        packets,
-        device,
-        output,
-        decode_config,
-        num_frames,
-        frame_rate=frame_rate,
-        decoder=decoder,
-        from_file=True,
-    )
-    return device.buffer(clip.array, clip.colors), clip.timestamps
-
-
-def streaming_load_video_nvdec(
-    src: Source,
-    cuda: DeviceLike | None = None,
-    *,
-    cuda_config: DeviceLike | None = None,
-    num_frames: int,
-    crop_left: int = 0,
-    crop_top: int = 0,
-    crop_right: int = 0,
-    crop_bottom: int = 0,
-    scale_width: int | None = None,
-    scale_height: int | None = None,
-    scale_algo: ScaleAlgo = "bicubic",
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    decoder: PacketDecoderName = "auto",
-    name: str | None = None,
-) -> Iterator[Buffer]:
-    """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
-
-    :func:`~spdl_media.nv12_to_rgb` converts them. The source is read as the batches are asked for.
-
-    Args:
-        src: As for :func:`~spdl_media.load_video`.
-        cuda: Number of the device, or a config, of which the allocator does not count.
-        cuda_config: The same by another name; one of the two is needed.
-        num_frames: Frames of each batch; the last one may be shorter.
-        crop_left: Pixels to cut off the upright frame before it is scaled; even.
-        crop_top: The same.
-        crop_right: The same.
-        crop_bottom: The same.
-        scale_width: Width to scale to, even. Without ``scale_height`` the aspect ratio is kept.
-        scale_height: Height to scale to, even.
-        scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
-        decoder: As in :func:`decode_packets_nvdec`.
-        name: What to call the source in messages.
-
-    Returns:
-        An iterator of arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it U and V in turn.
-        uint8 (NV12); uint16 with the value in the high bits (P010, P016) for 10 and 12 bit. An odd width is
-        rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of a batch say what its
-        values mean. Each batch is memory of its own, ready when CuPy's current stream gets there.
-
-    Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
-        DecodeError: While iterating: the data is damaged, or NVDEC does not decode it.
-        ConvertError: While iterating: frames differ in size.
-        MissingDependencyError: CuPy, the driver or its video library is missing.
-        TransferError: While iterating: the device has too little memory.
-        ValueError: There is no such device, or an option is invalid.
-
-    Thread safety: one thread at a time for each iterator.
-    """
-    check_int("num_frames", num_frames)
-    _check_packet_decoder(decoder)
-    crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
-    output = Output(
-        "nv12", crop=crop, width=scale_width, height=scale_height, scale_algo=scale_algo
-    )
-    request = Request(output, as_decode_config(decode_config), num_frames, decoder=decoder)
-    device = video_device(_one(cuda, cuda_config))
-    # Opened here and not in the generator, so that a bad source is an error of this call.
-    demuxer = Demuxer(src, demux_config=demux_config, name=name)
-    return _batches(demuxer, device, request, stream_index)
-
-
-def _batches(
-    demuxer: Demuxer, device: VideoDevice, request: Request, stream_index: int | None
-) -> Iterator[Buffer]:
-    with demuxer:
-        chunks = _video_chunks(demuxer, stream_index)
-        # The first packets tell the codec.
-        first = next(chunks, None)
-        if first is None:
-            return
-        joined = _joined(first, chunks)
-        for array, colors in BatchStream(joined, first.codec, device, request, first.source):
-            yield device.buffer(array, colors)
-
-
-def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:
-    index = demuxer.video_stream_index if stream_index is None else stream_index
-    for packets in demuxer.streaming_demux(index, num_packets=PACKETS_A_CHUNK):
-        if not isinstance(packets, VideoPackets):
-            raise TypeError(f"stream {index} holds {type(packets).__name__}, not video")
-        yield packets
-
-
-def _joined(first: VideoPackets, rest: Iterator[VideoPackets]) -> Iterator[VideoPackets]:
-    yield first
-    yield from rest
-
-
-def _one(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> DeviceLike:
-    if (cuda is None) == (cuda_config is None):
-        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
-        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
-    device = cuda_config if cuda is None else cuda
-    assert device is not None
-    return device
-
-
-def _check_packet_decoder(decoder: str) -> None:
-    if decoder == "dali":
+    # FFmpeg's own decoders alone have hardware support, not libraries such as dav1d.
+    name = codec.name
+    if config.decoder not in (None, name):
         raise ValueError(
-            "decoder='dali' decodes whole files alone; load_video(cuda=, decoder='dali') does that. Packets "
-            "and streams take 'auto' or 'pyav'"
+            f"decode_config(decoder={config.decoder!r}) runs on the CPU alone; the decoder on the device is "
+            f"{name!r}. Leave it out, or decode with cuda=None"
         )
-    check_decoder(decoder)
+    check_codec_options(name, config.decoder_options)
+    accel = HWAccel(
+        "cuda",
+        str(device_index),
+        allow_software_fallback=True,
+        # Kernels run in the device's primary context, and cannot read memory of another. FFmpeg retains that
+        # context only with flags that PyTorch, CuPy and DALI do not give it, and takes the current one as it
+        # is. PyAV asks for the primary one unless it is told not to, and FFmpeg refuses to be asked for both.
+        options={"primary_ctx": "0", "current_ctx": "1"},
+        is_hw_owned=True,
+    )
+    with ffmpeg_log() as lines:
+        try:
+            context = CodecContext.create(name, "r", hwaccel=accel)
+            context.thread_count = 1
+            # With the stated pixel format: without it FFmpeg's AV1 decoder opens no hardware.
+            set_video(context, codec)
+            context.options = dict(config.decoder_options)
+            context.open(strict=False)
+        except av.FFmpegError as error:
+            raise device_error(device_index, describe(error, lines), source) from error
+    return context
+
+
+def device_error(
+    device_index: int,
+    text: str,
+    source: str | None,
+    load: Callable[[str], Any] = ctypes.CDLL,
+) -> MediaError | ValueError:
+    """Find out why NVDEC does not open: FFmpeg says "Operation not permitted" for whatever is missing.
+
+    Args:
+        device_index: The device that was asked for.
+        text: FFmpeg's words.
+        source: What was to be decoded.
+        load: Opens a shared library, or raises OSError.
+    """
+    missing = missing_library(source, load)
+    if missing is not None:
+        return missing
+    driver = load(DRIVER)
+    count = ctypes.c_int(0)
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if failed or not 0 <= device_index < count.value:
+        return no_such_device(device_index, 0 if failed else count.value)
+    if "dynamically load" in text or "Cannot load" in text:
+        return TransferError(
+            f"NVIDIA's driver, which is of {_cuda_version(driver)}, lacks functions that FFmpeg "
+            f"{av.ffmpeg_version_info} in the wheel of PyAV {av.__version__} calls: {text}. Install a newer "
+            "driver, or decode with cuda=None",
+            source=source,
+        )
+    return DecodeError(f"NVDEC cannot be opened on device {device_index}: {text}", source=source)
+
+
+def missing_library(
+    source: str | None = None, load: Callable[[str], Any] = ctypes.CDLL
+) -> MissingDependencyError | None:
+    """The first of the libraries of NVIDIA's driver that decoding needs and that is missing, as an error."""
+    for library, text in LIBRARIES.items():
+        try:
+            load(library)
+        except OSError as error:
+            return MissingDependencyError(
+                f"decoding video on the GPU needs {library}: {text.format(error)}. cuda=None decodes on the "
+                "CPU",
+                source=source,
+                name=library,
+            )
+    return None
+
+
+def _cuda_version(driver: Any) -> str:
+    version = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+class DeviceDecoder:
+    """One of FFmpeg's decoders on a device, lent to one clip after another.
+
+    It gives what PyAV's decoder gives, with frames on the device, and tells a device that fails from data
+    that do.
+
+    Args:
+        context: PyAV's.
+        index: Number of the device.
+
+    Thread safety: one thread at a time.
+    """
+
+    def __init__(self, context: Any, index: int) -> None:
+        self._context, self._index = context, index
+        self._filter: Any = None
+        self._headers: bytes | None = None
+        self.is_sound = True
+
+    def begin(self, codec: VideoCodec, source: str) -> None:
+        """Take a clip: what the last one stated must not be said of it."""
+        self._codec, self._source, self._is_first = codec, source, True
+        self._context.reorder_depth = codec.reorder_depth
+        set_colors(self._context, codec)
+        if has_lengths(codec) and codec.extradata != self._headers:
+            self._filter, after = make_filter(f"{codec.name}_mp4toannexb", codec)
+            self._headers, self._sets = codec.extradata, after.extradata or b""
+
+    def decode(self, packet: Any) -> list[Any]:
+        """Frames that are ready after this packet.
+
+        Raises:
+            TransferError: The device failed: it has no memory or no decoder left, or is gone.
+            NotOnDeviceError: Frames are in host memory, or cannot be had but there.
+        """
+        log = current_log()
+        if log is None:
+            with ffmpeg_log():
+                return self.decode(packet)
+        start, frames = len(log), []
+        try:
+            for part in self._parts(packet):
+                frames += self._context.decode(part)
+        except av.FFmpegError as error:
+            self.is_sound = False
+            self._check_device(log[start:], error)
+            if isinstance(error, av.error.NotImplementedError):  # AV1 has no part in software
+                raise NotOnDeviceError(self._found("no")) from error
+            raise
+        if len(log) > start:
+            self._check_device(log[start:])
+        for frame in frames:
+            self._check(frame)
+        return frames
+
+    def _parts(self, packet: Any) -> list[Any]:
+        """The packets that the decoder is given for one of the clip."""
+        if not has_lengths(self._codec):
+            return [packet]
+        parts = list(self._filter.filter(packet and copy_packet(packet)))
+        if self._is_first and parts:
+            # The filter puts headers before pictures of one kind alone, with which a window need not begin.
+            parts[0], self._is_first = with_prefix(parts[0], self._sets), False
+        return parts if packet is not None else [*parts, None]
+
+    def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
+        """Raise what FFmpeg logs of CUDA, unless it is about the data: it goes on in software after it."""
+        text = "".join(line for _, _, line in lines)
+        failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
+        old = re.search(r"Cannot load (\w+)", text)
+        if old:
+            self.is_sound = False
+            raise device_error(self._index, old[0], self._source) from cause
+        if failed and failed[2] not in _OF_THE_DATA:
+            self.is_sound = False
+            remedy = (
+                "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a "
+                "time, or drop buffers earlier"
+                if failed[2] == "CUDA_ERROR_OUT_OF_MEMORY"
+                else "nvidia-smi shows whether the device is still there"
+            )
+            raise TransferError(
+                f"NVDEC failed on CUDA device {self._index}: {failed[1]} says {failed[2]} ({failed[3]}). "
+                f"{remedy}",
+                source=self._source,
+            ) from cause
+
+    def _check(self, frame: Any) -> None:
+        if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
+            self.is_sound = False
+            raise NotOnDeviceError(self._found(format_name(frame)))
+        # The decoder's own size may be that of frames to come; then these have the size that is stated.
+        size, codec = (frame.width, frame.height), self._codec
+        sizes = (self._context.width, self._context.height), (codec.width, codec.height)
+        for width, height in sizes:
+            if size == (width + width % 2, height + height % 2):
+                if height % 2:
+                    raise NotOnDeviceError(
+                        f"NVDEC's chroma of pictures with an odd height, here {width}x{height}, lies where "
+                        "FFmpeg does not look for it"
+                    )
+                return
+        raise NotOnDeviceError(
+            f"NVDEC gives {size[0]}x{size[1]} for pictures of {sizes[0][0]}x{sizes[0][1]}, which this "
+            f"{codec.name} stream cuts on the left or at the top"
+        )
+
+    def _found(self, what: str) -> str:
+        return (
+            f"NVDEC does not decode this {self._codec.name} stream: FFmpeg gave {what} frames, not on the "
+            "device"
+        )
+
+    def flush_buffers(self) -> None:
+        """Start anew."""
+        self._context.flush_buffers()
+        self._is_first = True
+        if self._filter is not None:
+            self._filter.flush()
+
+
+# Errors of CUDA that a stream causes: the hardware does not know it, or it is damaged.
+_OF_THE_DATA = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
+
+
+def has_lengths(codec: VideoCodec) -> bool:
+    """Whether units stand behind their lengths, as in MP4, and not behind start codes."""
+    return codec.name in ("h264", "hevc") and (codec.extradata or b"")[:1] == b"\1"
+
+
+def format_name(frame: Any) -> str:
+    """How the frame's pixels are stored, wherever they are."""
+    name: str = frame.format.name if frame.sw_format is None else frame.sw_format.name
+    return name
+
+
+class DecoderPool:
+    """Decoders that wait for the next clip of their kind; the one that waited longest goes first.
+
+    Args:
+        most: How many wait. Each holds some frames' worth of memory of its device.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._idle: OrderedDict[int, tuple[Hashable, DeviceDecoder]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most = most
+
+    def take(self, key: Hashable) -> DeviceDecoder | None:
+        """A decoder of this kind, if one waits."""
+        with self._lock:
+            for number, (found, decoder) in self._idle.items():
+                if found == key:
+                    del self._idle[number]
+                    return decoder
+        return None
+
+    def give(self, key: Hashable, decoder: DeviceDecoder) -> None:
+        """Keep a decoder that was flushed."""
+        with self._lock:
+            self._idle[id(decoder)] = key, decoder
+            gone = self._idle.popitem(last=False) if len(self._idle) > self._most else None
+        del gone  # which takes a while, and nobody needs to wait for it
+
+    def clear(self) -> bool:
+        """Let all go; whether there were any."""
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+        if HISTORY.lost:
+            HISTORY.parents.append(idle)  # the parent's, and this process has no driver to ask
+        return bool(idle)
+
+
+DECODERS = DecoderPool()
+# While the driver is still there.
+atexit.register(DECODERS.clear)
+
+
+def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:
+    """What clips have in common that one decoder serves."""
+    same = replace(
+        codec,
+        time_base=Fraction(1),
+        frame_rate=None,
+        sample_aspect_ratio=None,
+        extradata=None if has_lengths(codec) else codec.extradata,
+        # By which FFmpeg knows the encoder, and mends what it is known to do wrong.
+        codec_tag=codec.codec_tag if codec.name == "mpeg4" else 0,
+        bits_per_coded_sample=0,
+        reorder_depth=0,
+        color=(0, 2, 2, 2),
+    )
+    return index, same, tuple(sorted(config.decoder_options.items()))

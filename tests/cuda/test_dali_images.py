@@ -18,19 +18,19 @@ from dali_oracle import (
     png_with_orientation,
     with_orientation,
 )
-from nvdec_stand_in import load_video_nvdec
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image, make_video
 
 pytest.importorskip("nvidia.dali")
 
-from spdl_media.cuda._nvdec_device import VideoDevice
+from spdl_media.cuda.dali_videos import load_by_dali
 from spdl_media.cuda.nvjpeg import (
     decode_image_batch,
     decode_image_nvjpeg,
     load_image_batch_nvjpeg,
 )
+from spdl_media.cuda.slots import SlotDevice
 
 SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
 PHOTOS = [jpeg(*size, seed) for seed, size in enumerate(SIZES)]
@@ -255,9 +255,8 @@ def test_operators_serve_videos_and_pictures_in_turn() -> None:
     options: dict[str, Any] = {"width": 32, "height": 24}
     rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)
     film = make_video(index_frames(4, 64, 48), codec="libvpx-vp9", format="webm", gop_size=2)
-    device = VideoDevice(np)
-    frames = load_video_nvdec(film, cuda=device, decoder="dali", **options)
-    assert np.asarray(frames).shape == (4, 24, 32, 3)
+    frames, _ = load_by_dali(sm.demux_video(film), SlotDevice("cpu"))
+    assert np.asarray(frames).shape == (4, 48, 64, 3)
     np.testing.assert_array_equal(
         host(decode_image_batch(PHOTOS, cuda="cpu", **options).array), rows
     )

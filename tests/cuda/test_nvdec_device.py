@@ -18,15 +18,15 @@ from nvdec_stand_in import (
     StandIn,
     Surface,
     loader,
+    on_host,
 )
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda import _nvdec_hwaccel
-from spdl_media.cuda._nvdec_device import VideoDevice, video_device
-from spdl_media.cuda._nvdec_hwaccel import device_error, missing_library, open_on_device
-from spdl_media.cuda._nvdec_planes import CudaPlane, frame_planes, is_on_device
-from spdl_media.cuda.nvdec import decode_packets_nvdec, why_not_nvdec
+from spdl_media.cuda import nvdec
+from spdl_media.cuda.nvdec import DecoderPool, device_error, missing_library, open_on_device
+from spdl_media.cuda.video_rows import Shown, VideoDevice, frame_planes
+from spdl_media.cuda.videos import decode_packets_nvdec, video_device
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
 
@@ -55,10 +55,7 @@ def test_a_missing_video_library_is_named() -> None:
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in str(error)
 
 
-def test_why_not_nvdec() -> None:
-    reason = why_not_nvdec()
-    assert (reason is None) == (missing_library() is None)
-    assert reason is None or "decoding video on the GPU needs lib" in reason
+def test_all_libraries_there() -> None:
     assert missing_library(load=loader(Driver(1), video=True)) is None
 
 
@@ -93,8 +90,8 @@ def test_the_decoder_works_in_the_context_that_kernels_run_in(
     cupy = FakeCupy()
     cupy.devices = 2
     ffmpeg = FakeFFmpeg(lambda: cupy.cuda.context, active)
-    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", ffmpeg)
-    device = VideoDevice(cupy, index)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setattr(nvdec, "CodecContext", ffmpeg)
+    device = VideoDevice(cupy, index)
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
     context = device.open_decoder(PACKETS.codec, config, "a.mp4")
     assert (context.is_open, context.thread_count) == (True, 1)
@@ -107,7 +104,7 @@ def test_the_decoder_gets_no_more_surfaces_than_ffmpeg_gives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its frames are copies, and more than 32 surfaces are refused by the hardware."""
-    monkeypatch.setattr(_nvdec_hwaccel, "CodecContext", FakeFFmpeg(lambda: 0))
+    monkeypatch.setattr(nvdec, "CodecContext", FakeFFmpeg(lambda: 0))
     context = open_on_device(PACKETS.codec, DEFAULT_DECODE_CONFIG, "a.mp4", 0)
     assert "extra_hw_frames" not in context.options
 
@@ -134,7 +131,7 @@ def test_missing_cupy_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_device_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]  # a stand-in
-    assert (video_device(0).kind, video_device(np.int64(0)).index) == ("cuda", 0)
+    assert (video_device(0).index, video_device(np.int64(0)).index) == (0, 0)
     with pytest.raises(ValueError, match="CUDA device 1 was asked for, and there is one"):
         video_device(1)
     with pytest.raises(ValueError, match="CUDA device -1 was asked for"):
@@ -162,37 +159,40 @@ def frame(stored: str, *planes: np.ndarray) -> HardwareFrame:
 @pytest.mark.parametrize(
     ("stored", "dtype"), [("nv12", np.uint8), ("p010le", np.uint16), ("p016le", np.uint16)]
 )
-@pytest.mark.parametrize(("height", "width"), [(6, 8), (5, 7)])
-def test_planes_are_views_of_padded_rows(stored: str, dtype: Any, height: int, width: int) -> None:
-    luma = np.arange(height * width, dtype=dtype).reshape(height, width)
-    rows, columns = -(-height // 2), -(-width // 2)
-    chroma = np.arange(rows * columns * 2, dtype=dtype).reshape(rows, columns, 2)
+@pytest.mark.parametrize("width", [8, 7])
+def test_planes_are_views_of_padded_rows(stored: str, dtype: Any, width: int) -> None:
+    luma = np.arange(48, dtype=dtype).reshape(6, 8)
+    chroma = np.arange(24, dtype=dtype).reshape(3, 4, 2)
     one = frame(stored, luma, chroma)
-    for kind, device in (("cpu", VideoDevice(np)), ("cuda", VideoDevice(FakeCupy()))):
-        first, second = frame_planes(one, kind)  # type: ignore[arg-type]  # a literal
-        assert isinstance(first, CudaPlane) == (kind == "cuda")
-        views = device.view(first), device.view(second)
-        assert np.array_equal(views[0], luma)
-        assert np.array_equal(views[1], chroma)
-        assert views[0].strides[0] == one.planes[0].line_size
-        assert not views[0].flags.writeable
+    y, u, v = (on_host(plane) for plane in frame_planes(Shown(one, 0, 1, width)))
+    assert np.array_equal(y[0], luma[:, :width])
+    assert np.array_equal(u[0], chroma[:, :, 0])
+    assert np.array_equal(v[0], chroma[:, :, 1])
+    assert y.strides[1] == u.strides[1] == one.planes[0].line_size
+    assert not y.flags.writeable
 
 
 def test_a_view_keeps_the_frame_alive() -> None:
     luma, chroma = np.full((4, 4), 7, np.uint8), np.full((2, 2, 2), 8, np.uint8)
-    view = VideoDevice(np).view(frame_planes(frame("nv12", luma, chroma), "cpu")[0])
+    y, _, v = frame_planes(Shown(frame("nv12", luma, chroma), 0, 1, 4))
+    view, _ = on_host(y), v
+    del y, _, v
     assert (view == 7).all()  # a surface that is let go is overwritten
-
-
-def test_frames_in_host_memory_or_in_other_formats_are_not_on_the_device() -> None:
-    planes = np.zeros((4, 4), np.uint8), np.zeros((2, 2, 2), np.uint8)
-    assert is_on_device(frame("nv12", *planes))
-    assert not is_on_device(frame("yuv444p", *planes))
-    assert not is_on_device(av.VideoFrame(16, 16, "yuv420p"))
 
 
 def test_the_stand_in_is_a_device() -> None:
     device = StandIn()
     assert video_device(device) is device
-    assert (device.kind, device.slots.kind) == ("cpu", "cpu")
-    assert str(VideoDevice(FakeCupy(), 0).slots) == "CUDA device 0"
+
+
+def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
+    pool, decoders = DecoderPool(2), [nvdec.DeviceDecoder(None, 0) for _ in range(3)]
+    assert pool.take("a") is None
+    for key, decoder in zip("aab", decoders, strict=True):
+        pool.give(key, decoder)
+    assert pool.take("b") is decoders[2]
+    assert pool.take("a") is decoders[1]
+    assert pool.take("a") is None
+    pool.give("a", decoders[0])
+    assert pool.clear()
+    assert not pool.clear()

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvdec_stand_in import FakeCupy, HardwareFrame, StandIn, load_video_nvdec
+from nvdec_stand_in import HardwareFrame, StandIn, clip_of, load_video_nvdec
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
 from spdl_media.codec import make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda._nvdec_clip import DeviceClip, Request, decode_clip
-from spdl_media.cuda._nvdec_pictures import DevicePictures
-from spdl_media.cuda._nvdec_writer import FrameWriter, Output
 from spdl_media.cuda.fallback import CPUFallbackWarning
-from spdl_media.cuda.nvdec import decode_packets_nvdec, streaming_load_video_nvdec
-from spdl_media.packets import av_packets, metadata_of
+from spdl_media.cuda.video_output import Output
+from spdl_media.cuda.video_rows import DeviceRows, Shown
+from spdl_media.cuda.video_streams import streaming_load_video_nvdec
+from spdl_media.cuda.videos import decode_packets_nvdec
+from spdl_media.packets import av_packets
 from spdl_media.testing import index_frames, index_planes, make_video
 
 SIDES = (64, 48)
@@ -34,10 +34,9 @@ def clip(codec: str = "libx264", format: str = "mp4", **options: Any) -> bytes:
     return make_video(planes, codec=codec, format=format, gop_size=8, **options)
 
 
-def decode(packets: sm.VideoPackets, **options: Any) -> DeviceClip:
-    output = options.pop("output", Output("nv12"))
-    request = Request(output, options.pop("config", DEFAULT_DECODE_CONFIG), **options)
-    return decode_clip(packets, StandIn(), request)
+def decode(packets: sm.VideoPackets, **options: Any) -> Any:
+    options.setdefault("pix_fmt", "nv12")
+    return clip_of(packets, StandIn(), **options)
 
 
 def check_close(got: Any, want: Any, most: int = 1) -> None:
@@ -71,11 +70,10 @@ def test_planes_and_times_are_those_of_the_cpu(
     data = clip(codec, format, max_b_frames=b_frames)
     packets = sm.demux_video(data, timestamp=window)
     want = sm.decode_packets(packets, "format=nv12")
-    got = decode(packets, decoder="pyav")
-    assert np.array_equal(got.array, sm.convert_frames(want).array[:, 0])
+    got = decode(packets)
+    assert np.array_equal(got.buffer, sm.convert_frames(want).array[:, 0])
     assert (got.pts, got.time_base) == (want.pts, want.time_base)
     assert got.timestamps == want.timestamps
-    assert got.way == "pyav"
 
 
 @pytest.mark.parametrize(("pix_fmt", "shift"), [("yuv420p10le", 6), ("yuv420p12le", 4)])
@@ -112,7 +110,7 @@ def test_deep_planes_have_their_values_in_the_high_bits(pix_fmt: str, shift: int
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le"])
 def test_rgb_is_within_one_level_of_the_cpu(options: dict[str, Any], pix_fmt: str) -> None:
     data = clip("libx265", max_b_frames=2, pix_fmt=pix_fmt)
-    got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **options)
+    got = load_video_nvdec(data, cuda=StandIn(), **options)
     check_close(got, sm.load_video(data, **options, quality="accurate"))
 
 
@@ -135,10 +133,25 @@ def test_matrix_and_range_are_those_that_the_stream_states(colour: tuple[int, in
     check_close(decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC"), want)
 
 
-@pytest.mark.parametrize(("width", "height"), [(63, 47), (64, 47), (63, 48)])
-def test_odd_sides_lose_nothing(width: int, height: int) -> None:
+def odd(width: int, height: int) -> bytes:
     planes = index_planes(3, width, height)
-    data = make_video(planes, codec="libvpx-vp9", format="webm", options={"lossless": "1"})
+    return make_video(planes, codec="libvpx-vp9", format="webm", options={"lossless": "1"})
+
+
+@pytest.mark.parametrize("width", [62, 63])
+def test_an_odd_height_is_decoded_on_the_cpu(width: int) -> None:
+    packets = sm.demux_video(odd(width, 47))
+    words = rf"NVDEC's chroma of pictures with an odd height, here {width}x47, lies where FFmpeg does not"
+    with pytest.warns(CPUFallbackWarning, match=words):
+        got = decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC")
+    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
+    with pytest.raises(sm.DecodeError, match=words):
+        decode_packets_nvdec(packets, cuda=StandIn(), decoder="pyav")
+
+
+@pytest.mark.parametrize(("width", "height"), [(63, 48), (33, 46)])
+def test_an_odd_width_loses_nothing(width: int, height: int) -> None:
+    data = odd(width, height)
     check_close(load_video_nvdec(data, cuda=StandIn()), sm.load_video(data, quality="accurate"))
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
     assert got.shape == (3, height + -(-height // 2), width + width % 2)
@@ -201,17 +214,18 @@ def test_packets_are_not_consumed_and_can_be_cut() -> None:
     assert np.array_equal(first, decode_packets_nvdec(packets, cuda=StandIn()))
     tail = packets[8:]  # from the second key frame on
     assert np.array_equal(first[8:], decode_packets_nvdec(tail, cuda=StandIn()))
-    with pytest.raises(sm.DecodeError, match=r"do not start with a key frame.*streaming_load"):
+    with pytest.raises(sm.DecodeError, match=r"do not start with a key frame.*VideoDecoder"):
         decode_packets_nvdec(packets[3:], cuda=StandIn())
 
 
 def test_num_frames_decodes_no_more_than_it_needs() -> None:
     device = StandIn()
     assert len(decode_packets_nvdec(sm.demux_video(clip()), cuda=device, num_frames=2)) == 2
-    assert device.waits == 2
+    assert device.launches == [2]
 
 
-def test_frames_are_let_go_one_by_one() -> None:
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 40])
+def test_frames_are_converted_and_let_go_sixteen_at_a_time(count: int) -> None:
     before, alive = HardwareFrame.alive, []
 
     class Counting(StandIn):
@@ -219,10 +233,39 @@ def test_frames_are_let_go_one_by_one() -> None:
             alive.append(HardwareFrame.alive - before)
             return super().after_decoder()
 
-    load_video_nvdec(clip(), cuda=Counting())
-    assert len(alive) == 20
-    assert max(alive) <= 2
+    planes = index_planes(count, *SIDES)
+    data, device = make_video(planes, codec="libx264", format="mp4"), Counting()
+    check_close(load_video_nvdec(data, cuda=device), sm.load_video(data, quality="accurate"))
+    whole, rest = divmod(count, 16)
+    assert device.launches == [16] * whole + [rest] * bool(rest)
+    assert max(alive) <= 17  # one that the decoder is about to give
     assert HardwareFrame.alive == before
+
+
+def test_large_frames_are_converted_eight_at_a_time() -> None:
+    class Huge(StandIn):
+        def open_decoder(self, *args: Any) -> Any:
+            decoder = super().open_decoder(*args)
+            give = decoder.decode
+
+            def decode(packet: Any) -> Any:
+                frames = give(packet)
+                for frame in frames:
+                    frame.planes[0].line_size = (
+                        1 << 18
+                    )  # as those of 128 MB in 16 frames would have
+                return frames
+
+            object.__setattr__(decoder, "decode", decode)
+            return decoder
+
+    class Counted(Huge):
+        def convert(self, planes: Any, plan: Any, out: Any) -> None:
+            self.launches.append(len(planes))
+
+    device = Counted()
+    load_video_nvdec(clip(), cuda=device)
+    assert device.launches == [8, 8, 4]
 
 
 def test_a_window_without_frames_is_named() -> None:
@@ -233,15 +276,15 @@ def test_a_window_without_frames_is_named() -> None:
 @pytest.mark.parametrize("output", [Output(), Output("nv12"), Output(width=40, height=40)])
 def test_there_is_room_for_more_frames_than_packets(output: Output) -> None:
     packets, device = sm.demux_video(clip()), StandIn()
-    want = decode(packets, output=output).array
-    writer = FrameWriter(device, output, 1, "x")
-    pictures = DevicePictures(device, packets.codec, metadata_of(packets), DEFAULT_DECODE_CONFIG)
+    frames: list[Any] = []
+    decoder = device.open_decoder(packets.codec, DEFAULT_DECODE_CONFIG, "x")
     for packet in (*av_packets(packets), None):
-        for frame in pictures.decode(packet):
-            writer.add(frame, 1)
-    assert np.array_equal(writer.result(), want)
-    with pytest.raises(sm.ConvertError, match="x: there are no frames to convert"):
-        writer.result()
+        frames += decoder.decode(packet)
+    want, got = (DeviceRows(device, output, room, "x") for room in (len(frames), 1))
+    for rows in (want, got):
+        for frame in frames:
+            rows.put(Shown(frame, frame.pts, 1, frame.width))
+    assert np.array_equal(got.take(20), want.take(20))  # type: ignore[arg-type]  # arrays of NumPy
 
 
 def test_files_that_are_cut_short() -> None:
@@ -265,9 +308,9 @@ def test_frames_of_two_sizes_make_one_array_when_scaled_alone() -> None:
     with pytest.raises(
         sm.ConvertError, match=r"frame 0 is 64x48 nv12, but frame 4 is 32x16 nv12.*width="
     ):
-        load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+        load_video_nvdec(data, cuda=StandIn())
     size = {"width": 24, "height": 24}
-    got = load_video_nvdec(data, cuda=StandIn(), decoder="pyav", **size)
+    got = load_video_nvdec(data, cuda=StandIn(), **size)
     check_close(got, sm.load_video(data, **size, quality="accurate"))
 
 
@@ -292,20 +335,48 @@ def test_pictures_before_the_first_group_are_lead_in(media_dir: Any) -> None:
 def test_real_videos(media_dir: Any) -> None:
     for name in ("nasa_13013.mp4", "rotated90_320x240.mp4", "vfr_320x240.mp4", "h264_10bits.mp4"):
         path = media_dir / "video" / name
-        got = load_video_nvdec(path, cuda=StandIn(), decoder="pyav", num_frames=3)
+        got = load_video_nvdec(path, cuda=StandIn(), num_frames=3)
         check_close(got, sm.load_video(path, num_frames=3, quality="accurate"))
 
 
 @pytest.mark.parametrize("codec", ["libx264", "ffv1"])
 def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> None:
     format = "mp4" if codec == "libx264" else "matroska"
-    data = clip(codec, format, pix_fmt="yuv444p")
-    options = {"width": 40, "height": 40, "layout": "NCHW", "timestamp": (0.5, 1.5)}
-    with pytest.warns(CPUFallbackWarning, match=r"does not decode this .*yuv444p.*The CPU"):
-        got = load_video_nvdec(data, cuda=StandIn(), **options)
-    assert np.array_equal(got, sm.load_video(data, **options, quality="accurate"))
-    with pytest.raises(sm.DecodeError, match=r"does not decode this .*decoder='auto' decodes it"):
-        load_video_nvdec(data, cuda=StandIn(), decoder="pyav")
+    packets = sm.demux_video(clip(codec, format, pix_fmt="yuv444p"), timestamp=(0.5, 1.5))
+    device, words = (
+        StandIn(),
+        {"libx264": "this is yuv444p", "ffv1": "no decoder for ffv1, but for av1"},
+    )
+    sides = {"crop_left": 4, "crop_bottom": 8, "scale_width": 30}
+    with pytest.warns(
+        CPUFallbackWarning, match=rf"NVDEC .*{words[codec]}.*The CPU decodes this video"
+    ):
+        got = decode_packets_nvdec(packets, cuda=device, layout="NHWC", **sides)
+    filter = sm.get_video_filter_desc(scale_width=30, quality="accurate")
+    want = sm.decode_packets(packets, f"crop=iw-4:ih-8:4:0,{filter}")
+    assert np.array_equal(got, sm.convert_frames(want).array)
+    with pytest.raises(sm.DecodeError, match=rf"'pyav': NVDEC .*{words[codec]}.*'auto' decodes it"):
+        decode_packets_nvdec(packets, cuda=device, decoder="pyav")
+    assert device.opened == []
+
+
+class NoHardware(StandIn):
+    """FFmpeg's decoder, which gives frames in host memory after all."""
+
+    def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
+        decoder = super().open_decoder(codec, config, source)
+        object.__setattr__(decoder, "decode", decoder._context.decode)
+        return decoder
+
+
+def test_frames_that_are_in_host_memory_after_all() -> None:
+    packets, device = sm.demux_video(clip()), NoHardware()
+    with pytest.warns(
+        CPUFallbackWarning, match=r"this h264 stream: FFmpeg gave yuv420p frames, not on"
+    ):
+        got = decode_packets_nvdec(packets, cuda=device, layout="NHWC")
+    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
+    assert device.decoders.clear() is False  # such a decoder is not kept
 
 
 class CutByDevice(StandIn):
@@ -346,12 +417,12 @@ class Refused(StandIn):
 
 def test_a_device_that_does_not_open_leaves_the_cpu() -> None:
     data = clip()
-    refused = r"NVDEC cannot be opened on device 0: not supported"
+    packets, refused = sm.demux_video(data), r"NVDEC cannot be opened on device 0: not supported"
     with pytest.warns(CPUFallbackWarning, match=rf": {refused}\. The CPU decodes this video"):
-        got = load_video_nvdec(data, cuda=Refused())
+        got = decode_packets_nvdec(packets, cuda=Refused(), layout="NHWC")
     assert np.array_equal(got, sm.load_video(data, quality="accurate"))
     with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}\. .*'auto'") as caught:
-        load_video_nvdec(data, cuda=Refused(), decoder="pyav")
+        decode_packets_nvdec(packets, cuda=Refused(), decoder="pyav")
     assert isinstance(caught.value.__cause__, sm.DecodeError)
     stream = streaming_load_video_nvdec(data, Refused(), num_frames=7)
     with pytest.warns(CPUFallbackWarning, match=refused):
@@ -367,49 +438,44 @@ def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
 
     class Older(StandIn):
         def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
-            return make_decoder(replace(codec, decoder="av1"), config, source)
+            return make_decoder(replace(codec, decoder="av1", pix_fmt=None), config, source)
 
-    data, config = clip("libsvtav1"), sm.decode_config(on_corrupt=on_corrupt)
+    packets, config = sm.demux_video(clip("libsvtav1")), sm.decode_config(on_corrupt=on_corrupt)
     with pytest.warns(CPUFallbackWarning, match=r"FFmpeg gave no frames"):
-        got = load_video_nvdec(data, cuda=Older(), decode_config=config)
-    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
+        got = decode_packets_nvdec(packets, cuda=Older(), decode_config=config, layout="NHWC")
+    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
 
 
-def test_the_cpu_gives_what_the_device_would() -> None:
-    data = clip("ffv1", "matroska", pix_fmt="yuv444p")
+def test_one_decoder_serves_one_clip_after_another() -> None:
+    """Of one codec and size, whatever else they state, and each is as if it were alone."""
+    device = StandIn()
+    clips = [
+        clip(max_b_frames=2),
+        clip(),
+        clip("libx264", "matroska", options={"colorspace": "bt709", "preset": "fast"}),
+        clip("libx264", "mp4", frame_rate=50, max_b_frames=3),
+    ]
+    for data in (*clips, *clips):
+        for window in (None, (0.3, 0.7)):
+            got = load_video_nvdec(data, window, cuda=device)
+            check_close(got, sm.load_video(data, window, quality="accurate"))
+    assert device.opened == ["h264"]
+
+
+def test_a_decoder_that_met_damage_or_was_left_early_serves_the_next_clip() -> None:
+    device, data = StandIn(), clip(max_b_frames=2)
+    want = sm.load_video(data, quality="accurate")
+    load_video_nvdec(data, cuda=device, num_frames=2)
+    batches = streaming_load_video_nvdec(data, device, num_frames=3)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]  # a generator
     packets = sm.demux_video(data)
-    with pytest.warns(CPUFallbackWarning):
-        got = decode_packets_nvdec(
-            packets, cuda=StandIn(), crop_left=4, crop_bottom=8, scale_width=30, layout="NHWC"
-        )
-    assert got.shape == (20, 20, 30, 3)
-    with pytest.warns(CPUFallbackWarning):
-        planes = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
-    assert np.array_equal(planes, sm.load_video(data, pix_fmt="nv12").array[:, 0])
-
-
-def test_streams_that_cannot_be_on_the_device_are_not_tried_there() -> None:
-    device = StandIn(FakeCupy())
-    data = clip("ffv1", "matroska")
-    with pytest.warns(CPUFallbackWarning, match=r"NVDEC has no decoder for ffv1, but for av1"):
-        got = load_video_nvdec(data, cuda=device)
-    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
-    assert device.opened == []
-
-
-def test_what_a_packet_gives_is_handed_over_at_once() -> None:
-    """At the end of a stream a decoder gives all frames that it has held back."""
-    data = clip("libx265", max_b_frames=2)
-    decoder = make_decoder(sm.demux_video(data).codec, DEFAULT_DECODE_CONFIG, "x")
-    given = [decoder.decode(p) for p in (*av_packets(sm.demux_video(data)), None)]  # type: ignore[attr-defined]
-    assert max(map(len, given)) > 1
-    for load in (
-        lambda device: load_video_nvdec(data, cuda=device),
-        lambda device: list(streaming_load_video_nvdec(data, device, num_frames=50)),
-    ):
-        device = StandIn()
-        load(device)
-        assert device.waits == sum(map(bool, given))
+    broken = [sm.packets.make_packet(b"\0\0\xff\4junk", packets.time_base)]
+    damaged = packets.with_packets(broken, packets.codec)
+    with pytest.raises(sm.DecodeError, match="damaged h264 data"):
+        clip_of(damaged, device)
+    check_close(load_video_nvdec(data, cuda=device), want)
+    assert len(device.opened) <= 2
 
 
 def test_nothing_is_held_open_while_a_batch_is_used() -> None:
@@ -427,19 +493,6 @@ def test_nothing_is_held_open_while_a_batch_is_used() -> None:
     assert [open_now[0] for _ in batches] == [0] * 20
 
 
-def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
-    cupy = FakeCupy()
-    data = clip()
-    got = load_video_nvdec(data, cuda=StandIn(cupy), decoder="pyav", num_frames=3)
-    check_close(got, sm.load_video(data, num_frames=3, quality="accurate"))
-    assert cupy.log == 3 * [
-        "event on default",
-        "current waits for event on default",
-        "event on current",
-        "default waits for event on current",
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -448,8 +501,6 @@ def test_each_frame_waits_for_the_decoder_and_the_decoder_for_it() -> None:
         ({"scale_algo": "lanczos"}, r"scale_algo must be one of .*not 'lanczos'"),
         ({"scale_mode": "fit", "width": 8, "height": 8}, r"scale_mode must be .*not 'fit'"),
         ({"width": 0}, "width must be positive.*not 0"),
-        ({"num_frames": 0}, "num_frames must be at least 1, not 0"),
-        ({"decoder": "nvdec"}, r"decoder must be one of .*not 'nvdec'"),
         ({"frame_rate": -1}, "frame_rate must be positive, not -1"),
         ({"width": 7, "height": 8, "pix_fmt": "nv12"}, "scale_width must be even.*not 7"),
     ],
@@ -461,8 +512,12 @@ def test_misuse(options: dict[str, Any], message: str) -> None:
 
 def test_misuse_of_packets() -> None:
     packets = sm.demux_video(clip())
-    with pytest.raises(ValueError, match=r"pix_fmt must be one of .*not 'rgb24'"):
+    with pytest.raises(ValueError, match="pix_fmt must be 'rgb' or 'bgr', not 'rgb24'"):
         decode_packets_nvdec(packets, cuda=StandIn(), pix_fmt="rgb24")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_frames must be at least 1, not 0"):
+        decode_packets_nvdec(packets, cuda=StandIn(), num_frames=0)
+    with pytest.raises(ValueError, match="decoder must be 'auto' or 'pyav', not 'nvdec'"):
+        decode_packets_nvdec(packets, cuda=StandIn(), decoder="nvdec")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="decoder='dali' decodes whole files alone"):
         decode_packets_nvdec(packets, cuda=StandIn(), decoder="dali")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"crop_left must be even.*not 3"):

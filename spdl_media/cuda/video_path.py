@@ -1,0 +1,158 @@
+"""Packets to frames on a device, and these to one array: the CPU path with another decoder and other rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from spdl_media._picture_decoder import PictureDecoder, PicturePath
+from spdl_media._picture_filter import PictureFilter
+from spdl_media._rows import no_frames
+from spdl_media.buffer import Buffer
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DecodeConfig
+from spdl_media.cuda.nvdec import (
+    DeviceDecoder,
+    NotOnDeviceError,
+    decoder_key,
+    has_lengths,
+    nvdec_refusal,
+)
+from spdl_media.cuda.video_output import Output
+from spdl_media.cuda.video_rows import DeviceRows, Shown, VideoDevice
+from spdl_media.decode import decode_into
+from spdl_media.errors import DecodeError, TransferError
+from spdl_media.operations import PictureOps, Rate
+from spdl_media.packets import PacketMetadata, VideoPackets, av_packets, metadata_of
+from spdl_media.timing import ticks_to_seconds
+
+
+class DevicePath(PicturePath):
+    """Packets to frames on a device: cut to the window, and at their rate; the rows turn them.
+
+    Args:
+        device: Where they are decoded.
+        codec: As for :class:`PicturePath`, as are the next arguments.
+        metadata: Of the packets.
+        ops: Of which the frame rate counts.
+        config: How to decode.
+
+    Raises:
+        NotOnDeviceError: The hardware does not take the stream, or does not open.
+    """
+
+    def __init__(
+        self,
+        device: VideoDevice,
+        codec: VideoCodec,
+        metadata: PacketMetadata,
+        ops: PictureOps | None,
+        config: DecodeConfig,
+    ) -> None:
+        if refusal := nvdec_refusal(codec):
+            raise NotOnDeviceError(refusal)
+        self._device, self._key = device, decoder_key(codec, config, device.index)
+        found = device.decoders.take(self._key)
+        if found is None:
+            coded = replace(codec, extradata=None) if has_lengths(codec) else codec
+            try:
+                context = device.open_decoder(coded, config, metadata.source)
+            except DecodeError as error:
+                raise NotOnDeviceError(error.args[0]) from error
+            found = DeviceDecoder(context, device.index)
+        found.begin(codec, metadata.source)
+        self._lent: DeviceDecoder | None = found
+        self.decoder = PictureDecoder(codec, metadata, config, found)
+        self._filter = _Moments(codec, ops, config, metadata)
+        self.decoder.gives_lead_in = self._filter.has_rate
+
+    @property
+    def time_base(self) -> Any:
+        """Seconds in one unit of the timestamps of what comes out."""
+        return self._filter._time_base
+
+    def close(self) -> None:
+        """Give the decoder back for the next clip."""
+        lent, self._lent = self._lent, None
+        if lent is None:
+            return
+        del self.decoder._context  # or it would flush what another clip has by then
+        if lent.is_sound:
+            lent.flush_buffers()
+            self._device.decoders.give(self._key, lent)
+
+
+class _Moments(PictureFilter):
+    """Puts frames at the moments of a constant rate, and says how they stand."""
+
+    def _push(self, frame: Any, orientation: int) -> list[Any]:
+        # FFmpeg makes surfaces of even width.
+        width = self._codec.width if self._codec.width == frame.width - 1 else frame.width
+        return [Shown(frame, frame.pts, orientation if self._orient else 1, width)]
+
+
+class DeviceClip(NamedTuple):
+    """Frames on a device, with their times, which are those that the CPU path gives.
+
+    Attributes:
+        buffer: The frames, one behind the other.
+        pts: In units of ``time_base``.
+        time_base: Seconds in one unit.
+        timestamps: The same in seconds on the container's clock.
+    """
+
+    buffer: Buffer
+    pts: tuple[int | None, ...]
+    time_base: Any
+    timestamps: tuple[float, ...]
+
+
+def decode_clip(
+    packets: VideoPackets,
+    device: VideoDevice,
+    output: Output,
+    config: DecodeConfig,
+    num_frames: int | None = None,
+    frame_rate: Rate | None = None,
+) -> DeviceClip:
+    """Decode packets to an array on a device.
+
+    Raises:
+        NotOnDeviceError: NVDEC does not decode them.
+        DecodeError: The data is damaged.
+        ConvertError: No frame lies in the window, or they make no one array.
+        TransferError: The device has no memory or no decoder left, or is gone.
+    """
+    try:
+        return _decode_clip(packets, device, output, config, num_frames, frame_rate)
+    except TransferError:
+        # Decoders that wait for other clips take memory, too.
+        if not device.decoders.clear():
+            raise
+    return _decode_clip(packets, device, output, config, num_frames, frame_rate)
+
+
+def _decode_clip(
+    packets: VideoPackets,
+    device: VideoDevice,
+    output: Output,
+    config: DecodeConfig,
+    num_frames: int | None,
+    frame_rate: Rate | None,
+) -> DeviceClip:
+    paths: list[DevicePath] = []
+
+    def make_path(*arguments: Any) -> DevicePath:
+        paths.append(DevicePath(device, *arguments))
+        return paths[0]
+
+    # A frame for each packet of the window; there is more room if there are more.
+    coded = len(av_packets(packets))
+    room = min(len(packets.get_timestamps()) or coded, num_frames or coded)
+    rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
+    decode_into(rows, packets, PictureOps(frame_rate=frame_rate), config, num_frames, make_path)
+    if not rows.count:
+        raise no_frames(packets)
+    pts, base, zero = tuple(rows.pts), paths[0].time_base, metadata_of(packets).zero
+    seconds = (float("nan") if p is None else float(ticks_to_seconds(p, base, zero)) for p in pts)
+    return DeviceClip(rows.take(rows.count), pts, base, tuple(seconds))

@@ -1,0 +1,321 @@
+"""Videos decoded by the hardware of an NVIDIA GPU (NVDEC), with frames that never leave the device.
+
+    packets -> FFmpeg's decoder in PyAV, on the device -> rows of an array there
+
+Window, times, lead-in and damage are those of the CPU path, by the same code; the decoder and the rows alone
+are others. What NVDEC does not decode the CPU does, with a warning, unless the decoder was named.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
+
+from spdl_media._batch import TimedFrames, VideoRequest
+from spdl_media._checks import check_choice, check_int
+from spdl_media._devices.device import no_such_device
+from spdl_media._devices.forks import HISTORY
+from spdl_media._lengths import check_enough
+from spdl_media._optional import require
+from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.codec import VideoCodec
+from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
+from spdl_media.convert import convert_frames
+from spdl_media.cuda._color_taps import ScaleAlgo
+from spdl_media.cuda._streams import check_stream
+from spdl_media.cuda.fallback import warn_of_fallback
+from spdl_media.cuda.nvdec import NotOnDeviceError, device_error, missing_library
+from spdl_media.cuda.on_device import cupy_device, why_no_kernels
+from spdl_media.cuda.video_output import ArrayLayout, Crop, Output, OutputFormat
+from spdl_media.cuda.video_path import decode_clip
+from spdl_media.cuda.video_rows import VideoDevice
+from spdl_media.decode import Default, decode_packets
+from spdl_media.errors import DecodeError
+from spdl_media.filter_desc import FilterDesc, get_video_filter_desc
+from spdl_media.image_frames import VideoFrames
+from spdl_media.packets import ImagePackets, VideoPackets
+from spdl_media.transfer import on_its_way
+
+__all__ = ("decode_packets_nvdec",)
+
+DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
+PacketDecoderName: TypeAlias = Literal["auto", "pyav"]
+
+_PURPOSE = "decoding video on the GPU"
+_FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
+
+
+def device_frame_steps(
+    request: VideoRequest, config: CUDAConfig
+) -> Callable[[VideoPackets], TimedFrames]:
+    """Check the request, and give what makes frames in an array on a device of packets.
+
+    Raises:
+        ValueError: An option is invalid, or the decoder cannot make such frames.
+        MissingDependencyError: A decoder is asked for that is not there.
+        TransferError: There is no device.
+    """
+    finish, memory = on_its_way(config, request.storage, request.purpose)
+    on_cpu = replace(request, storage=memory)
+    if isinstance(request.filter_desc, Default) and request.ops.quality == "auto":
+        # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
+        on_cpu = replace(on_cpu, desc=FilterDesc(replace(request.ops, quality="accurate")))
+
+    def by_cpu(packets: VideoPackets) -> TimedFrames:
+        buffer, timestamps = on_cpu.load(packets)
+        return finish(buffer), timestamps
+
+    if not _takes_nvdec(request):
+        return by_cpu
+    if request.decoder == "dali":
+        from spdl_media.cuda.dali_videos import load_by_dali
+        from spdl_media.cuda.slots import SlotDevice
+
+        device = SlotDevice("gpu", config.device_index)
+
+    def on_device(packets: VideoPackets) -> TimedFrames:
+        try:
+            if request.decoder == "dali":
+                buffer, timestamps = load_by_dali(packets, device, request.num_frames)
+            else:
+                buffer, timestamps = _by_nvdec(packets, config, request)
+        except NotOnDeviceError as refusal:
+            say_fallback(refusal, request.decoder, packets.source)
+            return by_cpu(packets)
+        found, wanted, on_short = buffer.shape[0], request.num_frames or 0, request.on_short
+        check_enough(found, wanted, on_short, "frames", packets.window, packets.source)
+        return buffer, timestamps
+
+    return on_device
+
+
+def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) -> TimedFrames:
+    ops = request.ops
+    # A scale mode is for two sides.
+    mode = None if ops.width is None or ops.height is None else ops.scale_mode
+    output = Output(
+        pix_fmt=ops.pix_fmt,  # type: ignore[arg-type]  # looked at before, as are the next two
+        scale_algo=ops.scale_algo,  # type: ignore[arg-type]
+        layout=request.layout or "NHWC",
+        width=ops.width,
+        height=ops.height,
+        scale_mode=mode,
+    )
+    stream = cupy_device(config, request.purpose).stream
+    device = video_device(CUDAConfig(config.device_index, stream))
+    decode = as_decode_config(request.decode_config)
+    clip = decode_clip(packets, device, output, decode, request.num_frames, ops.frame_rate)
+    return clip.buffer, lambda: clip.timestamps
+
+
+def _takes_nvdec(request: VideoRequest) -> bool:
+    """Whether NVDEC is to decode; under ``"auto"`` a warning says what is missing for it.
+
+    Raises:
+        ValueError: A decoder is asked for that cannot make such frames.
+    """
+    if request.decoder == "cpu":
+        return False
+    refusal = _refusal(request)
+    if refusal and request.decoder != "auto":
+        raise ValueError(
+            f"decoder={request.decoder!r}: {refusal}. decoder='auto' takes the CPU for it"
+        )
+    if refusal or request.config is None:
+        return False
+    return request.decoder != "auto" or _has_nvdec(request.config.device_index)
+
+
+def _refusal(request: VideoRequest) -> str | None:
+    """Why no decoder of the device makes such frames, as far as the arguments say."""
+    options = request.ops
+    if not isinstance(request.filter_desc, Default) or options.quality == "fast":
+        return "filter_desc= and quality='fast' are for the CPU"
+    if options.pix_fmt not in ("rgb24", "bgr24"):
+        return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"
+    if options.scale_algo not in ("bicubic", "bilinear"):
+        return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
+    if not request.cuts.is_empty:
+        return "crops= and flips= are for the CPU"
+    if request.on_short not in (None, "error"):
+        return f"on_short={request.on_short!r} is for the CPU"
+    if as_decode_config(request.decode_config).decoder is not None:
+        return "decode_config(decoder=) names a decoder of the CPU"
+    asked = options.width, options.height, options.frame_rate, request.decode_config
+    order = options.pix_fmt, request.layout or "NHWC"
+    if request.decoder == "dali" and (asked != (None,) * 4 or order != ("rgb24", "NHWC")):
+        return (
+            "DALI gives frames as they are, rgb24 in NHWC, without width=, height=, frame_rate= and "
+            "decode_config="
+        )
+    return None
+
+
+def _has_nvdec(index: int) -> bool:
+    missing = missing_library() or why_no_kernels(index)
+    if missing:
+        warn_of_fallback(str(missing))
+    return missing is None
+
+
+def say_fallback(found: NotOnDeviceError, decoder: str, source: str) -> None:
+    """Warn that the CPU decodes, or raise if it may not."""
+    if decoder != "auto":
+        raise DecodeError(
+            f"decoder='pyav': {found}. decoder='auto' decodes it on the CPU and copies its frames there",
+            source=source,
+        ) from found.__cause__
+    warn_of_fallback(f"{source}: {found}")
+
+
+def decode_packets_nvdec(
+    packets: VideoPackets,
+    *,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    pix_fmt: Literal["rgb", "bgr"] = "rgb",
+    crop_left: int = 0,
+    crop_top: int = 0,
+    crop_right: int = 0,
+    crop_bottom: int = 0,
+    scale_width: int | None = None,
+    scale_height: int | None = None,
+    scale_algo: ScaleAlgo = "bicubic",
+    layout: ArrayLayout = "NCHW",
+    num_frames: int | None = None,
+    decode_config: DecodeConfig | None = None,
+    decoder: PacketDecoderName = "auto",
+) -> Buffer:
+    """Decode video packets on a GPU, cut to their window and upright.
+
+    Args:
+        packets: From :func:`~spdl_media.demux_video`. Not consumed.
+        cuda: Number of the device, or a config, of which the allocator does not count.
+        cuda_config: The same by another name; one of the two is needed.
+        pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
+        crop_left: Pixels to cut off the upright frame before it is scaled; even.
+        crop_top: The same.
+        crop_right: The same.
+        crop_bottom: The same.
+        scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept.
+        scale_height: Height to scale to.
+        scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        num_frames: At most so many frames, and no more are decoded than they need.
+        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
+        decoder: ``"pyav"``: an error where NVDEC does not decode the stream; ``"auto"``: the CPU decodes it,
+            and its frames are copied to the device, with a :class:`CPUFallbackWarning`.
+
+    Returns:
+        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when CuPy's
+        current stream gets there.
+
+    Raises:
+        DecodeError: The data is damaged, or NVDEC does not decode it.
+        ConvertError: No frame lies in the window, or frames differ in size.
+        MissingDependencyError: CuPy, the driver or its video library is missing.
+        ValueError: There is no such device, or an option is invalid.
+        TransferError: The device has no memory or no decoder left, or is gone; the driver is too old.
+
+    Thread safety: safe.
+    """
+    if not isinstance(packets, VideoPackets) or isinstance(packets, ImagePackets):
+        raise TypeError(f"decode_packets_nvdec takes VideoPackets, not {type(packets).__name__}")
+    check_choice("pix_fmt", pix_fmt, tuple(_FORMATS))
+    if num_frames is not None:
+        check_int("num_frames", num_frames)
+    check_packet_decoder(decoder)
+    crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
+    size = scale_width, scale_height
+    output = Output(_FORMATS[pix_fmt], layout, crop, *size, scale_algo=scale_algo)
+    config = as_decode_config(decode_config)
+    device = video_device(one_device(cuda, cuda_config))
+    try:
+        return decode_clip(packets, device, output, config, num_frames).buffer
+    except NotOnDeviceError as found:
+        say_fallback(found, decoder, packets.source)
+    desc = cpu_filter(packets.codec, output)
+    frames = decode_packets(packets, desc, config, num_frames=num_frames)
+    return device.upload(host_buffer(frames, output))
+
+
+def cpu_filter(codec: VideoCodec, output: Output) -> str | None:
+    """The filter graph that makes on the CPU what is made on a device."""
+    pix_fmt: str = output.pix_fmt
+    if pix_fmt == "nv12" and any(depth in str(codec.pix_fmt) for depth in ("p10", "p12")):
+        # As on the device, where deep planes have 16 bits with the value in the high ones.
+        pix_fmt = "p010le" if "p10" in str(codec.pix_fmt) else "p016le"
+    desc = get_video_filter_desc(
+        scale_width=output.width,
+        scale_height=output.height,
+        scale_mode=output.scale_mode,
+        scale_algo=output.scale_algo,
+        pix_fmt=pix_fmt,
+        # The device converts exactly as well.
+        quality="accurate",
+    )
+    left, top, right, bottom = output.crop.sides
+    # By itself it is no text alone, and has the values that it was made of.
+    cut = f"crop=iw-{left + right}:ih-{top + bottom}:{left}:{top},"
+    return f"{cut}{desc}" if any(output.crop.sides) else desc
+
+
+def host_buffer(frames: VideoFrames, output: Output) -> CPUBuffer:
+    """Frames of the CPU in the shape that the output has on a device."""
+    if output.pix_fmt != "nv12":
+        return convert_frames(frames, layout=output.layout)
+    found = convert_frames(frames)
+    array, matrix, range = found.array[:, 0], found.colorspace, found.color_range
+    return CPUBuffer(array, colorspace=matrix, color_range=range)
+
+
+def video_device(cuda: DeviceLike) -> VideoDevice:
+    """The device that an argument ``cuda=`` names.
+
+    Args:
+        cuda: Number of the device, a config, whose allocator does not count, or a device itself.
+
+    Raises:
+        MissingDependencyError: CuPy, or the driver, is missing.
+        TypeError: It is neither.
+        ValueError: There is no such device.
+        TransferError: This process was forked from one that had used CUDA, or the stream is of another
+            device.
+    """
+    if isinstance(cuda, VideoDevice):
+        return cuda
+    stream = cuda.stream if isinstance(cuda, CUDAConfig) else None
+    cuda = cuda.device_index if isinstance(cuda, CUDAConfig) else cuda
+    if isinstance(cuda, bool) or not isinstance(cuda, SupportsIndex):
+        raise TypeError(f"cuda must be the number of a device, such as 0, not {cuda!r}")
+    index = operator.index(cuda)
+    cupy: Any = require("cupy", _PURPOSE)
+    HISTORY.use(_PURPOSE)
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise device_error(index, str(error), None) from error
+    if not 0 <= index < count:
+        raise no_such_device(index, count)
+    check_stream(CUDAConfig(index, stream), _PURPOSE)
+    return VideoDevice(cupy, index, stream)
+
+
+def one_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> DeviceLike:
+    if (cuda is None) == (cuda_config is None):
+        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
+        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
+    device = cuda_config if cuda is None else cuda
+    assert device is not None
+    return device
+
+
+def check_packet_decoder(decoder: str) -> None:
+    if decoder == "dali":
+        raise ValueError(
+            "decoder='dali' decodes whole files alone; load_video(cuda=, decoder='dali') does that. Packets "
+            "and streams take 'auto' or 'pyav'"
+        )
+    check_choice("decoder", decoder, get_args(PacketDecoderName))

@@ -1,0 +1,49 @@
+"""FFmpeg's own NVDEC code over a driver without a device, in a process for each kind of driver."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "fake_driver"))
+
+from build import build, run  # noqa: E402  # of the tests, in a folder of its own
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+def test_ffmpeg_on_a_driver_without_a_device(driver: Path) -> None:
+    """All of ``fake_driver/nvdec_checks.py``, where each check is a test of its own."""
+    checks = HERE.parent / "fake_driver" / "nvdec_checks.py"
+    done = run(driver, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(checks))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_a_driver_that_is_too_old_is_named_with_the_wheel(tmp_path: Path) -> None:
+    build(tmp_path, "-DOLD")
+    done = run(tmp_path, str(HERE.parent / "fake_driver" / "old_driver.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.strip()
+    assert said.startswith(
+        "TransferError: x: NVIDIA's driver, which is of CUDA 11.4, lacks functions"
+    )
+    assert "in the wheel of PyAV" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["returns", "raises", "exits", "in a thread", "holds frames"])
+def test_processes_end_well_with_decoders_and_frames_at_hand(driver: Path, way: str) -> None:
+    """Four of each, which makes twenty."""
+    script = str(HERE.parent / "fake_driver" / "ends.py")
+    for _ in range(4):
+        done = run(driver, script, way)
+        assert done.returncode == {"raises": 1, "exits": 7}.get(way, 0), done.stderr
+        said = [line for line in done.stderr.splitlines() if "Error" in line]
+        assert said == ["RuntimeError: the end"] * (way == "raises")

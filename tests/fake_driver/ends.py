@@ -1,0 +1,51 @@
+"""Ends a process that has decoded on the driver, in the way that its argument says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from nvdec_checks import Device, packets_of
+from nvdec_stand_in import clip_of
+
+from spdl_media.config import DEFAULT_DECODE_CONFIG
+from spdl_media.cuda.nvdec import DECODERS
+from spdl_media.cuda.video_streams import streaming_load_video_nvdec
+from spdl_media.packets import av_packets
+from spdl_media.testing import index_planes, make_video
+
+
+def device() -> Device:
+    """One whose decoders wait in the pool of the process, which lets them go at its end."""
+    found = Device()
+    found.decoders = DECODERS
+    return found
+
+
+def decode_for_ever() -> None:
+    packets = packets_of("libx264", count=4)
+    while True:
+        clip_of(packets, device())
+
+
+def main(way: str) -> None:
+    """Have decoders and frames at hand, and end."""
+    data = make_video(index_planes(40, 64, 64), codec="libx264")
+    batches: Any = streaming_load_video_nvdec(data, device(), num_frames=4)
+    next(batches)
+    clip_of(packets_of("libx265"), device())
+    if way == "holds frames":
+        packets = packets_of("libx264")
+        decoder = device().open_decoder(packets.codec, DEFAULT_DECODE_CONFIG, "x")
+        sys.kept = [f for p in av_packets(packets) for f in decoder.decode(p)]  # type: ignore[attr-defined]
+    if way == "in a thread":
+        threading.Thread(target=decode_for_ever, daemon=True).start()
+        next(batches)
+    if way == "raises":
+        raise RuntimeError("the end")
+    sys.exit(7 if way == "exits" else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

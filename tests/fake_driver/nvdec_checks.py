@@ -1,0 +1,252 @@
+"""What FFmpeg's NVDEC code does on the driver without a device. ``cuda/test_nvdec_driver.py`` runs it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from build import Part
+from nvdec_stand_in import StandIn, clip_of
+
+import spdl_media as sm
+from spdl_media.config import DecodeConfig
+from spdl_media.cuda.fallback import CPUFallbackWarning
+from spdl_media.cuda.nvdec import DecoderPool, NotOnDeviceError, open_on_device
+from spdl_media.cuda.video_streams import streaming_load_video_nvdec
+from spdl_media.cuda.videos import decode_packets_nvdec
+from spdl_media.packets import av_packets
+from spdl_media.testing import index_planes, make_video
+
+CUDA, CUVID = Part("cuda"), Part("cuvid")
+
+
+class Device(StandIn):
+    """A device in host memory, whose decoder is FFmpeg's on the driver."""
+
+    def open_decoder(self, codec: Any, config: DecodeConfig, source: str) -> Any:
+        self.opened.append(codec.name)
+        return open_on_device(codec, config, source, self.index)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Each check gives back all decoders and all memory; settings are as they were."""
+    yield
+    CUDA.memory, CUDA.gone, CUVID.create_error, CUVID.sessions = 1 << 40, 0, 0, 1 << 20
+    CUVID.session_error, CUVID.decode_error, CUVID.good_pictures, CUVID.supported = 2, 0, 0, 1
+    gc.collect()
+    assert CUVID.created == CUVID.destroyed
+    assert CUDA.allocations == CUDA.frees
+    assert (CUDA.used, CUVID.mapped) == (0, 0)
+
+
+def packets_of(
+    codec: str, format: str = "mp4", size: Any = (64, 64), count: int = 12, **options: Any
+) -> sm.VideoPackets:
+    planes = index_planes(count, *size, options.get("pix_fmt", "yuv420p"))
+    return sm.demux_video(make_video(planes, codec=codec, format=format, gop_size=6, **options))
+
+
+CODECS = [
+    ("libx264", "mp4", "yuv420p", 2),
+    ("libx264", "mpegts", "yuv420p", 2),
+    ("libx265", "mp4", "yuv420p", 2),
+    ("libx265", "matroska", "yuv420p10le", 2),
+    ("libx265", "mp4", "yuv420p12le", 0),
+    ("libsvtav1", "mp4", "yuv420p", 0),
+    ("libsvtav1", "matroska", "yuv420p10le", 0),
+    ("libvpx", "webm", "yuv420p", 0),
+    ("libvpx-vp9", "webm", "yuv420p", 0),
+    ("mpeg1video", "mpegts", "yuv420p", 0),
+    ("mpeg2video", "mpegts", "yuv420p", 1),
+    ("mpeg4", "avi", "yuv420p", 0),
+]
+
+
+@pytest.mark.parametrize(("codec", "format", "pix_fmt", "b_frames"), CODECS)
+def test_every_codec_gives_the_frames_of_the_cpu_and_is_served_again(
+    codec: str, format: str, pix_fmt: str, b_frames: int
+) -> None:
+    """The same in number and time, in a window too; the second clip takes no new decoder."""
+    device = Device()
+    data = make_video(
+        index_planes(12, 64, 64, pix_fmt),
+        codec=codec,
+        format=format,
+        gop_size=6,
+        pix_fmt=pix_fmt,
+        max_b_frames=b_frames,
+        frame_rate=25,
+    )
+    for window in (None, (0.15, 0.41), None):
+        packets = sm.demux_video(data, timestamp=window)
+        want = sm.decode_packets(packets, None)
+        found = clip_of(packets, device, pix_fmt="nv12")
+        assert (found.pts, found.timestamps) == (want.pts, want.timestamps)
+        assert len(found.buffer) == len(want)  # type: ignore[arg-type]  # an array of NumPy
+    (buffer,) = streaming_load_video_nvdec(data, device, num_frames=50)
+    assert len(buffer) == 12  # type: ignore[arg-type]
+    assert CUVID.created - CUVID.destroyed == 1
+    assert len(device.opened) == 1
+
+
+@pytest.mark.parametrize(("codec", "pix_fmt"), [("libx264", "yuv420p"), ("libx265", "yuv420p10le")])
+def test_frames_are_put_in_order_and_none_is_taken_for_another(codec: str, pix_fmt: str) -> None:
+    """The stamp of each picture is its place in the order of decoding."""
+    packets = packets_of(codec, count=40, max_b_frames=3, pix_fmt=pix_fmt)
+    planes = np.asarray(clip_of(packets, Device(), pix_fmt="nv12").buffer)
+    if planes.dtype == np.uint16:
+        planes = (planes >> 8).astype(np.uint8)
+    coded = [packet.pts or 0 for packet in av_packets(packets)]
+    numbers = np.array([coded.index(pts) for pts in sorted(coded)])
+    luma, chroma = planes[:, :64], planes[:, 64:].reshape(40, 32, 32, 2)
+    assert (luma == (16 + numbers)[:, None, None]).all()
+    assert (chroma[..., 0] == (80 + numbers)[:, None, None]).all()
+    assert (chroma[..., 1] == (160 + numbers)[:, None, None]).all()
+
+
+SMALL = [("libvpx", "webm"), ("libvpx-vp9", "webm"), ("mpeg4", "avi"), ("mpeg2video", "mpegts")]
+
+
+@pytest.mark.parametrize(("codec", "format"), [*SMALL, ("libsvtav1", "mp4")])
+def test_an_odd_width_is_cut(codec: str, format: str) -> None:
+    packets = packets_of(codec, format, (67, 66))
+    found = np.asarray(clip_of(packets, Device(), pix_fmt="nv12").buffer)
+    assert found.shape == (12, 99, 68)
+    assert (found[:, :66, :67] >= 16).all()
+    assert (found[:, :66, :67] < 40).all()  # the stamps, and nothing of what lies beside
+    assert not found[:, :66, 67].any()
+    assert (found[:, 66:] >= 80).all()
+    assert clip_of(packets, Device()).buffer.shape == (12, 66, 67, 3)
+
+
+@pytest.mark.parametrize(("codec", "format"), [*SMALL, ("libsvtav1", "mp4")])
+@pytest.mark.parametrize("width", [66, 67])
+def test_an_odd_height_is_for_the_cpu(codec: str, format: str, width: int) -> None:
+    packets, device = packets_of(codec, format, (width, 65)), Device()
+    words = (
+        rf"chroma of pictures with an odd height, here {width}x65, lies where FFmpeg does not look"
+    )
+    with pytest.warns(CPUFallbackWarning, match=words):
+        found = decode_packets_nvdec(packets, cuda=device, layout="NHWC")
+    want = sm.decode_packets(packets, sm.get_video_filter_desc(quality="accurate"))
+    np.testing.assert_array_equal(found, sm.convert_frames(want).array)
+    with pytest.raises(sm.DecodeError, match=words):
+        decode_packets_nvdec(packets, cuda=device, decoder="pyav")
+
+
+FAILURES = [
+    (2, "cuvidCreateDecoder says CUDA_ERROR_OUT_OF_MEMORY .*decode in fewer threads"),
+    (100, "cuvidCreateDecoder says CUDA_ERROR_NO_DEVICE .*nvidia-smi shows"),
+    (999, "cuvidCreateDecoder says CUDA_ERROR_UNKNOWN"),
+]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1", "libvpx-vp9"])
+@pytest.mark.parametrize(("error", "words"), FAILURES)
+@pytest.mark.parametrize("decoder", ["auto", "pyav"])
+def test_a_decoder_that_cannot_be_made_is_an_error_and_not_a_decode_on_the_cpu(
+    codec: str, error: int, words: str, decoder: Any
+) -> None:
+    format = "webm" if codec == "libvpx-vp9" else "mp4"
+    packets, device = packets_of(codec, format), Device()
+    CUVID.create_error = error
+    with pytest.raises(sm.TransferError, match=f"NVDEC failed on CUDA device 0: {words}"):
+        decode_packets_nvdec(packets, cuda=device, decoder=decoder)
+    CUVID.create_error = 0
+    assert len(decode_packets_nvdec(packets, cuda=device)) == 12  # type: ignore[arg-type]
+
+
+def test_a_codec_that_the_hardware_does_not_know_is_for_the_cpu() -> None:
+    packets, device = packets_of("libx265"), Device()
+    for setting, value in (("supported", 0), ("create_error", 801)):
+        setattr(CUVID, setting, value)
+        with pytest.warns(CPUFallbackWarning, match="this hevc stream: FFmpeg gave yuv420p frames"):
+            decode_packets_nvdec(packets, cuda=device)
+        CUVID.supported, CUVID.create_error = 1, 0
+    CUVID.supported = 0
+    with pytest.raises(NotOnDeviceError, match="this av1 stream: FFmpeg gave no frames"):
+        clip_of(packets_of("libsvtav1"), device)
+
+
+def test_decoders_that_wait_make_room_for_one_that_is_needed() -> None:
+    device = Device()
+    CUVID.sessions = 1
+    for codec in ("libx264", "libx265", "libx264"):
+        assert len(clip_of(packets_of(codec), device).pts) == 12
+    assert CUVID.created - CUVID.destroyed == 1
+
+
+def test_too_many_sessions_are_an_error() -> None:
+    CUVID.sessions, one, other = 1, Device(), Device()
+    packets = packets_of("libx264")
+    clip_of(packets, one)
+    with pytest.raises(
+        sm.TransferError, match=r"OUT_OF_MEMORY .*Its memory or its decoders are used up"
+    ):
+        clip_of(packets, other)
+    one.decoders.clear()
+    assert len(clip_of(packets, other).pts) == 12
+
+
+@pytest.mark.parametrize("room", [0, 20_000, 60_000])
+def test_a_device_that_is_nearly_full_is_an_error(room: int) -> None:
+    packets, device = packets_of("libx264", count=20), Device()
+    CUDA.memory = room
+    with pytest.raises(sm.TransferError, match="says CUDA_ERROR_OUT_OF_MEMORY"):
+        clip_of(packets, device)
+    CUDA.memory = 1 << 40
+    assert len(clip_of(packets, device).pts) == 20
+
+
+@pytest.mark.parametrize("pictures", [0, 5])
+def test_a_device_that_disappears_is_an_error(pictures: int) -> None:
+    packets, device = packets_of("libx264", max_b_frames=2), Device()
+    CUVID.good_pictures, CUVID.decode_error = CUVID.pictures + pictures, 999
+    with pytest.raises(sm.TransferError, match=r"CUDA_ERROR_UNKNOWN .*whether the device is still"):
+        clip_of(packets, device)
+    CUVID.decode_error = 0
+    CUDA.gone = 46
+    with pytest.raises((sm.TransferError, NotOnDeviceError, ValueError)):
+        clip_of(packets, device)
+    CUDA.gone = 0
+    assert len(clip_of(packets, device).pts) == 12
+
+
+def test_damage_is_not_taken_for_a_device_that_fails() -> None:
+    packets, device = packets_of("libx264"), Device()
+    CUVID.good_pictures, CUVID.decode_error = CUVID.pictures + 3, 1
+    with pytest.raises(sm.DecodeError, match="damaged h264 data"):
+        clip_of(packets, device)
+
+
+def test_clips_in_many_threads_share_the_decoders() -> None:
+    clips = [packets_of(codec, count=20) for codec in ("libx264", "libx265")]
+    device = Device()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda n: clip_of(clips[n % 2], device).pts, range(40)):
+            assert len(found) == 20
+    assert len(device.opened) <= 8
+
+
+def test_the_pool_is_bounded() -> None:
+    device = Device()
+    device.decoders = DecoderPool(3)
+    for side in range(48, 48 + 16 * 6, 16):
+        clip_of(packets_of("libx264", size=(side, 64), count=2), device)
+    assert CUVID.created - CUVID.destroyed == 3
+
+
+def test_a_decoder_says_nothing_of_the_clip_before() -> None:
+    """Colours and the depth of reordering are those of the clip itself."""
+    device = Device()
+    stated = packets_of("libx264", "matroska", options={"colorspace": "bt709", "color_range": "pc"})
+    plain = packets_of("libx264", max_b_frames=3)
+    for packets, colors in ((stated, ("bt709", "pc")), (plain, ("bt601", "tv"))) * 2:
+        found = clip_of(packets, device, pix_fmt="nv12")
+        assert device.colors[-1] == colors
+        assert found.pts == sm.decode_packets(packets, None).pts
