@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ import pytest
 import spdl_media
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "howto").glob("*.md"))]
 MEDIA = ROOT / "samples" / "media"
 
 # A block of code, and the mark before it that keeps it from being run, or says which packages it needs.
@@ -176,7 +178,22 @@ def test_the_lines_of_programs_are_those_that_are_counted() -> None:
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for page in PAGES:
-        if page.parent.name == "docs" and page.name != "index.md":
-            assert f"({page.name})" in index, f"docs/index.md does not mention {page.name}"
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        name = page.relative_to(DOCS).as_posix()
+        assert name == "index.md" or f"({name})" in index, f"docs/index.md does not mention {name}"
+
+
+def test_every_sample_is_in_the_page_of_samples() -> None:
+    page = (DOCS / "samples.md").read_text(encoding="utf-8")
+    listed = re.findall(r"\]\(\.\./samples/([\w.]+)\)", page)
+    folder = ROOT / "samples"
+    assert sorted(listed) == sorted(
+        path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb")
+    )
+
+
+def test_the_diagrams_are_those_that_are_drawn() -> None:
+    drawn = runpy.run_path(str(DOCS / "diagrams" / "draw.py"))["DIAGRAMS"]
+    files = {path.stem: path.read_text("utf-8") for path in (DOCS / "diagrams").glob("*.svg")}
+    assert files == {name: draw().svg() for name, draw in drawn.items()}

@@ -16,18 +16,33 @@ from typing import Any
 
 import numpy as np
 import pytest
+from notebooks import run as run_notebook
 
 import spdl_media as sm
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SAMPLES = CHECKOUT / "samples"
 # What they say of the images that they damage.
-LOGGED = re.compile(r"first failure of stage 'ImageRecipe': DecodeError: |failures of this epoch: ")
+LOGGED = re.compile(
+    r"first failure of stage '(ImageRecipe': DecodeError|download': ClientResponseError): |"
+    r"failures of this epoch: "
+)
 
 
 @pytest.mark.parametrize(
     ("name", "package"),
     [
+        ("decode_plot", "matplotlib"),
+        ("filters", None),
+        ("failures", None),
+        ("long_video", None),
+        ("tune", None),
+        ("image_server", None),
+        pytest.param("async_downloads", "aiohttp", marks=pytest.mark.long),  # one takes 5 s to fail
+        pytest.param("spdl_steps", "torch", marks=pytest.mark.long),
+        # Many processes, or imports of much beside PyTorch.
+        pytest.param("elsewhere", "datasets", marks=pytest.mark.long),
+        pytest.param("lightning_classifier", "lightning", marks=pytest.mark.long),
         ("speech", None),
         ("captions", None),
         ("video_clips", None),
@@ -54,7 +69,7 @@ def test_prints_what_its_docstring_shows(name: str, package: str | None, tmp_pat
     assert all(LOGGED.match(line) for line in done.stderr.splitlines()), done.stderr
     docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
     assert docstring is not None
-    shown = re.search(r"Output::\n\n(.*?)\n\n", docstring, re.DOTALL)
+    shown = re.search(r"Output::\n\n(.*?)(?:\n\n|\Z)", docstring, re.DOTALL)
     assert shown is not None
     assert [line.strip() for line in shown[1].splitlines()] == done.stdout.splitlines()
     assert list(tmp_path.iterdir()) == []
@@ -148,4 +163,31 @@ def test_every_sample_with_a_loader_is_among_those(sample: Callable[[str], Any])
     found = {
         path.stem for path in SAMPLES.glob("*.py") if "sm.DataLoader(" in path.read_text("utf-8")
     }
-    assert found == set(LOADERS)
+    # Those of the others stand for something else than a training.
+    assert found - {"elsewhere", "failures", "lightning_classifier"} == set(LOADERS)
+
+
+def test_the_notebook_gives_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SAMPLES)
+    path = Path("notebook.ipynb")
+    stored = json.loads(path.read_text("utf-8"))
+    for old, new in zip(stored["cells"], run_notebook(path)["cells"], strict=True):
+        for before, after in zip(old.get("outputs", []), new.get("outputs", []), strict=True):
+            text, now = (one.get("text") or one["data"]["text/plain"] for one in (before, after))
+            if "PipelineStatistics" not in text[0]:
+                assert now == text
+            # Pixels are those of this FFmpeg; that there are as many images is enough.
+            images = [
+                "".join(one.get("data", {}).get("text/html", "")).count("<img")
+                for one in (before, after)
+            ]
+            assert images[0] == images[1]
+
+
+def test_a_notebook_that_gives_something_else_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "notebook.ipynb"
+    cell = {"cell_type": "code", "source": ["print(1)\n", "1 + 1"], "outputs": []}
+    path.write_text(json.dumps({"cells": [cell]}))
+    printed, value = run_notebook(path)["cells"][0]["outputs"]
+    assert printed["text"] == ["1\n"]
+    assert value["data"]["text/plain"] == ["2"]

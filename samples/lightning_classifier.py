@@ -1,0 +1,116 @@
+"""PyTorch Lightning: a data module whose loaders are this library's, trained for two epochs.
+
+Command::
+
+    python samples/lightning_classifier.py
+
+It makes 48 JPEGs of three colours in a temporary folder. It needs PyTorch and Lightning.
+
+Output::
+
+    batches of an epoch: 6 to train on, 2 to validate
+    after two epochs, the loss is lower than a guess: True
+
+Lightning takes a loader as it is: it has a length, and each iteration is an epoch. The loader's own source
+shares the samples out over ranks, so Lightning must put no sampler there (``use_distributed_sampler=False``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from made_media import COLORS, make_photos
+
+import spdl_media as sm
+
+
+class Data(lightning.LightningDataModule):
+    """Batches of images of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.train = self.loader(folder / "train", shuffle=True)
+        self.valid = self.loader(folder / "valid", shuffle=False)
+
+    @staticmethod
+    def loader(folder: Path, *, shuffle: bool) -> sm.DataLoader:
+        """Normalised floats, for training or for validation."""
+        return sm.DataLoader(
+            sm.ImageFolder(folder, shuffle=shuffle, seed=0),
+            preprocessor=sm.ImageRecipe(
+                32, random_crop=shuffle, dtype="float32", mean=0.4, std=0.3
+            ),
+            batch_size=6,
+            output_order="input",
+            to="torch",
+        )
+
+    def train_dataloader(self) -> sm.DataLoader:
+        """Called by Lightning."""
+        return self.train
+
+    def val_dataloader(self) -> sm.DataLoader:
+        """Called by Lightning."""
+        return self.valid
+
+
+class Classifier(lightning.LightningModule):
+    """The mean colour of an image, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, len(COLORS))
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch."""
+        images, labels = batch
+        return torch.nn.functional.cross_entropy(self.layer(images.mean(dim=(2, 3)) * 20), labels)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        """Called by Lightning."""
+        return self.step(batch)
+
+    def validation_step(self, batch: Any, _: int) -> None:
+        """Called by Lightning."""
+        self.log("loss", self.step(batch), batch_size=len(batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Called by Lightning."""
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+def main(folder: Path) -> None:
+    """Run the program; see the module."""
+    make_photos(folder / "train", 36)
+    make_photos(folder / "valid", 12)
+    data = Data(folder)
+    print(f"batches of an epoch: {len(data.train)} to train on, {len(data.valid)} to validate")
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Classifier(), datamodule=data)
+    loss = float(trainer.callback_metrics["loss"])
+    print(f"after two epochs, the loss is lower than a guess: {loss < math.log(len(COLORS))}")
+
+
+if __name__ == "__main__":
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    # Of its own, about workers that this loader has no need of.
+    warnings.filterwarnings("ignore", module="lightning.*")
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder))
