@@ -14,18 +14,18 @@ from queue import Empty, SimpleQueue
 from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_seconds
 from spdl_media._devices.choose import cuda_library
 from spdl_media._devices.device import is_out_of_memory
 from spdl_media._devices.forks import HISTORY
 from spdl_media._optional import require
+from spdl_media._ring import offered
+from spdl_media._shared_memory import Bytes, Lease
 from spdl_media.errors import StorageTooSmallError, TransferError
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 OnExhausted: TypeAlias = Literal["allocate", "wait", "raise"]
 
 # JAX shares memory only from 64 bytes on, and so do the widest vector loads.
@@ -109,21 +109,6 @@ def _warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-class _Lease:
-    """The right to use a block, which ends when the last array over it is gone."""
-
-    # NumPy collapses ``base``: an array of a view points at the object that gave the memory, and at nothing
-    # in between. A finalizer on an array would run while its views live; this object lives as long as they.
-
-    __slots__ = ("__array_interface__", "__weakref__", "_block")
-
-    def __init__(self, block: Bytes, at_end: Callable[[Bytes], object]) -> None:
-        self._block = block
-        self.__array_interface__ = block.__array_interface__
-        # At exit nobody waits for the block, and what at_end needs may be gone.
-        weakref.finalize(self, at_end, block).atexit = False
-
-
 class _Blocks:
     """Blocks of host memory that come back when the last array over them is gone.
 
@@ -184,7 +169,10 @@ class _Blocks:
         """Lease a block; ``queue.Empty`` when there was none for ``timeout`` seconds."""
         self._tokens.get(timeout=timeout)
         # The array holds the lease, and so does each view of it.
-        return np.asarray(_Lease(self._free.pop(), self._give_back))
+        return self._leased(self._free.pop())
+
+    def _leased(self, block: Bytes) -> Bytes:
+        return np.asarray(Lease(block, self._give_back, block))
 
     def _put(self, block: Bytes) -> None:
         self._free.append(block)
@@ -337,7 +325,7 @@ class StoragePool(_Blocks):
                 "more blocks, or let it wait: on_exhausted='wait'"
             )
         # Leased before the warning, which may be an error: then the block is free, and not lost.
-        memory = np.asarray(_Lease(_allocate(self._size, self._pin_with), self._give_back))
+        memory = self._leased(_allocate(self._size, self._pin_with))
         with self._lock:
             self._count += 1
             count = self._count
@@ -371,12 +359,15 @@ Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
 def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
     """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable.
 
+    In a process that makes batches for another one, fresh memory may be what they share.
+
     Raises:
         TypeError: ``storage`` is none.
         StorageTooSmallError: It has fewer bytes.
     """
     if storage is None:
-        return _pageable(nbytes)
+        shared = offered(nbytes)
+        return _pageable(nbytes) if shared is None else shared
     if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
         raise TypeError(
             f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "

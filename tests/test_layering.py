@@ -20,7 +20,7 @@ LOADER = [
 # file, other folders are one module.
 ORDER = [
     ["_checks", "errors", "config", "timing"],
-    ["_optional", "_destination"],
+    ["_optional", "_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
     ["orientation"],
     ["exif", "stills", "truncation", "pillow_images", "still_headers", "_mp4_tables"],
@@ -171,7 +171,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_optional"}
+    assert _own_imports("pipeline") <= {"_checks", "_optional", "_ring"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

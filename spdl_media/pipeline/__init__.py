@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from spdl_media._ring import shared_empty
 from spdl_media.pipeline.builder import PipelineBuilder
+from spdl_media.pipeline.caching import cache_iterator
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     InterpreterPoolExecutorConfig,
@@ -24,6 +28,11 @@ from spdl_media.pipeline.failures import (
 )
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile import profile_pipeline
+from spdl_media.pipeline.remote import (
+    SubprocessIterable,
+    iterate_in_subprocess,
+    run_pipeline_in_subprocess,
+)
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     Aggregator,
@@ -74,9 +83,24 @@ __all__ = (
     "StageConfig",
     "StageProfile",
     "StageStatistics",
+    "SubprocessIterable",
     "TaskHook",
     "ThreadPoolExecutorConfig",
     "Timing",
     "WorkerDied",
+    "cache_iterator",
+    "iterate_in_subprocess",
     "profile_pipeline",
+    "run_pipeline_in_subprocess",
+    "shared_empty",
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("iterate_in_subinterpreter", "run_pipeline_in_subinterpreter"):
+        raise ImportError(
+            f"there is no {name}: NumPy, PyAV and most other extension modules cannot be imported in a "
+            f"sub-interpreter. Use {name.replace('interpreter', 'process')}, or for stages in pure Python "
+            "executor=InterpreterPoolExecutorConfig()"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

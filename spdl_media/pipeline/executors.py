@@ -196,24 +196,28 @@ class ProcessPoolExecutorConfig:
     """Processes of a stage's own.
 
     The stage's function is sent to each worker once, when it starts; inputs and results are
-    pickled item by item.
+    pickled item by item. Arrays of results cross in shared memory where the system has files without
+    a name (Linux, macOS).
 
     Args:
-        max_workers: How many; the default is the stage's concurrency.
+        max_workers: How many; the default is the stage's concurrency, divided by ``num_threads``.
         mp_context: How they start: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is
             ``"forkserver"`` where the system has it, else ``"spawn"``: workers may have to be
             replaced while threads run, and a fork then copies locks that nobody will open.
         initializer: Called with ``initargs`` by each process before its first item.
         initargs: What it is called with.
+        num_threads: Threads of each process, and items that it has at a time. They share its fate.
     """
 
     max_workers: int | None = None
     mp_context: str | None = None
     initializer: Callable[..., object] | None = None
     initargs: tuple[Any, ...] = ()
+    num_threads: int = 1
 
     def __post_init__(self) -> None:
         _check_pool(self)
+        check_int("num_threads of ProcessPoolExecutorConfig", self.num_threads)
         # Which there are depends on the system: Windows has "spawn" alone.
         if self.mp_context is not None:
             methods = tuple(multiprocessing.get_all_start_methods())

@@ -8,39 +8,31 @@ interpreter exits.
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
-import os
 import pickle
-import signal
-import sys
 import threading
-import time
 import traceback
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from spdl_media._ring import dumps, pack, ring_or_none, unpack
+from spdl_media.pipeline.children import Child, RemoteTraceback, failure
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
-from spdl_media.pipeline.failures import PipelineError, PoolBroken, WorkerDied, describe
+from spdl_media.pipeline.failures import PoolBroken, WorkerDied
 from spdl_media.pipeline.stages import PipeConfig
 
-__all__ = ("WorkerProcesses",)
-
-_GRACE_SECONDS: Final = 1.0
-"""How long a worker may take to end by itself."""
+__all__ = ("WorkerProcesses", "default_start_method")
 
 _MAX_FAILED_STARTS: Final = 3
 """Workers in a row that may die before they take items. One can meet with an accident."""
 
-_parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Our ends of all pipes. A forked worker inherits them, and none would ever see a pipe closed."""
+_BLOCK_SIZE: Final = 1 << 28
+"""Bytes of a result that cross in shared memory."""
+
+_NUM_VIEWS: Final = 64
+"""Results of a process that may be kept without a copy."""
 
 
 class WorkerProcesses:
@@ -49,25 +41,37 @@ class WorkerProcesses:
     They start here, before any thread of the pipeline does.
 
     Attributes:
-        size: How many there are, and threads that may call at once.
+        size: Threads that may call at once: those of all processes.
 
     Thread safety: all methods may be called from any thread.
     """
 
     def __init__(self, stage: PipeConfig, config: ProcessPoolExecutorConfig) -> None:
-        self.size = config.max_workers or stage.concurrency
+        num_processes = config.max_workers or -(-stage.concurrency // config.num_threads)
+        self.size = num_processes * config.num_threads
         self._stage = stage
         self._config = config
-        self._context = multiprocessing.get_context(config.mp_context or _default_start_method())
+        self._context = multiprocessing.get_context(config.mp_context or default_start_method())
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._broken: PoolBroken | None = None
         self._failed_starts = 0
+        # The last one that ended before it was ready.
+        self._failed_child: Child | None = None
         # None stands for one that has to be started.
         self._idle: deque[_Worker | None] = deque()
+        # Of processes that were started anew, or are being started.
+        self._spare: list[_Worker] = []
+        self._num_coming = 0
         self._busy: set[_Worker] = set()
-        for _ in range(self.size):
-            self._idle.append(_Worker(self._context, stage, config))
+        try:
+            processes = [self._start() for _ in range(num_processes)]
+        except BaseException:
+            self.shutdown()
+            raise
+        # The first threads of all of them, then the second ones.
+        self._idle.extend(worker for workers in zip(*processes, strict=True) for worker in workers)
 
     def call(self, item: Any) -> Any:
         """Apply the function to an item in one of the processes, and wait for it.
@@ -90,10 +94,12 @@ class WorkerProcesses:
             self._closed = True
             while self._idle:
                 if (worker := self._idle.popleft()) is not None:
-                    # At which it ends by itself.
-                    worker.pipe.close()
+                    # At which its process ends by itself.
+                    worker.leave()
+            while self._spare:
+                self._spare.pop().leave()
             for worker in self._busy:
-                worker.process.terminate()
+                worker.child.process.terminate()
 
     def _ready_worker(self) -> _Worker:
         """One that has the function; a new one in the place of one that died while it waited."""
@@ -102,8 +108,11 @@ class WorkerProcesses:
             try:
                 worker.wait_until_ready()
             except WorkerDied as error:
+                is_new = not worker.is_ready and worker.child is not self._failed_child
                 self._let_go(worker)
-                self._count_failed_start(error)
+                if is_new:
+                    self._failed_child = worker.child
+                    self._count_failed_start(error)
             except PoolBroken as error:
                 self._let_go(worker)
                 self._broken = error
@@ -113,31 +122,57 @@ class WorkerProcesses:
                 return worker
 
     def _take(self) -> _Worker:
-        with self._lock:
+        with self._changed:
             if self._broken is not None:
                 raise self._broken
             if self._closed:
                 raise PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
             # There are as many as threads, so one is idle.
             worker = self._idle.popleft()
+            if worker is None:
+                # Others start a process, which has a thread for this item, too.
+                self._changed.wait_for(lambda: self._spare or not self._num_coming)
+                worker = self._spare.pop() if self._spare else None
             if worker is not None:
                 self._busy.add(worker)
                 return worker
+            self._num_coming += self._config.num_threads - 1
+        started: list[_Worker] = []
         try:
-            worker = _Worker(self._context, self._stage, self._config)
+            started = self._start()
         except OSError as error:
             # No descriptors or no memory, perhaps for a moment.
-            self._idle.append(None)
             self._count_failed_start(error)
+        finally:
+            with self._changed:
+                self._num_coming -= self._config.num_threads - 1
+                self._spare += started[1:]
+                self._changed.notify_all()
+            if not started:
+                self._idle.append(None)
+        if not started:
             return self._take()
-        except BaseException:
-            self._idle.append(None)
-            raise
+        worker = started[0]
         with self._lock:
             self._busy.add(worker)
             if self._closed:
-                worker.process.terminate()
+                worker.child.process.terminate()
         return worker
+
+    def _start(self) -> list[_Worker]:
+        """Start a process; its threads."""
+        stage, config = self._stage, self._config
+        options = {"num_sent": config.num_threads, "num_views": _NUM_VIEWS}
+        child = Child(
+            self._context,
+            _work,
+            (stage.fn, config.initializer, config.initargs),
+            name=f"spdl_media {stage.name}",
+            what=f"A worker process of stage {stage.name!r}",
+            ring=ring_or_none(self._context, _BLOCK_SIZE, **options),
+            num_pipes=config.num_threads,
+        )
+        return [_Worker(child, pipe, stage) for pipe in child.pipes]
 
     def _let_go(self, worker: _Worker) -> None:
         with self._lock:
@@ -166,25 +201,14 @@ class WorkerProcesses:
 
 
 class _Worker:
-    """A process and our end of the pipe to it. Served by one thread."""
+    """A thread of a process, and the pipe to it. Served by one thread of ours."""
 
-    def __init__(
-        self, context: BaseContext, stage: PipeConfig, config: ProcessPoolExecutorConfig
-    ) -> None:
+    def __init__(self, child: Child, pipe: Connection, stage: PipeConfig) -> None:
         self.must_go = False
+        self.child = child
+        self.pipe = pipe
         self._stage = stage
-        self._is_ready = False
-        self.pipe, theirs = context.Pipe()
-        _parent_ends.add(self.pipe)
-        arguments = (theirs, stage.fn, config.initializer, config.initargs)
-        # mypy knows Process of each start method, not of their base.
-        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=_work, args=arguments, name=f"spdl_media {stage.name}", daemon=True
-        )
-        with _interrupts_blocked(context):
-            process.start()
-        theirs.close()
-        self.process = process
+        self.is_ready = False
 
     def wait_until_ready(self) -> None:
         """Wait for the first answer of a new process.
@@ -193,7 +217,7 @@ class _Worker:
             WorkerDied: It ended instead.
             PoolBroken: It cannot work: the initializer failed.
         """
-        if self._is_ready and self.process.is_alive():
+        if self.is_ready and self.child.is_alive():
             return
         problem = self._receive().decode()
         if problem:
@@ -201,8 +225,8 @@ class _Worker:
             raise PoolBroken(
                 f"The worker processes of stage {self._stage.name!r} cannot start, their "
                 f"initializer failed: {last_line}"
-            ) from _RemoteTraceback(problem)
-        self._is_ready = True
+            ) from RemoteTraceback(problem)
+        self.is_ready = True
 
     def call(self, item: Any, timeout: float | None) -> Any:
         """Have the function applied to an item; see :meth:`WorkerProcesses.call`.
@@ -213,97 +237,49 @@ class _Worker:
             BaseException: What the function raised, or the item or the result cannot be pickled.
         """
         # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
-        with _dumps(item) as data:
+        with dumps(item) as data:
             try:
                 self.pipe.send_bytes(data)
             except OSError as error:
-                raise self._death() from error.with_traceback(None)
-        succeeded, value, text = pickle.loads(self._receive(timeout))  # noqa: S301  # our own process
+                self.must_go = True
+                raise self.child.death() from error.with_traceback(None)
+        succeeded, value, text = unpack(self._receive(timeout), self.child.ring)
         if not succeeded:
-            # Pickle leaves tracebacks out, so that of the worker comes as text.
-            value.__cause__ = _RemoteTraceback(text)
+            value.__cause__ = RemoteTraceback(text)
             raise value
         return value
 
     def end(self) -> None:
         """Close the pipe, at which an idle worker ends by itself, and see that it does."""
-        self.pipe.close()
-        self.process.join(_GRACE_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        # Its descriptors, which else wait for the garbage collector. Not at exit, when multiprocessing still
-        # ends those that it knows.
-        if threading.main_thread().is_alive():
-            self.process.close()
+        self.child.end(self.pipe)
+
+    def leave(self) -> None:
+        """Close the pipe without waiting."""
+        self.child.leave(self.pipe)
 
     def _receive(self, timeout: float | None = None) -> bytes:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        # The pipe alone would do, if no process forked elsewhere could hold its other end open.
-        ends = (self.pipe, self.process.sentinel)
-        while not wait(ends, min(1.0, deadline - time.monotonic())):
-            # Asked each second: a process that the worker itself has forked holds both ends open.
-            if not self.process.is_alive():
-                break
-            if time.monotonic() >= deadline:
-                self.must_go = True
-                self.process.terminate()
-                raise TimeoutError(f"the call took longer than timeout={timeout} s")
         try:
-            if self.pipe.poll():
-                return self.pipe.recv_bytes()
-        except (EOFError, OSError):
-            # It was killed, perhaps while it wrote.
-            pass
-        raise self._death()
-
-    def _death(self) -> WorkerDied:
-        self.must_go = True
-        self.process.join(_GRACE_SECONDS)
-        code = self.process.exitcode
-        how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
-        return WorkerDied(
-            f"A worker process of stage {self._stage.name!r} ended ({how}) with this item. "
-            "Processes end this way when memory runs out, native code crashes or os._exit() is called."
-        )
+            return self.child.receive(self.pipe, timeout)
+        except BaseException:
+            self.must_go = True
+            raise
 
 
-@contextlib.contextmanager
-def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
-    """Have a process that starts meanwhile never see Ctrl-C, which else ends its imports with a traceback."""
-    # Not a fork server: it would pass the mask on to processes that are not ours.
-    if context.get_start_method() == "forkserver" or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Started by the first process otherwise, and it resets the mask.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from
-    """The traceback of an exception in a worker process, as text. It is that exception's cause."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-def _work(
-    pipe: Connection,
-    fn: Callable[[Any], Any],
-    initializer: Callable[..., object] | None,
-    initargs: tuple[Any, ...],
-) -> None:
-    """Serve calls in a worker process until its pipe is closed."""
-    # Ctrl-C reaches all processes of a terminal; ours end when the pipeline does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for end in list(_parent_ends):
-        end.close()
-    threading.Thread(target=_end_with_parent, name="watches the parent", daemon=True).start()
+def _work(*arguments: Any) -> None:
+    """Serve calls in a worker process, in a thread for each of its pipes, until they are closed."""
+    *pipes, fn, initializer, initargs = arguments
     problem = _initialize(initializer, initargs)
+    others = [
+        threading.Thread(target=_serve, args=(pipe, fn, problem), daemon=True) for pipe in pipes[1:]
+    ]
+    for thread in others:
+        thread.start()
+    _serve(pipes[0], fn, problem)
+    for thread in others:
+        thread.join()
+
+
+def _serve(pipe: Connection, fn: Callable[[Any], Any], problem: str) -> None:
     with contextlib.suppress(EOFError, OSError):  # the pipeline is gone, or its process
         pipe.send_bytes(problem.encode())
         while True:
@@ -311,18 +287,9 @@ def _work(
             pipe.send_bytes(_outcome(fn, data))
 
 
-def _end_with_parent() -> None:
-    """End this process when the one that started it was killed, even in the middle of a call."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> str:
     """Prepare a worker; the traceback when that fails, else nothing."""
     try:
-        _give_torch_one_thread()
         if initializer is not None:
             initializer(*initargs)
     except BaseException:  # noqa: BLE001  # even SystemExit must be told
@@ -330,53 +297,16 @@ def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, 
     return ""
 
 
-def _give_torch_one_thread() -> None:
-    """Keep each worker from computing in as many threads as there are cores, unless it is told to."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    # Of what is imported from now on, also by the user's function.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    # The function may have come with it.
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-
-
-def _outcome(fn: Callable[[Any], Any], data: bytes) -> memoryview:
+def _outcome(fn: Callable[[Any], Any], data: bytes) -> bytes | memoryview:
     """Result or exception of a call, as the bytes of ``(succeeded, value, traceback)``."""
     try:
         result = fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
-        return _dumps((True, result, ""))
+        return pack((True, result, ""))
     except BaseException as error:  # noqa: BLE001  # even SystemExit fails the item, not the worker
-        return _failure(error)
+        return dumps((False, *failure(error)))
 
 
-def _failure(error: BaseException) -> memoryview:
-    text = "".join(traceback.format_exception(error))
-    try:
-        data = _dumps((False, error, text))
-        pickle.loads(data)  # noqa: S301  # many exceptions can be pickled, but not made again
-    except Exception:  # noqa: BLE001  # __reduce__ of a foreign exception may raise anything
-        stand_in = PipelineError(
-            f"{describe(error)} (raised in a worker process; this stands in for the exception itself, "
-            "which cannot be pickled)"
-        )
-        data = _dumps((False, stand_in, text))
-    return data
-
-
-def _dumps(value: object) -> memoryview:
-    # Plain pickle cannot send connections, nor tensors of torch.
-    return ForkingPickler.dumps(value, pickle.HIGHEST_PROTOCOL)
-
-
-def _default_start_method() -> str:
+def default_start_method() -> str:
     """How workers start: never as forks, since they may have to be replaced while threads run."""
     methods = multiprocessing.get_all_start_methods()
     return "forkserver" if "forkserver" in methods else "spawn"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"killed by signal {number}"

@@ -96,6 +96,18 @@ def recall(_: int) -> int:
     return remembered
 
 
+meeting = threading.Barrier(3)
+
+
+def meet(_: object) -> int:
+    meeting.wait()
+    return os.getpid()
+
+
+def make_rows(number: int) -> Any:
+    return np.full(10_000, number, np.uint8)
+
+
 def fail_to_start() -> None:
     raise LookupError("no licence")
 
@@ -247,7 +259,7 @@ def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[Pool]) -> None:
     pool = processes(leave, pools)
     with pytest.raises(SystemExit, match="4"):
         pool.submit(0).result(WAIT)
-    assert pool.worker().process.is_alive()
+    assert pool.worker().child.process.is_alive()
 
 
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
@@ -272,7 +284,7 @@ def test_a_worker_that_died_while_idle_is_replaced_before_the_next_item(
     pool = processes(pid_of_worker, pools)
     pid = pool.submit(0).result(WAIT)
     os.kill(pid, signal.SIGKILL)
-    pool.worker().process.join(WAIT)
+    pool.worker().child.process.join(WAIT)
     assert pool.submit(0).result(WAIT) != pid
 
 
@@ -315,7 +327,7 @@ def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(pools: list
 
 
 def test_a_pool_that_never_got_an_item_ends_its_processes(pools: list[Pool]) -> None:
-    assert processes(square, pools).worker().process.is_alive()
+    assert processes(square, pools).worker().child.process.is_alive()
 
 
 def test_forked_workers_see_the_end_of_their_pipe(pools: list[Pool]) -> None:
@@ -324,8 +336,36 @@ def test_forked_workers_see_the_end_of_their_pipe(pools: list[Pool]) -> None:
     pool = processes(pid_of_worker, pools, mp_context="fork", max_workers=3)
     worker = pool.worker()
     worker.pipe.close()
-    worker.process.join(WAIT)
-    assert worker.process.exitcode == 0
+    worker.child.process.join(WAIT)
+    assert worker.child.process.exitcode == 0
+
+
+def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool]) -> None:
+    pool = processes(meet, pools, max_workers=2, num_threads=3)
+    assert pool.processes.size == 6
+    # Each call waits for two others in its process.
+    pids = results([pool.submit("meet") for _ in range(6)])
+    assert sorted(pids.count(pid) for pid in pids) == [3] * 6
+    # Nobody is left to meet with, which a death ends. Then there are as many threads as before.
+    futures = [pool.submit("meet") for _ in range(2)]
+    while len(pool.processes._busy) < 2:
+        time.sleep(0.01)
+    os.kill(pids[0], signal.SIGKILL)
+    os.kill(next(pid for pid in pids if pid != pids[0]), signal.SIGKILL)
+    assert all(isinstance(error, WorkerDied) for error in results(futures))
+    again = results([pool.submit("meet") for _ in range(6)])
+    assert sorted(again.count(pid) for pid in again) == [3] * 6
+    assert not set(again) & set(pids)
+
+
+def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
+    pool = processes(make_rows, pools)
+    rows = [pool.submit(number).result(WAIT) for number in range(100)]
+    for number, array in enumerate(rows):
+        np.testing.assert_array_equal(array, number)
+    ring = pool.worker().child.ring
+    # Some are views of it, and what came beyond them was copied.
+    assert [ring.blocks.place(array) is None for array in rows] == [False] * 64 + [True] * 36
 
 
 def test_a_callers_pool_is_used_and_left_running() -> None:

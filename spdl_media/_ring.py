@@ -1,0 +1,399 @@
+"""A ring of shared blocks: arrays inside of values cross to another process without being serialised.
+
+The *sender*, a process that was started for it, pickles values with their arrays out of band (PEP 574), in
+blocks. The *receiver* makes arrays that are views of the blocks. A block is free again when the last array
+over it is gone, in both processes.
+
+Storage that is asked for in the sender may lie in a block from the start; then nothing is copied.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._optional import require
+from spdl_media._shared_memory import CAN_SHARE, Bytes, Lease, SharedBlocks
+
+__all__ = ("shared_empty",)
+
+# To share what is smaller costs more than to copy it a few times.
+_LEAST_SHARED: Final = 4096
+# The pickled rest of a value, with the arrays that could not be shared.
+_LEAST_STREAM: Final = 1 << 16
+_ALIGNMENT: Final = 64
+# Beside the number of a block: the sender's own arrays over it are gone.
+_OWN: Final = 0x80
+_MAX_BLOCKS: Final = 0x7F
+# Blocks that arrays of the sender may hold at a time. Those of values that are being made are meant.
+_NUM_OWN: Final = 16
+
+# Block, beginning in it, bytes.
+_Place: TypeAlias = tuple[int, int, int]
+
+
+class Ring:
+    """The memory between two processes. Pickled when the sending one starts, which makes its :class:`Sender`.
+
+    Args:
+        context: How that process starts.
+        block_size: Bytes of a block, of which a value takes one at least.
+        num_sent: Values that may be on their way.
+        num_views: Blocks that arrays of the receiver may hold at a time. What comes beyond is copied.
+        pin_memory: Pin blocks in the receiver.
+        warns: Whether the receiver warns when it has to copy.
+
+    Raises:
+        OSError: There are no more descriptors.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        block_size: int,
+        *,
+        num_sent: int,
+        num_views: int,
+        pin_memory: bool = False,
+        warns: bool = False,
+    ) -> None:
+        # One block more than all others may hold for long, so the sender gets one at last.
+        count = min(_NUM_OWN + num_views + num_sent + 1, _MAX_BLOCKS)
+        self.blocks = SharedBlocks(block_size, count)
+        try:
+            # Through it come the numbers of blocks that are no more in use. Finalizers of arrays write them
+            # at any moment in any thread, which a lock would not allow.
+            self.freed, self.freeing = context.Pipe(duplex=False)
+        except BaseException:
+            self.blocks.close_file()
+            raise
+        self._num_views = min(num_views, count - _NUM_OWN - 1)
+        self._pin_memory = pin_memory
+        self._warns = warns
+        # One entry for each block that arrays here hold.
+        self._views: deque[None] = deque()
+
+    def hand_over(self) -> None:
+        """Close what the sending process alone uses, now that it has it."""
+        self.blocks.close_file()
+        self.freed.close()
+
+    def close(self) -> None:
+        """Close the receiver's end. Arrays over blocks live on."""
+        self.hand_over()
+        self.freeing.close()
+
+    def __getstate__(self) -> tuple[SharedBlocks, Connection, Connection]:
+        return self.blocks, self.freed, self.freeing
+
+    def __setstate__(self, state: tuple[SharedBlocks, Connection, Connection]) -> None:
+        self.blocks, self.freed, self.freeing = state
+
+    def unpack(self, places: Sequence[_Place], stream: bytes | None) -> Any:
+        """Make a value whose arrays are views of blocks."""
+        is_full = len(self._views) + len({place[0] for place in places}) > self._num_views
+        blocks: dict[int, Bytes] = {}
+        for number, start, nbytes in places:
+            if self._pin_memory:
+                self.blocks.pin(number, start + nbytes)
+            if number not in blocks:
+                self._views.append(None)
+                post = (self.freeing, number, os.getpid(), self._views)
+                blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *post))
+        buffers = [blocks[number][start : start + nbytes] for number, start, nbytes in places]
+        if is_full:
+            self._warn_once()
+            buffers = [buffer.copy() for buffer in buffers]
+        data: Any = buffers.pop() if stream is None else stream
+        return pickle.loads(data, buffers=buffers)  # noqa: S301  # from the process started for it
+
+    def _warn_once(self) -> None:
+        if self._warns:
+            self._warns = False
+            warnings.warn(
+                f"more than {self._num_views} batches are kept, so those that come are copied out of the "
+                "memory that is shared with the process that makes them. Let go of batches earlier",
+                stacklevel=5,
+            )
+
+
+def _give_back(pipe: Connection, token: int, pid: int, views: deque[None] | None = None) -> None:
+    # A process that was forked meanwhile has the arrays as well, but not the right to say that they are gone.
+    if os.getpid() != pid:
+        return
+    if views is not None:
+        views.pop()
+    with suppress(OSError):  # closed, or nobody is there any more
+        pipe.send_bytes(bytes((token,)))
+
+
+class Sender:
+    """The end of a ring in the process that makes values.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._blocks = ring.blocks
+        self._freed, self._freeing = ring.freed, ring.freeing
+        # Entered again by a finalizer that allocates.
+        self._lock = threading.RLock()
+        # A stack: blocks that are never needed take no memory.
+        self._free = list(range(self._blocks.count))
+        # By block: how often it was sent and not given back, and whether arrays here lie in it.
+        self._num_sent = [0] * self._blocks.count
+        self._own: set[int] = set()
+        # Of the biggest array that was sent last. Others in a process are parts of it.
+        self._usual = math.inf
+
+    def offer(self, nbytes: int, *, is_meant: bool = False) -> Bytes | None:
+        """Lease a block to an array that may be sent; ``None`` if it is too small for that, or none is free.
+
+        Args:
+            nbytes: Of the array.
+            is_meant: Whether it surely will be sent, whatever its size.
+        """
+        is_usual = is_meant or nbytes >= self._usual / 2
+        if not (is_usual and _LEAST_SHARED <= nbytes <= self._blocks.block_size):
+            return None
+        with self._lock:
+            self._settle()
+            if not self._free or len(self._own) >= _NUM_OWN:
+                return None
+            number = self._free.pop()
+            try:
+                self._blocks.reserve(number, nbytes)
+            except MemoryError:
+                self._free.append(number)
+                return None
+            self._own.add(number)
+        post = (self._freeing, number | _OWN, os.getpid())
+        return np.asarray(Lease(self._blocks.block(number), _give_back, *post))
+
+    def pack(self, value: object) -> bytes | memoryview:
+        """Pickle a value; its arrays are in blocks then. Waits for one that is free.
+
+        Raises:
+            ValueError: Its arrays are larger than a block.
+            MemoryError: There is no more shared memory.
+            Exception: The value cannot be pickled.
+        """
+        arrays: list[Bytes] = []
+        # What is pickled holds its arrays until they are copied.
+        pickled: bytes | memoryview | None = dumps(value, arrays)
+        assert pickled is not None
+        if len(pickled) >= _LEAST_STREAM:
+            arrays.append(np.frombuffer(pickled, np.uint8))
+            pickled = None
+        elif not arrays:
+            return pickled
+        places = [self._blocks.place(array) for array in arrays]
+        copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
+        block = self._copy(copied) if copied else 0
+        start, found = 0, list[_Place]()
+        for array, place in zip(arrays, places, strict=True):
+            found.append((*(place or (block, start)), array.nbytes))
+            start += 0 if place else _aligned(array.nbytes)
+        with self._lock:
+            self._usual = max(array.nbytes for array in arrays)
+            for number in {place[0] for place in found}:
+                self._num_sent[number] += 1
+        return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
+
+    def _copy(self, arrays: Sequence[Bytes]) -> int:
+        nbytes = sum(_aligned(array.nbytes) for array in arrays)
+        if nbytes > self._blocks.block_size:
+            raise ValueError(
+                f"the arrays of a batch take {nbytes} bytes, and a block of the memory in which they cross "
+                f"to the other process has {self._blocks.block_size}. Make batches smaller, or give "
+                "block_size="
+            )
+        number = self._take()
+        try:
+            self._blocks.reserve(number, nbytes)
+            block, start = self._blocks.block(number), 0
+            for array in arrays:
+                # It releases the GIL, which an assignment does not.
+                np.copyto(block[start : start + array.nbytes], array)
+                start += _aligned(array.nbytes)
+        except BaseException:
+            with self._lock:
+                self._free.append(number)
+            raise
+        return number
+
+    def _take(self) -> int:
+        while True:
+            with self._lock:
+                self._settle()
+                if self._free:
+                    return self._free.pop()
+            # Not under the lock: others may have a block to send.
+            self._freed.poll(1.0)
+
+    def _settle(self) -> None:
+        """Take note of blocks that were given back."""
+        while self._freed.poll():
+            (token,) = self._freed.recv_bytes()
+            number = token & ~_OWN
+            if token & _OWN:
+                self._own.discard(number)
+            else:
+                self._num_sent[number] -= 1
+            if not self._num_sent[number] and number not in self._own:
+                self._free.append(number)
+
+
+def ring_or_none(context: BaseContext, block_size: int, **options: Any) -> Ring | None:
+    """A ring, where the system can share memory without a name; elsewhere arrays are pickled.
+
+    Raises:
+        OSError: There are no more descriptors.
+    """
+    return Ring(context, block_size, **options) if CAN_SHARE else None
+
+
+def unpack(data: bytes, ring: Ring | None) -> Any:
+    """Make a value of what :func:`pack` gave."""
+    # Every pickle of ours begins with 0x80.
+    if data[:1] != b"R":
+        return pickle.loads(data)  # noqa: S301  # from a process that was started by this one
+    assert ring is not None
+    return ring.unpack(*pickle.loads(memoryview(data)[1:]))  # noqa: S301  # as above
+
+
+def pack(value: object) -> bytes | memoryview:
+    """Pickle a value for :func:`unpack` in the process that started this one.
+
+    Raises:
+        Exception: As in :meth:`Sender.pack`.
+    """
+    return dumps(value) if _sender is None else _sender.pack(value)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_sender: Sender | None = None
+
+
+def begin_to_send(ring: Ring | None) -> None:
+    """Let this process use its end of a ring."""
+    global _sender  # noqa: PLW0603  # a process has one
+    _sender = None if ring is None else Sender(ring)
+
+
+# What is forked has no end of its own.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: begin_to_send(None))
+
+
+def offered(nbytes: int) -> Bytes | None:
+    """Memory in a block for an array that will likely be sent to another process, if this one is for that."""
+    return None if _sender is None else _sender.offer(nbytes)
+
+
+def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> npt.NDArray[Any]:
+    """Make an uninitialised array that crosses to the process that started this one without a copy.
+
+    For the ``out=`` of functions of NumPy's and others, in a process of :func:`iterate_in_subprocess`,
+    :func:`run_pipeline_in_subprocess`, ``DataLoader(num_processes=)`` or a stage. ``load_*``,
+    ``convert_frames`` and ``collate`` do without it. Elsewhere, when too many such arrays are held, and of
+    objects, it is an ordinary array.
+
+    Args:
+        shape: Shape of the array.
+        dtype: Its type.
+
+    Returns:
+        A C-contiguous array. To write to it after it was handed on changes what the other process has.
+
+    Thread safety: safe.
+    """
+    dtype = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = None
+    if _sender is not None and not dtype.hasobject:
+        memory = _sender.offer(nbytes, is_meant=True)
+    return np.empty(shape, dtype) if memory is None else memory[:nbytes].view(dtype).reshape(shape)
+
+
+def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:
+    """Pickle a value, and collect the memory of its arrays beside it if there is a list for them."""
+    if arrays is None:
+        # Plain pickle cannot send connections.
+        return _dumped(value, None)
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        memory = np.frombuffer(buffer.raw(), np.uint8) if memoryview(buffer).nbytes else None
+        if memory is None or memory.nbytes < _LEAST_SHARED:
+            return True
+        arrays.append(memory)
+        return False
+
+    return _dumped(value, keep)
+
+
+def _dumped(value: object, keep: Any) -> memoryview:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, keep).dump(value)  # noqa: FBT003  # as pickle has it
+    return file.getbuffer()
+
+
+class _Pickler(ForkingPickler):
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray:
+            return _reduce_array(value)
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is getattr(torch, "Tensor", None):
+            return _reduce_tensor(value, torch)
+        return NotImplemented
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    flags = array.flags
+    # Pickle would copy it into the stream.
+    is_split = not (flags.c_contiguous or flags.f_contiguous or array.dtype.hasobject)
+    return np.ascontiguousarray(array).__reduce_ex__(5) if is_split else NotImplemented
+
+
+def _reduce_tensor(tensor: Any, torch: Any) -> Any:
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not is_plain or tensor.requires_grad or tensor.is_quantized:
+        # As torch itself has it.
+        return NotImplemented
+    # Of images with channels last: their memory in its own order.
+    order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    dense = tensor.permute(order)
+    flat = dense.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _tensor, (pickle.PickleBuffer(flat), dtype, tuple(dense.shape), tuple(order))
+
+
+def _tensor(memory: Any, dtype: str, shape: tuple[int, ...], order: tuple[int, ...]) -> Any:
+    torch: Any = require("torch", "a batch with tensors")
+    kind = getattr(torch, dtype)
+    if not math.prod(shape):
+        dense = torch.empty(shape, dtype=kind)
+    else:
+        writable = bytearray(memory) if isinstance(memory, bytes) else memory
+        dense = torch.frombuffer(writable, dtype=kind).reshape(shape)
+    return dense.permute([order.index(axis) for axis in range(len(order))])

@@ -1,0 +1,290 @@
+"""Processes that serve this one: how they start, how they fail, and how both sides see an end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import numpy as np
+
+from spdl_media._ring import Ring, begin_to_send, dumps
+from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
+
+__all__ = ("Child", "RemoteTraceback", "Seeds", "failure")
+
+_GRACE_SECONDS: Final = 1.0
+"""How long a process may take to end by itself."""
+
+_parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Our ends of all pipes. A forked process inherits them, and none would ever see a pipe closed."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What the global generators of random numbers in a process are seeded with, those of this process drawn.
+
+    Attributes:
+        words: Of the generator of each module.
+        number: Of the process, among those of one kind.
+    """
+
+    words: dict[str, int]
+    number: int = 0
+
+    @classmethod
+    def draw(cls) -> Seeds:
+        """Draw from the generators that are here."""
+        words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # they are meant
+        if (torch := sys.modules.get("torch")) is not None:
+            words["torch"] = int(torch.randint(1 << 62, ()))
+        return cls(words)
+
+    def of_process(self, number: int) -> Seeds:
+        """Those of another process."""
+        return replace(self, number=number)
+
+    def apply(self) -> None:
+        """Seed the generators of this process."""
+        words = {
+            name: int(np.random.SeedSequence((word, self.number)).generate_state(1, np.uint64)[0])
+            for name, word in self.words.items()
+        }
+        random.seed(words["random"])
+        np.random.seed(words["numpy"] & 0xFFFFFFFF)  # noqa: NPY002
+        if "torch" in words and (torch := sys.modules.get("torch")) is not None:
+            torch.manual_seed(words["torch"])
+
+
+class Child:
+    """A process of ours, and our ends of the pipes to it.
+
+    Args:
+        context: How it starts.
+        target: What it runs: ``target(*pipes, *arguments)``, where it has the other ends.
+        arguments: Further arguments.
+        name: Of the process.
+        what: Of the process, as the subject of messages.
+        ring: The memory in which it sends. Closed with the process.
+        num_pipes: How many there are.
+        is_daemon: Whether it may not start processes by ``multiprocessing`` itself.
+        seeds: For its random numbers.
+
+    Raises:
+        OSError: There are no descriptors or no memory left.
+        Exception: An argument cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        name: str,
+        what: str,
+        seeds: Seeds | None = None,
+        ring: Ring | None = None,
+        num_pipes: int = 1,
+        is_daemon: bool = True,
+    ) -> None:
+        self.ring = ring
+        self.pipes: list[Connection] = []
+        self._what = what
+        self._pid = os.getpid()
+        self._num_open = num_pipes
+        # Of threads that ask at once how a process ended, one would be told.
+        self._lock = threading.Lock()
+        theirs: list[Connection] = []
+        try:
+            for _ in range(num_pipes):
+                ours, other = context.Pipe()
+                self.pipes.append(ours)
+                theirs.append(other)
+                _parent_ends.add(ours)
+            # mypy knows Process of each start method, not of their base.
+            process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+                target=_run,
+                args=(target, theirs, arguments, ring, seeds),
+                name=name,
+                daemon=is_daemon,
+            )
+            with _interrupts_blocked(context):
+                process.start()
+            if ring is not None:
+                ring.hand_over()
+        except BaseException:
+            for pipe in self.pipes:
+                pipe.close()
+            if ring is not None:
+                ring.close()
+            raise
+        finally:
+            for pipe in theirs:
+                pipe.close()
+        self.process = process
+
+    def receive(self, pipe: Connection, timeout: float | None = None) -> bytes:
+        """Wait for a message.
+
+        Raises:
+            WorkerDied: The process ended instead.
+            TimeoutError: Nothing came for so many seconds. The process was ended.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        # The pipe alone would do, if no process forked elsewhere could hold its other end open.
+        ends = (pipe, self.process.sentinel)
+        while not wait(ends, min(1.0, deadline - time.monotonic())):
+            # Asked each second: a process that the child itself has forked holds both ends open.
+            if not self.is_alive():
+                break
+            if time.monotonic() >= deadline:
+                self.process.terminate()
+                raise TimeoutError(f"the call took longer than timeout={timeout} s")
+        try:
+            if pipe.poll():
+                return pipe.recv_bytes()
+        except (EOFError, OSError):
+            # It was killed, perhaps while it wrote.
+            pass
+        raise self.death()
+
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        with self._lock:
+            return self.process.is_alive()
+
+    def death(self) -> WorkerDied:
+        """How the process ended, as an error."""
+        with self._lock:
+            self.process.join(_GRACE_SECONDS)
+            code = self.process.exitcode
+        how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
+        return WorkerDied(
+            f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
+            "or os._exit() is called."
+        )
+
+    def leave(self, pipe: Connection) -> int:
+        """Close a pipe; with the last one an idle process ends by itself. Returns how many are left."""
+        pipe.close()
+        with self._lock:
+            self._num_open -= 1
+            return self._num_open
+
+    def end(self, pipe: Connection, grace: float = _GRACE_SECONDS) -> None:
+        """Close a pipe; with the last one, see that the process ends."""
+        # In a process that was forked meanwhile it is another's.
+        if self.leave(pipe) > 0 or os.getpid() != self._pid:
+            return
+        with self._lock:
+            self.process.join(grace)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
+        if self.ring is not None:
+            self.ring.close()
+        # Its descriptors, which else wait for the garbage collector. Not at exit, when multiprocessing still
+        # ends those that it knows.
+        if threading.main_thread().is_alive():
+            self.process.close()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
+    """Have a process that starts meanwhile never see Ctrl-C, which else ends its imports with a traceback."""
+    # Not a fork server: it would pass the mask on to processes that are not ours.
+    if context.get_start_method() == "forkserver" or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Started by the first process otherwise, and it resets the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from
+    """The traceback of an exception in another process, as text: its cause here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _run(
+    target: Callable[..., None],
+    pipes: list[Connection],
+    arguments: tuple[Any, ...],
+    ring: Ring | None,
+    seeds: Seeds | None,
+) -> None:
+    """Prepare a process, and run what it is for."""
+    # Ctrl-C reaches all processes of a terminal; ours end when the pipeline does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for end in list(_parent_ends):
+        end.close()
+    threading.Thread(target=_end_with_parent, name="watches the parent", daemon=True).start()
+    begin_to_send(ring)
+    _give_torch_one_thread()
+    if seeds is not None:
+        seeds.apply()
+    with contextlib.suppress(EOFError, OSError):  # whoever started this is gone, or wants no more
+        target(*pipes, *arguments)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it was killed, even in the middle of a call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _give_torch_one_thread() -> None:
+    """Keep each process from computing in as many threads as there are cores, unless it is told to."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    # Of what is imported from now on, also by the user's function.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # The function may have come with it.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+def failure(error: BaseException) -> tuple[BaseException, str]:
+    """An exception of this process as another one can have it, and its traceback as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        # Many exceptions can be pickled, but not made again.
+        pickle.loads(dumps(error))  # noqa: S301
+    except Exception:  # noqa: BLE001  # __reduce__ of a foreign exception may raise anything
+        error = PipelineError(
+            f"{describe(error)} (raised in a worker process; this stands in for the exception itself, "
+            "which cannot be pickled)"
+        )
+    return error, text
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"

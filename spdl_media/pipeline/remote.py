@@ -1,0 +1,413 @@
+"""Whole pipelines and iterables in a process of their own, with their batches in shared memory."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar, Unpack
+
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._ring import dumps, pack, ring_or_none, unpack
+from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure
+from spdl_media.pipeline.executors import name_of
+from spdl_media.pipeline.failures import PipelineError, WorkerDied
+from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
+from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
+
+__all__ = ("SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subprocess")
+
+T = TypeVar("T")
+
+_NUM_VIEWS: Final = 8
+"""Batches that the consumer may keep without a copy."""
+
+# What the two processes say. The numbers of epochs are beside them.
+_START, _STOP, _TAKEN = b"s", b"q", b"+"
+_ITEM, _END, _FAILED = range(3)
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def iterate_in_subprocess(
+    fn: Callable[[], Iterable[T]],
+    *,
+    buffer_size: int = 3,
+    initializer: Callable[[], object] | None = None,
+    mp_context: str | None = "spawn",
+    timeout: float | None = None,
+    block_size: int = 1 << 28,
+    pin_memory: bool = False,
+) -> SubprocessIterable[T]:
+    """Iterate in another process over what a function gives there.
+
+    The process starts now and serves all iterations: ``fn`` is called once, and each iteration here is one
+    there, by ``iter()`` of what it returned. Its items are pickled; arrays in them (NumPy's, torch's on the
+    CPU, buffers of this library, in containers or not) cross in shared memory. Those of ``load_*``,
+    ``convert_frames``, ``collate`` and :func:`shared_empty` are made there, and not even copied.
+
+    The process has one thread for NumPy's and torch's own computations, unless ``OMP_NUM_THREADS`` says
+    otherwise. Its global random numbers (``random``, NumPy's, torch's) are seeded by numbers drawn from
+    those of this process: who seeds these has the same ones in each run.
+
+    Args:
+        fn: Function without arguments that can be pickled, such as a class or a ``functools.partial``.
+        buffer_size: Items that may wait.
+        initializer: Called in the process first.
+        mp_context: How it starts: ``"spawn"``, ``"forkserver"`` or ``"fork"``. ``None``: Python's default.
+        timeout: Seconds to wait for an item before a ``TimeoutError``, which ends the process. The time that
+            it takes to start does not count.
+        block_size: Bytes that the arrays of an item may take. Memory is used as far as items need it.
+        pin_memory: Pin the memory in this process, for copies to a GPU. Needs torch.
+
+    Returns:
+        What can be iterated, one iteration at a time.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of range.
+        PipelineError: The function cannot be pickled, or no process can be started.
+
+    Example:
+        ::
+
+            for batch in iterate_in_subprocess(make_loader):
+                train(batch)
+    """
+    return SubprocessIterable(
+        fn,
+        buffer_size=buffer_size,
+        initializer=initializer,
+        mp_context=mp_context,
+        timeout=timeout,
+        block_size=block_size,
+        pin_memory=pin_memory,
+    )
+
+
+@shows_run_options
+def run_pipeline_in_subprocess(
+    config: PipelineConfig,
+    *,
+    buffer_size: int = 3,
+    mp_context: str | None = "spawn",
+    timeout: float | None = None,
+    block_size: int = 1 << 28,
+    pin_memory: bool = False,
+    **options: Unpack[PipelineOptions],
+) -> SubprocessIterable[Any]:
+    """Run a whole pipeline in another process. Each iteration is one epoch.
+
+    It serves code that holds the GIL for long, which would keep the consumer waiting. Stages of it may have
+    processes of their own. A continuous source goes on into the next epoch meanwhile; then an iteration that
+    is broken off is followed by the rest of that epoch, without the items that were under way.
+
+    Args:
+        config: The definition, of :meth:`PipelineBuilder.get_config`. It must be picklable.
+        buffer_size: As in :func:`iterate_in_subprocess`, beside what the pipeline's own sink holds.
+        mp_context: As in :func:`iterate_in_subprocess`.
+        timeout: As in :func:`iterate_in_subprocess`.
+        block_size: As in :func:`iterate_in_subprocess`.
+        pin_memory: As in :func:`iterate_in_subprocess`.
+        **options: Those of :class:`Pipeline`. Functions among them are called in the process.
+
+    Returns:
+        What can be iterated, one iteration at a time. Errors of stages come as the :class:`PipelineFailure`
+        that a pipeline here would raise.
+
+    Raises:
+        TypeError: ``config`` is no definition, or an argument has the wrong type.
+        ValueError: An argument is out of range.
+        PipelineError: The definition cannot be pickled, or no process can be started.
+    """
+    if not isinstance(config, PipelineConfig):
+        raise TypeError(
+            f"run_pipeline_in_subprocess() takes a PipelineConfig, not {type(config).__name__}. Write "
+            "builder.get_config()"
+        )
+    # What is wrong with the options is told here.
+    Pipeline(config, **options)
+    return SubprocessIterable(
+        _Epochs(config, dict(options)),
+        buffer_size=buffer_size,
+        initializer=None,
+        mp_context=mp_context,
+        timeout=timeout,
+        block_size=block_size,
+        pin_memory=pin_memory,
+    )
+
+
+class _Epochs:
+    """Makes a pipeline where it is called."""
+
+    def __init__(self, config: PipelineConfig, options: dict[str, Any]) -> None:
+        self._config = config
+        self._options = options
+        self.__name__ = "the pipeline"
+
+    def __call__(self) -> Pipeline[Any]:
+        pipeline: Pipeline[Any] = Pipeline(self._config, **self._options)
+        if isinstance(self._config.src, SourceConfig) and self._config.src.continuous:
+            pipeline.start()
+        return pipeline
+
+
+class SubprocessIterable(Generic[T]):
+    """Iterates in another process. :func:`iterate_in_subprocess` makes one.
+
+    The process ends with this object, by :meth:`close`, at the end of a ``with`` statement, and with this
+    process, however that ends. One that has died is replaced by the next iteration.
+
+    Items are views of shared memory for as long as they live. A consumer that keeps many gets copies.
+
+    Thread safety: for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[], Iterable[T]],
+        *,
+        buffer_size: int,
+        initializer: Callable[[], object] | None,
+        mp_context: str | None,
+        timeout: float | None,
+        block_size: int,
+        pin_memory: bool,
+    ) -> None:
+        check_callable("fn", fn)
+        if initializer is not None:
+            check_callable("initializer", initializer)
+        if mp_context is not None:
+            check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))
+        self._buffer_size = check_int("buffer_size", buffer_size)
+        self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
+        self._ring_options: dict[str, Any] = {
+            "block_size": check_int("block_size", block_size, unit=" byte"),
+            "num_sent": self._buffer_size,
+            "num_views": _NUM_VIEWS,
+            "pin_memory": pin_memory,
+            "warns": True,
+        }
+        self._name = name_of(fn)
+        self._arguments = (fn, initializer, self._buffer_size)
+        self._context = multiprocessing.get_context(mp_context)
+        self._seeds = Seeds.draw()
+        self._numbers = itertools.count()
+        self._epochs = itertools.count(1)
+        self._epoch = 0
+        self._is_closed = False
+        self._child: Child | None = None
+        self._has_answered = False
+        self._start()
+
+    def __iter__(self) -> Iterator[T]:
+        """Begin an iteration in the process, and end one that is under way.
+
+        Raises:
+            PipelineError: The process was closed, or cannot be started.
+        """
+        if self._is_closed:
+            raise PipelineError(f"the process of {self._name} was closed; make another one")
+        child = self._child
+        if child is None or not child.is_alive():
+            self._end()
+            child = self._start()
+        self._epoch = next(self._epochs)
+        self._tell(child, _START + str(self._epoch).encode())
+        return self._items(child, self._epoch)
+
+    def close(self) -> None:
+        """End the process. Items live on."""
+        self._is_closed = True
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise PipelineError("what iterates in a process of its own cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        return f"<SubprocessIterable of {self._name}>"
+
+    def _start(self) -> Child:
+        ring = None
+        try:
+            ring = ring_or_none(self._context, **self._ring_options)
+            child = Child(
+                self._context,
+                _serve,
+                self._arguments,
+                name=f"spdl_media {self._name}",
+                what=f"The process of {self._name}",
+                ring=ring,
+                seeds=self._seeds.of_process(next(self._numbers)),
+                is_daemon=False,
+            )
+        except Exception as error:
+            if isinstance(error, PipelineError):
+                raise
+            raise PipelineError(
+                f"no process can be started for {self._name}: {error}. It needs memory, descriptors and what "
+                "can be pickled: functions at the top of a module and objects of plain values can; lambdas, "
+                "functions within functions, locks and open files cannot."
+            ) from error
+        _children.add(child)
+        self._child, self._has_answered = child, False
+        self._finalizer = weakref.finalize(self, _end_dropped, child)
+        # At exit all processes are ended together.
+        self._finalizer.atexit = False
+        return child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            self._finalizer.detach()
+            _children.discard(child)
+            child.end(child.pipes[0])
+
+    def _items(self, child: Child, epoch: int) -> Iterator[T]:
+        try:
+            while True:
+                if self._child is not child or self._epoch != epoch:
+                    raise PipelineError(
+                        f"the process of {self._name} was closed, or another iteration of it has begun"
+                    )
+                kind, number, value = unpack(self._receive(child), child.ring)
+                # Of an iteration that was broken off.
+                if number != epoch:
+                    continue
+                if kind == _END:
+                    return
+                if kind == _FAILED:
+                    error, text = value
+                    error.__cause__ = RemoteTraceback(text)
+                    raise error
+                self._tell(child, _TAKEN)
+                box = [value]
+                # Its memory is free when the consumer lets go of it, not when the next one comes.
+                del value
+                yield box.pop()
+        except GeneratorExit:
+            if self._epoch == epoch:
+                self._tell(child, _STOP)
+            raise
+
+    def _receive(self, child: Child) -> bytes:
+        try:
+            # What the process takes to start does not count.
+            timeout = self._timeout if self._has_answered else None
+            data = child.receive(child.pipes[0], timeout)
+        except WorkerDied as error:
+            self._end()
+            if self._has_answered:
+                raise
+            raise WorkerDied(
+                f"{error} This one ended before its first item. A script that starts processes keeps its own "
+                'work below if __name__ == "__main__".'
+            ) from error
+        except TimeoutError:
+            self._end()
+            raise TimeoutError(
+                f"the process of {self._name} gave no item for timeout={self._timeout} s, and was ended"
+            ) from None
+        self._has_answered = True
+        return data
+
+    def _tell(self, child: Child, message: bytes) -> None:
+        # A process that has died is told of when it is asked for an item.
+        with suppress(OSError):
+            child.pipes[0].send_bytes(message)
+
+
+def _end_dropped(child: Child) -> None:
+    child.end(child.pipes[0])
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all processes: at exit, multiprocessing would wait for them for ever."""
+    children = list(_children)
+    for child in children:
+        child.pipes[0].close()
+    for child in children:
+        child.end(child.pipes[0])
+
+
+def _serve(
+    pipe: Connection,
+    fn: Callable[[], Iterable[Any]],
+    initializer: Callable[[], object] | None,
+    buffer_size: int,
+) -> None:
+    """Iterate as often as the other process asks for it, until it closes the pipe."""
+    iterable: Iterable[Any] | BaseException
+    try:
+        if initializer is not None:
+            initializer()
+        iterable = fn()
+        if not isinstance(iterable, Iterable):
+            raise TypeError(f"fn must return an iterable, not {type(iterable).__name__}")
+    except BaseException as error:  # noqa: BLE001  # even SystemExit is to be told
+        iterable = error
+    # It is ready.
+    pipe.send_bytes(dumps((_END, 0, None)))
+    message: bytes | None = None
+    while True:
+        message = message or pipe.recv_bytes()
+        if message.startswith(_START):
+            message = _send_epoch(pipe, _messages(iterable, int(message[1:])), buffer_size)
+        else:
+            message = None
+
+
+def _send_epoch(
+    pipe: Connection, messages: Iterator[bytes | memoryview], buffer_size: int
+) -> bytes | None:
+    """Send the messages of an iteration; returns what the other process said if it broke it off."""
+    left = buffer_size
+    for message in messages:
+        while not left or pipe.poll():
+            told = pipe.recv_bytes()
+            if told != _TAKEN:
+                return told
+            left += 1
+        pipe.send_bytes(message)
+        left -= 1
+    return None
+
+
+def _messages(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[bytes | memoryview]:
+    try:
+        if isinstance(iterable, BaseException):
+            raise iterable
+        for item in iterable:
+            message = _packed(item, epoch)
+            # Its memory is free when the other process lets go of it.
+            del item
+            yield message
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  # as above
+        yield dumps((_FAILED, epoch, failure(error)))
+    else:
+        yield dumps((_END, epoch, None))
+
+
+def _packed(item: object, epoch: int) -> bytes | memoryview:
+    try:
+        return pack((_ITEM, epoch, item))
+    except Exception as error:
+        error.add_note(f"While an item of class {type(item).__name__} was sent to another process.")
+        raise
