@@ -428,8 +428,10 @@ def _without_unset_pts(
             coded.append(packet)
         if len(coded) == _ENOUGH_TO_REORDER:
             break
-    times = [packet.pts or 0 for packet in coded]
-    is_unset = times == (sorted(times) if delay else [packet.dts or 0 for packet in coded])
+    # Behind a seek FFmpeg leaves some out.
+    times = [(packet.pts, packet.dts) for packet in coded if packet.pts is not None]
+    stated = [pts for pts, _ in times]
+    is_unset = stated == (sorted(stated) if delay else [dts for _, dts in times])
     found = itertools.chain(first, packets)
     return _without_pts(found) if is_unset else found
 

@@ -107,13 +107,9 @@ class VideoEncodeConfig:
         for name in COLOR_TABLES:
             color_number(name, getattr(self, name))
         rotation(self.orientation)  # refuses what is none
-        if self.frame_rate is not None:
-            object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
-
-    @property
-    def rate(self) -> Fraction | None:
-        """The frame rate as a fraction."""
-        return None if self.frame_rate is None else parse_rate(self.frame_rate)
+        for name in ("frame_rate", "time_base", "sample_aspect_ratio"):
+            if (ratio := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse_rate(ratio, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +234,8 @@ class VideoEncoder:
         self.pix_fmt = config.pix_fmt or best_pix_fmt(context.codec, "yuv420p")
         if formats := _pix_fmts(context.codec):
             check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
-        self.time_base = config.time_base or 1 / (config.rate or Fraction(30))
+        rate: Any = config.frame_rate or Fraction(30)
+        self.time_base: Fraction = config.time_base or 1 / rate
         self._colors = _stream_colors(config, self.pix_fmt)
         self._filter: FrameFilter | None = None
         self._desc = ""
@@ -287,7 +284,8 @@ class VideoEncoder:
         if ticks <= self._last and self._count:
             raise EncodeError(
                 f"frame {self._count} is shown {float((self._last - ticks) * self.time_base):g} s before "
-                "the one before it, or at once with it. Sort frames by time, or give frame_rate= alone"
+                "the one before it, or at once with it. Sort frames by time, or have them placed "
+                "evenly: frame_rate= of save_video or video_encode_config"
             )
         self._count, self._last = self._count + 1, ticks
         return ticks
@@ -344,7 +342,7 @@ def _set_up(
 ) -> None:
     context.width, context.height = config.width, config.height
     context.pix_fmt, context.time_base = encoder.pix_fmt, encoder.time_base
-    context.framerate = config.rate or Fraction(0)  # PyAV's default is 24
+    context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
     context.flags |= Flags.frame_duration  # frames say for how long they are shown
     for name in ("gop_size", "max_b_frames", "sample_aspect_ratio"):
         if (value := getattr(config, name)) is not None:

@@ -36,6 +36,9 @@ ColorMatrix: TypeAlias = Literal["bt601", "bt709", "bt2020"]
 ColorRange: TypeAlias = Literal["tv", "pc"]
 Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 
+# Of a ratio of FFmpeg's; and of one that is near any float of a usual rate.
+_MAX_TERM, _MAX_DENOMINATOR = 2**31 - 1, 100_000
+
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 # "fast" scales chroma by a bilinear kernel under a bicubic one for luma: 13% less time, 0.03 levels more.
 _QUICK_ALGO = {"bicubic": "bicublin"}
@@ -260,23 +263,26 @@ def to_microseconds(seconds: Fraction | None) -> Fraction | None:
     return Fraction(math.floor(seconds * 1_000_000 + Fraction(1, 2)), 1_000_000)
 
 
-def parse_rate(value: Rate) -> Fraction:
-    """Read a frame rate.
+def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
+    """Read a frame rate, or another ratio of this name.
 
     Raises:
         ValueError: It is no number, or not positive.
     """
-    if isinstance(value, Fraction) and value > 0:
-        return value
     try:
         # By its text, so that 29.97 is 2997/100 and not the nearest binary number.
-        rate = Fraction(*value) if isinstance(value, tuple) else Fraction(str(value))
+        text = value if isinstance(value, Fraction) else str(value)
+        rate = Fraction(*value) if isinstance(value, tuple) else Fraction(text)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
-            f"frame_rate must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
+            f"{name} must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
         ) from error
-    if rate <= 0:
-        raise ValueError(f"frame_rate must be positive, not {value!r}")
+    # FFmpeg's terms have 31 bits, and those of the text of 30000 / 1001 more.
+    if max(rate.as_integer_ratio()) > _MAX_TERM:
+        rate = rate.limit_denominator(_MAX_DENOMINATOR)
+    if not 0 < rate.numerator <= _MAX_TERM:
+        limit = "positive" if rate <= 0 else "below 2**31"
+        raise ValueError(f"{name} must be {limit}, not {value!r}")
     return rate
 
 

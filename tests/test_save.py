@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,22 @@ def test_frames_keep_their_times_unless_a_rate_is_given() -> None:
     assert sm.decode_packets(sm.demux_video(even)).timestamps == pytest.approx([0, 0.2, 0.4])
     with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.7 s before"):
         saved(frames[[10, 3, 3]])
+    # FFmpeg has times of decoding for it.
+    odd = make_video(index_planes(9, 64, 48), codec="mpeg2video", format="asf", max_b_frames=2)
+    remedy = "have them placed evenly: frame_rate= of save_video"
+    with pytest.raises(sm.EncodeError, match=remedy):
+        sm.cut(odd, io.BytesIO(), None, None, format="matroska", encoder="ffv1")
+
+
+def test_rates_as_floats_are_those_that_they_stand_for() -> None:
+    for rate in (30000 / 1001, 29.97002997, (30000, 1001)):
+        assert sm.demux_video(saved(VIDEO, frame_rate=rate, format="mp4")).frame_rate == Fraction(
+            30000, 1001
+        )
+    for value, match in ((2**31, "below 2"), (1e-320, "positive"), (float("nan"), "a number")):
+        for name in ("frame_rate", "time_base", "sample_aspect_ratio"):
+            with pytest.raises(ValueError, match=f"{name} must be {match}"):
+                sm.video_encode_config(width=64, height=48, **{name: value})
 
 
 @each(

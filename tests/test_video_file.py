@@ -341,6 +341,8 @@ def test_times_show_the_frame_that_began_last() -> None:
 def test_times_are_right_where_a_format_has_those_of_decoding_alone() -> None:
     for kind in ("asf/libx264/2/closed", "avi/libx264/3/open"):
         assert opened(kind).timestamps == tuple(k / 10 for k in range(NUM_FRAMES))
+        found = sm.decode_packets(sm.demux_video(clip(kind), timestamp=(0.5, 0.9)), None)
+        assert [frame_index(frame.planes[0]) for frame in found] == [5, 6, 7, 8]
     assert opened("MPEG-1 in AVI").timestamps == tuple(k / 25 for k in range(NUM_FRAMES))
 
 
