@@ -14,7 +14,12 @@ from typing import Any, Literal, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int
 from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.executors import (
+    ExecutorConfig,
+    ProcessPoolExecutorConfig,
+    kind_of,
+    name_of,
+)
 from spdl_media.source import MapIterator
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
@@ -27,7 +32,7 @@ CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 TORCH_NAMES = {
     "dataset": "Use src=dataset",
     "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
-    "num_workers": "Use num_threads=",
+    "num_workers": "Use num_threads=, or num_processes= for Python code that holds the GIL",
     "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
     "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
     "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
@@ -135,14 +140,39 @@ def check_policy(on_error: object, max_failures: object) -> None:
         )
 
 
+def executor_of(
+    executor: Executor | ExecutorConfig | None, num_processes: int | None, num_threads: int | None
+) -> Executor | ExecutorConfig | None:
+    """Where a loader makes its calls; ``None``: in threads here.
+
+    Raises:
+        TypeError: ``num_processes`` is no whole number.
+        ValueError: It is below 1, or both are given.
+    """
+    if num_processes is None:
+        return executor
+    check_int("num_processes", num_processes)
+    if executor is not None:
+        raise ValueError(
+            "num_processes= has processes of the loader's own make the calls, and executor= says where they "
+            "are made; leave one of them out"
+        )
+    # Beyond the cores, processes only cost memory; each has one thread at least.
+    threads = num_threads or -(-usable_cores() // num_processes)
+    return ProcessPoolExecutorConfig(num_processes, num_threads=threads)
+
+
 def check_calls(
     fetch: Callable[[Any], Any] | None,
     preprocessor: Callable[..., Any] | None,
     on_error: OnError,
     executor: Executor | ExecutorConfig | None,
     cache: int | None,
+    aggregator: Callable[[Any], Any] | None = None,
 ) -> None:
     """Check whether samples can be replaced, made in an executor, and kept for later epochs.
+
+    An aggregator that is given may be called in the executor, if nothing else is.
 
     Raises:
         TypeError: It is no executor, or the bytes of the cache are no whole number.
@@ -154,15 +184,19 @@ def check_calls(
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
-            f"executor=, cache= and on_error={on_error!r} are for one sample an item, and "
+            f"executor=, num_processes=, cache= and on_error={on_error!r} are for one sample an item, and "
             f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
         )
-    if (executor or cache) is not None and fetch is None and preprocessor is None:
-        raise ValueError(
-            "executor= and cache= are for a preprocessor or a dataset; there is neither"
-        )
+    has_items = fetch is not None or preprocessor is not None
+    if cache is not None and not has_items:
+        raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
     if executor is not None:
-        PipeConfig(preprocessor or int, executor=executor)
+        if not has_items and aggregator is None:
+            raise ValueError(
+                "executor= is for a preprocessor or a dataset, and num_processes= for these or an "
+                "aggregator; there is neither"
+            )
+        PipeConfig(preprocessor or (None if has_items else aggregator) or int, executor=executor)
     if cache is not None:
         check_int("cache", cache, unit=" byte")
         rng = None if preprocessor is None else rng_parameter(preprocessor)

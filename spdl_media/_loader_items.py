@@ -208,7 +208,7 @@ class ItemStages:
             assert preprocessor is not None
             # A sub-interpreter could not import the class above.
             call = preprocessor
-        if workers := getattr(self.executor, "max_workers", None):
+        if workers := _num_workers(self.executor):
             options["concurrency"] = workers
         name = "dataset" if preprocessor is None else name_of(preprocessor)
         around = partial(self._around, is_bare=is_bare)
@@ -246,6 +246,31 @@ class ItemStages:
                 return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
 
         return stage if is_async else lambda tagged: _finished(stage(tagged))
+
+
+def _num_workers(executor: object) -> int:
+    """How many calls an executor makes at a time, if it says so."""
+    return (getattr(executor, "max_workers", None) or 0) * getattr(executor, "num_threads", 1)
+
+
+def aggregator_stage(
+    aggregator: Callable[[Any], Any],
+    ledger: Ledger,
+    executor: Executor | ExecutorConfig | None,
+    parallel: dict[str, Any],
+) -> PipeConfig:
+    """Make the stage that makes a batch of samples, with the options for its function."""
+    name = name_of(aggregator)
+    if executor is None:
+        return PipeConfig(stage_of(aggregator, ledger), name, **parallel)
+    parallel["concurrency"] = _num_workers(executor)
+    return PipeConfig(
+        aggregator,
+        name,
+        executor=executor,
+        around=lambda call, _: stage_of(call, ledger),
+        **parallel,
+    )
 
 
 def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -32,11 +32,18 @@ from spdl_media._loader_arguments import (
     check_functions,
     check_policy,
     checked_source,
+    executor_of,
     rng_parameter,
     usable_cores,
 )
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
-from spdl_media._loader_items import ItemStages, RngMaker, SampleCache, sample_rng
+from spdl_media._loader_items import (
+    ItemStages,
+    RngMaker,
+    SampleCache,
+    aggregator_stage,
+    sample_rng,
+)
 from spdl_media._loader_policies import Replaced, replaced_in, stand_ins_of
 from spdl_media._loader_ranks import RankCheck, check_of_ranks, origin_of_loader
 from spdl_media._loader_stages import SharedSource, stage_of, value_of
@@ -121,6 +128,8 @@ class DataLoader:
         executor: Where the preprocessor runs and the source's dataset is read, instead of in threads: a
             description such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`, of which each epoch
             makes its own, or a ``concurrent.futures.Executor`` of yours. They must be plain functions.
+        num_processes: Processes that do so instead, each in ``num_threads`` threads (``None``: the cores,
+            shared out). Without preprocessor and dataset they run the aggregator.
         cache: Bytes of samples, pickled, to keep in memory for later epochs, by items as the source gave
             them, which must be hashable. Not for preprocessors that are generators, need ``rng``, or are an
             ``ImageRecipe`` that draws.
@@ -161,6 +170,7 @@ class DataLoader:
     on_failure: Callable[[FailureRecord, Any], object] | None = None
     on_error: OnError = "skip"
     executor: Executor | ExecutorConfig | None = None
+    num_processes: int | None = None
     cache: int | None = None
     seed: int = 0
 
@@ -189,7 +199,9 @@ class DataLoader:
         check_policy(self.on_error, self.max_failures)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
-        check_calls(self._source.fetch, self.preprocessor, self.on_error, self.executor, self.cache)
+        aggregator = None if self.num_processes is None else self.aggregator
+        calls = (self._source.fetch, self.preprocessor, self.on_error, self._executor, self.cache)
+        check_calls(*calls, aggregator)
         self._samples = None if self.cache is None else SampleCache(self.cache)
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
@@ -414,7 +426,7 @@ class DataLoader:
             make_rng = RngMaker((start.seed, start.epoch), place_maker(source.source, start.before))
         stand_ins = stand_ins_of(self.on_error, source, start, ledger)
         item_stages = ItemStages(
-            source.fetch, preprocessor, make_rng, ledger, stand_ins, self.executor, self._samples
+            source.fetch, preprocessor, make_rng, ledger, stand_ins, self._executor, self._samples
         )
         stages: list[StageConfig] = [*item_stages.make(self._parallel)]
         # Without a stage for items, none sees a None, and drops it.
@@ -426,8 +438,11 @@ class DataLoader:
         if aggregator is None and self.batch_size is not None and self.to is not None:
             aggregator = collate
         if aggregator is not None:
-            stage = stage_of(aggregator, ledger)
-            stages.append(PipeConfig(stage, name_of(aggregator), **self._parallel(aggregator)))
+            is_elsewhere = self.num_processes is not None and not (source.fetch or preprocessor)
+            executor = self._executor if is_elsewhere else None
+            stages.append(
+                aggregator_stage(aggregator, ledger, executor, self._parallel(aggregator))
+            )
         if self.transfer_fn is not None:
             stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
@@ -442,6 +457,10 @@ class DataLoader:
             if on_failure is None
             else lambda record, tagged: on_failure(record, value_of(tagged)),
         )
+
+    @property
+    def _executor(self) -> Executor | ExecutorConfig | None:
+        return executor_of(self.executor, self.num_processes, self.num_threads)
 
     def _parallel(self, fn: Callable[..., Any]) -> dict[str, Any]:
         """Options of a stage that makes as many calls at a time as there are threads."""

@@ -112,6 +112,76 @@ def test_a_worker_that_dies_costs_one_item() -> None:
     assert isinstance(loader.failures[0].exception, WorkerDied)
 
 
+def meet(item: int, rng: np.random.Generator) -> dict[str, Any] | None:
+    if item == 5:
+        raise ValueError(f"no {item}")
+    noise = rng.integers(256, size=(20, 300), dtype=np.uint8)
+    return {"item": item, "noise": noise, "pid": os.getpid()}
+
+
+def make_parallel(**options: Any) -> sm.DataLoader:
+    source = MapIterator(range(40), DistributedRandomSampler(40, rank=0, world_size=1, seed=5))
+    arguments = {"batch_size": 4, "seed": 3, "output_order": "input", "to": "numpy"}
+    return sm.DataLoader(source, preprocessor=meet, num_threads=2, **arguments | options)
+
+
+def plain(batch: dict[str, Any]) -> list[Any]:
+    return [batch["item"].tolist(), batch["noise"].tolist()]
+
+
+def test_processes_of_threads_give_what_threads_do() -> None:
+    threads = make_parallel()
+    expected = [plain(batch) for batch in threads]
+    loader = make_parallel(num_processes=2)
+    found, states, pids = [], [], set()
+    for batch in loader:
+        found.append(plain(batch))
+        states.append(json.dumps(loader.state_dict()))
+        pids |= set(batch["pid"].tolist())
+    assert found == expected
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    # Failures and statistics are those of all processes together.
+    assert loader.failure_counts["meet"] == threads.failure_counts["meet"] == 1
+    assert "in meet" in loader.failures[0].traceback
+    counts = [
+        {stage.name: stage.outputs for stage in one.statistics().stages}  # type: ignore[union-attr]
+        for one in (loader, threads)
+    ]
+    assert counts[0]["meet"] == counts[1]["meet"]
+    # A state is one, whoever made it.
+    for options in ({"num_processes": 1}, {}):
+        resumed = make_parallel(**options)
+        resumed.load_state_dict(json.loads(states[3]))
+        assert [plain(batch) for batch in resumed] == expected[4:]
+
+
+def sums_of(items: list[int]) -> tuple[int, int]:
+    if 7 in items:
+        raise LookupError("no 7")
+    return sum(items), os.getpid()
+
+
+def test_processes_run_the_aggregator_where_nothing_else_is_to_run() -> None:
+    loader = sm.DataLoader(
+        range(12), batch_size=3, aggregator=sums_of, num_processes=1, output_order="input"
+    )
+    for _ in range(2):
+        sums = list(loader)
+        assert [total for total, _ in sums] == [3, 12, 30]
+        assert {pid for _, pid in sums}.isdisjoint({os.getpid()})
+        assert loader.failure_counts["sums_of"] == 1
+
+
+def test_a_process_of_threads_that_dies_costs_the_items_it_has() -> None:
+    loader = sm.DataLoader(range(6), preprocessor=exit_at_three, num_processes=1, num_threads=2)
+    found = list(loader)
+    assert set(found) <= {0, 1, 2, 4, 5}
+    # Of the two threads, one has the item that ends the process.
+    assert 1 <= loader.failure_counts["exit_at_three"] == 6 - len(found) <= 2
+    assert all(isinstance(failure.exception, WorkerDied) for failure in loader.failures)
+
+
 def torch_threads(_: int) -> int:
     import torch
 
@@ -200,3 +270,11 @@ def test_what_no_executor_can_run_is_refused(
 def test_there_must_be_something_to_run() -> None:
     with pytest.raises(ValueError, match="there is neither"):
         sm.DataLoader(range(3), executor=POOL)
+    with pytest.raises(ValueError, match="there is neither"):
+        sm.DataLoader(range(3), num_processes=2, batch_size=2)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        sm.DataLoader(range(3), preprocessor=abs, num_processes=2, executor=POOL)
+    with pytest.raises(ValueError, match="num_processes must be at least 1"):
+        sm.DataLoader(range(3), preprocessor=abs, num_processes=0)
+    with pytest.raises(PipelineError, match="cannot be pickled"):
+        sm.DataLoader(range(3), batch_size=1, aggregator=lambda items: items, num_processes=1)
