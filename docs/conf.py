@@ -76,7 +76,7 @@ def entry(module: str, name: str, what: str) -> str:
         return f".. autofunction:: {module}.{name}\n"
     # Aliases of types and constants have their docstrings in other modules.
     what = what.replace("`", "``")
-    return f".. py:data:: {module}.{name}\n\n   {what}\n"
+    return f".. py:data:: {name}\n\n   {what}\n"
 
 
 def page(title: str, module: str, rows: list[tuple[str, str]]) -> str:
@@ -188,9 +188,13 @@ def add_to_page(_: object, docname: str, content: list[str]) -> None:
     if docname == "index":
         # Each heading with links is a part of the table of contents.
         for heading, text in sections(content[0]):
-            pages = [one for one in re.findall(r"\]\(([\w/-]+\.md)\)", text) if one != "index.md"]
-            if pages:
-                lines = [f":caption: {heading}", ":hidden:", "", *dict.fromkeys(pages)]
+            # By the words of the link, which are shorter than the titles of pages.
+            links = {
+                page: words for words, page in re.findall(r"\[([^]]+)\]\(([\w/-]+)\.md\)", text)
+            }
+            if links:
+                pages = (f"{words} <{page}>" for page, words in links.items())
+                lines = [f":caption: {heading}", ":hidden:", "", *pages]
                 content[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
     elif docname in ("reference", "pipeline"):
         module = "spdl_media" if docname == "reference" else "spdl_media.pipeline"

@@ -68,7 +68,9 @@ class Table:
             f'<table style="{_STYLES["table"]}"><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>"
         )
-        return f"<div>{_paragraph(self.before)}{table}{_paragraph(self.after)}</div>"
+        # A table that is wider than its place scrolls by itself.
+        wide = f'<div style="overflow-x:auto">{table}</div>'
+        return f"<div>{_paragraph(self.before)}{wide}{_paragraph(self.after)}</div>"
 
     def rich(self) -> Any:
         """The table as something that rich prints."""
