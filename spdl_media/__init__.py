@@ -44,8 +44,8 @@ The modules with public names, of which each imports only those above it:
 ``shards``        :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
-Beside them stands ``pipeline``, which knows nothing of media. It, ``source`` and ``dataloader`` are
-imported when they are first used.
+Beside them stand ``pipeline``, which knows nothing of media, and ``ray``, decoders for Ray Data. They,
+``source`` and ``dataloader`` are imported when they are first used.
 
 FFmpeg comes inside PyAV; nothing has to be installed but wheels.
 """
@@ -192,7 +192,7 @@ __all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "samp
 __all__ += ["VideoCache", "VideoClips", "VideoFile", "sample_clips", "sample_decode_video"]
 
 # Modules that bring asyncio along, or are not needed by everyone.
-_LAZY_MODULES = ("dataloader", "pipeline", "source")
+_LAZY_MODULES = ("dataloader", "pipeline", "ray", "source")
 
 # Names of such modules. Type checkers read the imports above instead.
 _LAZY_NAMES = {

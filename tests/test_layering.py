@@ -71,7 +71,7 @@ ORDER = [
     ["encode", "mux", "image_files", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
-    ["torch"],
+    ["torch", "ray"],
     ["cli", "__main__"],
 ]
 HELPERS = {

@@ -54,6 +54,7 @@ NOT_REEXPORTED = {
     "orientation",
     "exif",
     "pillow_images",
+    "ray",
     "readers",
     "samplers",
     "source",

@@ -6,6 +6,7 @@ Each trial is a process that gets SIGINT, with all of its own processes, as from
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import gc
 import os
@@ -24,6 +25,7 @@ import pytest
 import spdl_media
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline.engine.hub import new_loop
 from spdl_media.pipeline.engine.run import Run
 
 PROGRAM = """
@@ -190,6 +192,32 @@ def trials(count: int, seed: int, folder: Path) -> list[str]:
 )
 def test_programs_end_at_once(count: int, tmp_path: Path) -> None:
     assert trials(count, count, tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["start", "join"])
+def test_one_while_the_event_loop_is_made_closes_it(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    make, method = asyncio.new_event_loop, getattr(threading.Thread, moment)
+
+    def kept() -> asyncio.AbstractEventLoop:
+        loops.append(make())
+        return loops[-1]
+
+    def interrupted(self: threading.Thread) -> None:
+        method(self)
+        threads.append(self)
+        raise KeyboardInterrupt
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(asyncio, "new_event_loop", kept)
+    monkeypatch.setattr(threading.Thread, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        new_loop()
+    monkeypatch.undo()
+    threads[0].join()
+    assert [loop.is_closed() for loop in loops] == [True]
 
 
 def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,9 +180,14 @@ def new_loop() -> asyncio.AbstractEventLoop:
             made.set_exception(error)
 
     thread = threading.Thread(target=make, name="spdl_media loop", daemon=True)
-    thread.start()
-    # Else it may take a signal that is blocked in this one.
-    thread.join()
+    try:
+        thread.start()
+        # Else it may take a signal that is blocked in this one.
+        thread.join()
+    except BaseException:
+        # Nobody else will, and the garbage collector may find its sockets first.
+        made.add_done_callback(lambda _: made.exception() or made.result().close())
+        raise
     return made.result()
 
 
