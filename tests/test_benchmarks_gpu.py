@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,7 +27,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 BENCHMARKS = CHECKOUT / "samples" / "benchmarks"
 NO_GPU = 3
 OURS = ["CPU + transfer", "planes + device colour", "nvJPEG through DALI"]
-VIDEO = ["video: CPU + transfer", "video: NVDEC through DALI", "video: NVDEC through PyAV"]
+VIDEO = [
+    "video: CPU + transfer",
+    "video: NVDEC through DALI",
+    "video: NVDEC through PyAV",
+    "video: NVDEC, new decoders",
+]
+TRAINING = [f"video: NVDEC, training on {stream} stream" for stream in ("the default", "its own")]
 COPIES = ["transfer_buffer", "raw cudaMemcpyAsync"]
 TINY = ("--rounds", "2", "--seconds", "0.01", "--batch", "2", "--size", "32", "--threads", "2")
 
@@ -188,7 +195,8 @@ def test_all_cells_in_one_run(
     run(gpu, monkeypatch, "--images", folder, *TINY, *options)
     document = json.loads(result.read_text())
     assert list(document["results"]) == [*OURS, *VIDEO, *COPIES]
-    assert set(document["left_out"]) == {"torchvision, cuda", "torch DataLoader, pinned"}
+    peers = {"torchvision, cuda", "torch DataLoader, pinned"}
+    assert set(document["left_out"]) == {*peers, *TRAINING}
     assert document["machine"]["gpu"] == "fake 0"
     assert document["settings"]["images"] == 3
     for name, row in document["results"].items():
@@ -210,7 +218,7 @@ def test_all_cells_in_one_run(
     printed = capsys.readouterr()
     tables = [text.splitlines() for text in printed.out.strip().split("\n\n")]
     assert [table[0].split()[0] for table in tables] == ["images", "frames", "bytes"]
-    assert [len(table) for table in tables] == [4, 4, 3]
+    assert [len(table) for table in tables] == [4, 5, 3]
     assert "torchvision, cuda is left out: " in printed.err
 
 
@@ -232,7 +240,7 @@ def test_what_fails_is_left_out_and_the_others_are_measured(
         "broken is left out: no such library",
         "video: CPU + transfer is left out: no --video is given",
     ]
-    assert printed.out.startswith("| images | difference | images/s |")
+    assert printed.out.startswith("| images | difference | images/s | Python |")
 
 
 def test_misuse(
@@ -291,6 +299,59 @@ def test_an_error_in_a_thread_is_raised(gpu: ModuleType) -> None:
 
     with pytest.raises(KeyError, match="broken"):
         gpu.rate_of(cell_of(gpu, load=load, threads=2), 0.01)
+
+
+def test_a_counting_thread_is_set_beside_each_cell(gpu: ModuleType) -> None:
+    def hold(number: int) -> None:
+        end = time.perf_counter() + 0.02
+        while time.perf_counter() < end:  # in pure Python, so the GIL is shared
+            pass
+
+    def rest(number: int) -> None:
+        time.sleep(0.02)
+
+    cells = {"hold": cell_of(gpu, load=hold), "rest": cell_of(gpu, load=rest)}
+    assert gpu.measure(cells, 3, 0.1, counting=True) == {}
+    held, rested = (min(cells[name].counted) for name in ("hold", "rest"))
+    assert held < rested
+    found = gpu.summary(cells)["rest"]["counted"]
+    assert found["lowest"] == rested
+
+
+def test_steps_of_a_training_go_to_the_stream_that_is_asked_for(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            used.append(self.name)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    cuda = SimpleNamespace(
+        Stream=lambda device: Stream("own"),
+        default_stream=lambda device: Stream("default"),
+        stream=lambda stream: stream,
+    )
+    torch = SimpleNamespace(
+        cuda=cuda,
+        device=str,
+        ones=lambda shape, device: None,
+        mm=lambda a, b: used.append("product"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setattr(
+        gpu, "video_on", lambda *_: cell_of(gpu, load=lambda n: used.append("load"))
+    )
+    for own_stream, name in ((False, "default"), (True, "own")):
+        used.clear()
+        gpu.beside_training(gpu.Job([], [], 8, 1, 1, 1), own_stream=own_stream).load(0)
+        assert used == [name, *["product"] * gpu.STEP, "load"]
 
 
 def test_rounds_go_forwards_and_backwards(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

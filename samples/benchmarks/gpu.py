@@ -10,6 +10,8 @@ What is printed are medians of the rounds, with the lowest and the highest.
 
     difference  mean absolute difference, in levels of 255, from what this library gives on the CPU
     x NAME      over the way of this name, in the same round
+    Python      with ``--counting``: how fast a thread that counts in pure Python goes beside the way, as a
+                share of its speed alone, so what the GIL leaves to a training; measured after the round
     raw         cudaMemcpyAsync of the same bytes, from the same kind of memory, into memory that is there
 
 This library and torch's workers use ``--threads`` threads or processes; torchvision decodes a list of
@@ -41,6 +43,7 @@ import spdl_media as sm
 
 NO_GPU = 3
 COPIES = 16
+STEP = 20  # products of a step: some milliseconds on a large device
 Kind = Literal["images", "frames", "bytes"]
 RAW = "raw cudaMemcpyAsync"
 
@@ -88,6 +91,7 @@ class Cell:
         begin: Called before the first batch of a round, outside of the clock.
         end: Called after a round, so that nothing of it works on during the next cell.
         rates: What was measured, a second.
+        counted: What a counting thread kept of its speed beside it.
         difference: From what is wanted.
     """
 
@@ -101,6 +105,7 @@ class Cell:
     begin: Callable[[], None] = lambda: None
     end: Callable[[], None] = lambda: None
     rates: list[float] = field(default_factory=list)
+    counted: list[float] = field(default_factory=list)
     difference: float | None = None
 
 
@@ -333,6 +338,45 @@ def video_on(decoder: str, job: Job) -> Cell:
     )
 
 
+def new_decoders(job: Job) -> Cell:
+    """The same, but no decoder of NVDEC's is kept for the next video."""
+    from spdl_media.cuda.nvdec import DECODERS
+
+    cell = video_on("pyav", job)
+    load = cell.load
+
+    def load_anew(number: int) -> Any:
+        DECODERS.clear()
+        return load(number)
+
+    cell.load = load_anew
+    return cell
+
+
+def beside_training(job: Job, *, own_stream: bool) -> Cell:
+    """The same, and before each video a step of a training is put on a stream of PyTorch's.
+
+    NVDEC's frames wait for what stands on the device's default stream, where PyTorch trains unless it is told
+    otherwise.
+    """
+    import torch
+
+    device = torch.device(job.device)
+    stream = torch.cuda.Stream(device) if own_stream else torch.cuda.default_stream(device)
+    square = torch.ones((4096, 4096), device=device)
+    cell = video_on("pyav", job)
+    load = cell.load
+
+    def load_beside(number: int) -> Any:
+        with torch.cuda.stream(stream):
+            for _ in range(STEP):
+                torch.mm(square, square)
+        return load(number)
+
+    cell.load = load_beside
+    return cell
+
+
 def transfer(job: Job) -> Cell:
     """Copies of this library, each into memory of its own."""
     pool = sm.StoragePool(job.nbytes, 1)
@@ -440,6 +484,9 @@ CELLS: Mapping[str, Callable[[Job], Cell]] = {
     "video: CPU + transfer": partial(video_on, "cpu"),
     "video: NVDEC through DALI": partial(video_on, "dali"),
     "video: NVDEC through PyAV": partial(video_on, "pyav"),
+    "video: NVDEC, new decoders": new_decoders,
+    "video: NVDEC, training on the default stream": partial(beside_training, own_stream=False),
+    "video: NVDEC, training on its own stream": partial(beside_training, own_stream=True),
     "transfer_buffer": transfer,
     RAW: raw_copies,
 }
@@ -525,7 +572,28 @@ def rate_of(cell: Cell, seconds: float) -> float:
     return sum(rates)
 
 
-def measure(cells: dict[str, Cell], rounds: int, seconds: float) -> dict[str, str]:
+def counted(work: Callable[[], object]) -> float:
+    """What a thread counts in pure Python in a second, while something else is done."""
+    is_over, count = threading.Event(), 0
+
+    def run() -> None:
+        nonlocal count
+        while not is_over.is_set():
+            count += 1
+
+    thread, begin = threading.Thread(target=run), time.perf_counter()
+    thread.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        thread.join()
+    return count / (time.perf_counter() - begin)
+
+
+def measure(
+    cells: dict[str, Cell], rounds: int, seconds: float, *, counting: bool = False
+) -> dict[str, str]:
     """Run the rounds, forwards and backwards in turn.
 
     Returns:
@@ -536,7 +604,11 @@ def measure(cells: dict[str, Cell], rounds: int, seconds: float) -> dict[str, st
         order = list(cells)
         for name in order if number % 2 == 0 else order[::-1]:
             try:
-                cells[name].rates.append(rate_of(cells[name], seconds))
+                cell = cells[name]
+                cell.rates.append(rate_of(cell, seconds))
+                if counting:
+                    alone = counted(partial(time.sleep, seconds / 2))
+                    cell.counted.append(counted(partial(rate_of, cell, seconds)) / alone)
             except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
                 failed[name] = f"in round {number + 1}: {first_line(error)}"
                 del cells[name]
@@ -560,6 +632,7 @@ def summary(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
             "kind": cell.kind,
             "per_second": spread(cell.rates),
             "difference": cell.difference,
+            "counted": spread(cell.counted) if cell.counted else None,
             "ratios": {base: over(cell.rates, cells[base].rates) for base in bases},
         }
     return results
@@ -573,7 +646,7 @@ def tables(results: Mapping[str, Mapping[str, Any]], *, markdown: bool = False) 
         if not rows:
             continue
         bases = [base for base in BASES[kind] if base in rows]
-        head = [kind, "difference", title, *(f"x {base}" for base in bases)]
+        head = [kind, "difference", title, "Python", *(f"x {base}" for base in bases)]
         lines = [
             _line(name, row, bases, 1e-9 if kind == "bytes" else 1.0) for name, row in rows.items()
         ]
@@ -588,6 +661,7 @@ def _line(name: str, row: Mapping[str, Any], bases: Sequence[str], unit: float) 
         name,
         "-" if row["difference"] is None else f"{row['difference']:.2f}",
         with_range(per_second, 0 if unit == 1 else 2),
+        with_range(row["counted"], 2) if row["counted"] else "-",
         *("-" if ratio is None else with_range(ratio, 2) for ratio in ratios),
     ]
 
@@ -607,6 +681,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--copy", type=int, default=64 << 20, help="bytes of one copy")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    parser.add_argument("--counting", action="store_true", help="also with a counting thread")
     return parser
 
 
@@ -634,7 +709,7 @@ def main() -> None:
     )
     cells, left_out = make_cells(job)
     say(left_out)
-    failed = measure(cells, options.rounds, options.seconds)
+    failed = measure(cells, options.rounds, options.seconds, counting=options.counting)
     say(failed)
     left_out |= failed
     results = summary(cells)

@@ -1,0 +1,401 @@
+"""The parts of ``gpu_first_hour.sh``, by name. Without a GPU a part ends with the status 3."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spdl_media as sm
+from spdl_media.testing import index_planes, make_image, make_video
+
+SKIPPED, ENDINGS = 3, 5
+PACKAGES = (
+    "av numpy torch cupy-cuda12x cupy-cuda13x nvidia-dali-cuda120 nvidia-dali-cuda130".split()
+)
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+class Findings:
+    """What was tried, with what was found, and how much of it failed."""
+
+    def __init__(self) -> None:
+        self.num_failed = 0
+
+    def check(self, what: str, work: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
+        """Do something, and say what came of it, whatever that is."""
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001  # the others are to be tried, too
+            found = f"{type(error).__name__}: {error}"
+        good = holds(found)
+        self.num_failed += not good
+        say("ok  " if good else "BAD ", what, "->", found)
+
+    def end(self) -> None:
+        say(f"{self.num_failed} of these are not as they should be")
+        sys.exit(1 if self.num_failed else 0)
+
+
+def is_error(name: str) -> Callable[[Any], bool]:
+    return lambda found: isinstance(found, str) and found.startswith(name)
+
+
+def no_error(found: Any) -> bool:
+    return not isinstance(found, str)
+
+
+def smi(*arguments: str) -> str:
+    """What nvidia-smi says, if it is there."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).strip()
+
+
+def need(*capabilities: str) -> None:
+    """Skip the part where one of these cannot be used."""
+    found = sm.cuda_capabilities()
+    for name in capabilities:
+        one = getattr(found, name)
+        if not one:
+            missing = ", ".join(one.missing)
+            say(f"skipped: no {name}: {missing} missing" if missing else f"skipped: {one.reason}")
+            sys.exit(SKIPPED)
+
+
+# --- what is there
+
+
+def capabilities() -> None:
+    say(sm.cuda_capabilities())
+    for name in PACKAGES:
+        try:
+            say(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            say(name, "is not installed")
+    say(smi() or "there is no nvidia-smi")
+    need("transfer")
+    say("a device can be used")
+
+
+def tests() -> None:
+    """The tests with the mark ``cuda``; the others have been run without a GPU."""
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-n0", "-q", "-rs", "--tb=short"]
+    done = subprocess.run([*command, "--long", "tests"], check=False)
+    say(f"pytest ended with {done.returncode}")
+    need("transfer")  # else all of them were skipped
+    sys.exit(done.returncode)
+
+
+# --- how processes end
+
+_ENDINGS = {
+    "copies, to PyTorch": (
+        "import numpy as np, spdl_media as sm, torch\n"
+        "source = sm.convert_array(np.zeros(1 << 28, np.uint8), sm.StoragePool(1 << 28, 1))\n"
+        "kept = [sm.transfer_buffer(source, cuda_config=0) for _ in range(8)]\n"
+    ),
+    "copies that nobody keeps": (
+        "import numpy as np, spdl_media as sm\n"
+        "source = np.zeros(1 << 26, np.uint8)\n"
+        "for _ in range(8): sm.transfer_buffer(sm.convert_array(source), cuda_config=0)\n"
+    ),
+    "NVDEC in the midst": (
+        "import spdl_media as sm\n"
+        "from spdl_media.testing import index_planes, make_video\n"
+        "data = make_video(index_planes(60, 320, 240), codec='libx264')\n"
+        "batches = sm.streaming_load_video_nvdec(data, 0, num_frames=4)\n"
+        "kept = [next(batches), sm.load_video(data, cuda=0)]\n"
+    ),
+    "NVDEC in a thread": (
+        "import threading, spdl_media as sm\n"
+        "from spdl_media.testing import index_planes, make_video\n"
+        "data = make_video(index_planes(60, 320, 240), codec='libx264')\n"
+        "def work():\n"
+        "    while True: sm.load_video(data, cuda=0)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "sm.load_video(data, cuda=0)\n"
+    ),
+}
+
+
+def exits() -> None:
+    """Processes that end with work under way, of which none may abort or hang."""
+    need("transfer")
+    findings = Findings()
+    for what, script in _ENDINGS.items():
+        for _ in range(ENDINGS):
+            run = partial(_status, script)
+            findings.check(what, run, lambda found: found == 0)
+    findings.end()
+
+
+def _status(script: str) -> int | str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "Hangs: for more than 60 s"
+    if done.returncode:
+        say(done.stderr.strip()[-2000:])
+    return done.returncode
+
+
+# --- NVDEC against the CPU
+
+
+def difference(data: bytes, **options: Any) -> tuple[int, float]:
+    """The largest difference of a value, and the mean one."""
+    found = sm.load_video(data, cuda=0, decoder="pyav", **options)
+    want = sm.load_video(data, **options, quality="accurate").array.astype(np.int16)
+    distance = np.abs(sm.transfer_buffer_cpu(found).array - want)  # type: ignore[arg-type]
+    return int(distance.max()), round(float(distance.mean()), 3)
+
+
+def clip(codec: str, format: str, size: tuple[int, int], count: int = 24, **options: Any) -> bytes:
+    planes = index_planes(count, *size, options.get("pix_fmt", "yuv420p"))
+    return make_video(planes, codec=codec, format=format, gop_size=8, frame_rate=25, **options)
+
+
+GRAIN = {"svtav1-params": "film-grain=20"}
+DEEP = {"pix_fmt": "yuv420p10le"}
+VIDEOS: list[tuple[str, str, tuple[int, int], dict[str, Any], int]] = [
+    ("libx264", "mp4", (320, 240), {"max_b_frames": 2}, 2),
+    ("libx265", "mp4", (320, 240), {"max_b_frames": 2}, 2),
+    ("libx265", "mp4", (320, 240), DEEP, 2),
+    ("libx265", "mp4", (320, 240), {"pix_fmt": "yuv420p12le"}, 2),
+    ("libsvtav1", "mp4", (320, 240), {}, 2),
+    ("libsvtav1", "mp4", (320, 240), DEEP, 2),
+    ("libvpx-vp9", "webm", (320, 240), {}, 2),
+    ("libvpx", "webm", (320, 240), {}, 2),
+    ("mpeg2video", "mpegts", (320, 240), {}, 24),
+    ("mpeg4", "avi", (320, 240), {}, 24),
+    ("libvpx-vp9", "webm", (319, 240), {}, 2),
+    ("libvpx", "webm", (319, 240), {}, 2),
+    ("libsvtav1", "mp4", (319, 240), {}, 2),
+    ("mpeg2video", "mpegts", (319, 240), {}, 24),
+    ("mpeg4", "avi", (319, 240), {}, 24),
+]
+
+
+def nvdec() -> None:
+    need("nvdec")
+    findings = Findings()
+    for codec, format, size, options, most in VIDEOS:
+        what = f"{codec} {size[0]}x{size[1]} {options.get('pix_fmt', '')}"
+        work = partial(difference, clip(codec, format, size, **options))
+        findings.check(what, work, lambda found, most=most: no_error(found) and found[0] <= most)
+    grain = clip("libsvtav1", "mp4", (320, 240), options=GRAIN)
+    findings.check(
+        "AV1 with film grain, in the mean",
+        partial(difference, grain),
+        lambda found: no_error(found) and found[1] <= 1,
+    )
+    for codec, format in (("libvpx-vp9", "webm"), ("mpeg2video", "mpegts")):
+        tall = clip(codec, format, (320, 239))
+        findings.check(f"{codec} 320x239", partial(difference, tall), is_error("DecodeError"))
+    film = clip("libx264", "mp4", (1280, 720), 60)
+    findings.check("windows", partial(difference, film, timestamp=(0.5, 1.1)), no_error)
+    with nearly_full():
+        findings.check(
+            "a device that is full", partial(difference, film), is_error("TransferError")
+        )
+    findings.check("and when there is room again", partial(difference, film), no_error)
+    findings.end()
+
+
+@contextmanager
+def nearly_full(left: int = 32 << 20) -> Iterator[None]:
+    """A block in which the device has hardly any memory left, by PyTorch or CuPy."""
+    try:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(0)
+        kept: Any = torch.empty(max(0, free - left), dtype=torch.uint8, device="cuda:0")
+    except ImportError:
+        import cupy
+
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        kept = cupy.cuda.alloc(max(0, free - left))
+    yield
+    del kept
+    for name in ("torch", "cupy"):
+        module: Any = sys.modules.get(name)
+        if name == "torch" and module is not None:
+            module.cuda.empty_cache()
+        elif module is not None:
+            module.get_default_memory_pool().free_all_blocks()
+
+
+# --- what a clip costs
+
+
+def timed(work: Callable[[], Any], rounds: int = 20) -> str:
+    """Milliseconds of a call: the median, and the lowest and highest of the rounds."""
+    spans = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        work().synchronize()
+        spans.append(1e3 * (time.perf_counter() - begin))
+    return f"{statistics.median(spans):.2f} ms ({min(spans):.2f}-{max(spans):.2f})"
+
+
+def clips(rounds: int = 20) -> None:
+    need("nvdec")
+    from spdl_media.cuda.nvdec import DECODERS
+
+    for codec in ("libx264", "libx265", "libsvtav1"):
+        for size in ((320, 240), (1280, 720), (1920, 1080)):
+            load = partial(sm.load_video, clip(codec, "mp4", size, 16), cuda=0, decoder="pyav")
+
+            def anew(load: Callable[[], Any] = load) -> Any:
+                DECODERS.clear()
+                return load()
+
+            what = f"{codec} {size[0]}x{size[1]}, 16 frames:"
+            say(what, "new decoder", timed(anew, rounds), "- kept decoder", timed(load, rounds))
+    _beside_a_training(rounds)
+    say("measured")
+
+
+def _beside_a_training(rounds: int) -> None:
+    try:
+        import torch
+
+        square = torch.ones((4096, 4096), device="cuda:0")
+    except (ImportError, RuntimeError, AssertionError) as error:
+        say("no training can be put beside it:", error)
+        return
+    load = partial(sm.load_video, clip("libx264", "mp4", (1280, 720), 16), cuda=0, decoder="pyav")
+    streams = {"default stream": torch.cuda.default_stream(0), "own stream": torch.cuda.Stream(0)}
+    for name, stream in streams.items():
+
+        def busy(stream: Any = stream) -> Any:
+            with torch.cuda.stream(stream):
+                for _ in range(40):
+                    torch.mm(square, square)
+            return load()
+
+        say(f"libx264 1280x720 beside a training on the {name}:", timed(busy, rounds))
+        torch.cuda.synchronize()
+
+
+# --- JPEG
+
+
+def jpegs(count: int = 64) -> list[bytes]:
+    """Pictures with some detail, of several sizes."""
+    chance, found = np.random.default_rng(0), []
+    for number in range(count):
+        height, width = 375 + 16 * (number % 5), 500 + 16 * (number % 7)
+        coarse = chance.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3))
+        picture = np.kron(coarse, np.ones((8, 8, 1), int))[:height, :width]
+        noise = chance.integers(-12, 12, picture.shape)
+        found.append(make_image((picture + noise).clip(0, 255).astype(np.uint8), codec="mjpeg"))
+    return found
+
+
+def used() -> str:
+    """Memory of the device that is taken, by whomever."""
+    return smi("--query-gpu=memory.used", "--format=csv,noheader", "-i", "0") or "unknown"
+
+
+def jpeg(rounds: int = 20) -> None:
+    need("nvjpeg")
+    pictures = jpegs()
+    _alone(pictures, rounds)
+    size = {"width": 224, "height": 224}
+    for share in (0.0, 0.25, 0.5, 0.65, 0.8, 1.0):
+        load = partial(sm.load_image_batch_nvjpeg, pictures, cuda=0, hw_decoder_load=share, **size)
+        say(
+            f"{len(pictures)} JPEGs, {share} of them by the JPEG engine:",
+            timed(load, rounds),
+            used(),
+        )
+    for count in (1, 8, 32, 64, 128):
+        batch = (pictures * 2)[:count]
+        load = partial(sm.load_image_batch, batch, cuda=0, decoder="dali", **size)
+        say(f"a batch of {count}:", timed(load, rounds), used())
+    for threads in (1, 2, 3, 4, 8):
+        load = partial(sm.load_image_batch, pictures, cuda=0, decoder="dali", **size)
+        say(
+            f"{threads} threads: {_per_second(load, threads, rounds) * len(pictures):.0f}/s", used()
+        )
+    one = partial(sm.load_image, pictures[0], cuda=0, **size)
+    say("one picture:", timed(one, rounds), used())
+    say("measured")
+
+
+def _alone(pictures: list[bytes], rounds: int) -> None:
+    """NVIDIA's decoder without DALI around it, at its own sizes."""
+    try:
+        from nvidia import nvimgcodec
+
+        decoder = nvimgcodec.Decoder()
+        decoder.decode(pictures)
+    except Exception as error:  # noqa: BLE001  # whatever it raises, DALI may do
+        say("nvImageCodec alone cannot be used:", error)
+        return
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        kept = decoder.decode(pictures)
+    del kept
+    rate = rounds * len(pictures) / (time.perf_counter() - begin)
+    say(f"nvImageCodec alone: {rate:.0f}/s", used())
+
+
+def _per_second(load: Callable[[], Any], threads: int, rounds: int) -> float:
+    def work(_: int) -> None:
+        for _ in range(rounds):
+            load().synchronize()
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))  # each thread has what it needs
+        begin = time.perf_counter()
+        list(pool.map(work, range(threads)))
+    return threads * rounds / (time.perf_counter() - begin)
+
+
+# --- for the benchmark
+
+
+def media(folder: str = "media") -> None:
+    """Pictures and a video for those who have none at hand."""
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(jpegs(128)):
+        (where / f"{number:03}.jpg").write_bytes(data)
+    (where / "clip.mp4").write_bytes(clip("libx264", "mp4", (1280, 720), 120))
+    say(f"made in {where}")
+
+
+PARTS: dict[str, Callable[..., None]] = {
+    "capabilities": capabilities,
+    "tests": tests,
+    "exits": exits,
+    "nvdec": nvdec,
+    "clips": clips,
+    "jpeg": jpeg,
+    "media": media,
+}
+
+if __name__ == "__main__":
+    PARTS[sys.argv[1]](*sys.argv[2:])
