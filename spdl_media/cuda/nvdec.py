@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import re
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from fractions import Fraction
@@ -24,7 +24,6 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 from spdl_media._devices.device import no_such_device
-from spdl_media._devices.forks import HISTORY
 from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
 from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec, set_colors, set_video
@@ -194,6 +193,10 @@ class DeviceDecoder:
         context: PyAV's.
         index: Number of the device.
 
+    Attributes:
+        is_sound: Whether it may serve another clip.
+        nbytes: Memory of the device that it takes at most, roughly.
+
     Thread safety: one thread at a time.
     """
 
@@ -201,15 +204,22 @@ class DeviceDecoder:
         self._context, self._index = context, index
         self._filter: Any = None
         self._headers: bytes | None = None
-        self.is_sound = True
+        self.is_sound, self.nbytes = True, 0
 
     def begin(self, codec: VideoCodec, source: str) -> None:
         """Take a clip: what the last one stated must not be said of it."""
         self._codec, self._source, self._is_first = codec, source, True
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)
+        # As many surfaces as H.264 may refer to, those that FFmpeg adds, and the frames of a launch.
+        self.nbytes = 40 * codec.width * codec.height * (3 if "p1" in str(codec.pix_fmt) else 2)
         if has_lengths(codec) and codec.extradata != self._headers:
-            self._filter, after = make_filter(f"{codec.name}_mp4toannexb", codec)
+            try:
+                self._filter, after = make_filter(f"{codec.name}_mp4toannexb", codec)
+            except ValueError as error:
+                raise DecodeError(
+                    f"damaged {codec.name} headers: {error}", source=source
+                ) from error
             self._headers, self._sets = codec.extradata, after.extradata or b""
 
     def decode(self, packet: Any) -> list[Any]:
@@ -254,26 +264,28 @@ class DeviceDecoder:
         text = "".join(line for _, _, line in lines)
         failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
         old = re.search(r"Cannot load (\w+)", text)
+        if not old and (not failed or failed[2] in _OF_THE_DATA):
+            return
+        self.is_sound = False
         if old:
-            self.is_sound = False
             raise device_error(self._index, old[0], self._source) from cause
-        if failed and failed[2] not in _OF_THE_DATA:
-            self.is_sound = False
-            remedy = (
-                "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a "
-                "time, or drop buffers earlier"
-                if failed[2] == "CUDA_ERROR_OUT_OF_MEMORY"
-                else "nvidia-smi shows whether the device is still there"
-            )
-            raise TransferError(
-                f"NVDEC failed on CUDA device {self._index}: {failed[1]} says {failed[2]} ({failed[3]}). "
-                f"{remedy}",
-                source=self._source,
-            ) from cause
+        assert failed is not None
+        remedy = (
+            "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, "
+            "or drop buffers earlier"
+            if failed[2] == "CUDA_ERROR_OUT_OF_MEMORY"
+            else "nvidia-smi shows whether the device is still there"
+        )
+        raise TransferError(
+            f"NVDEC failed on CUDA device {self._index}: {failed[1]} says {failed[2]} ({failed[3]}). "
+            f"{remedy}",
+            source=self._source,
+        ) from cause
 
     def _check(self, frame: Any) -> None:
+        """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not all of it."""
+        is_sound, self.is_sound = self.is_sound, False
         if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
-            self.is_sound = False
             raise NotOnDeviceError(self._found(format_name(frame)))
         # The decoder's own size may be that of frames to come; then these have the size that is stated.
         size, codec = (frame.width, frame.height), self._codec
@@ -285,6 +297,7 @@ class DeviceDecoder:
                         f"NVDEC's chroma of pictures with an odd height, here {width}x{height}, lies where "
                         "FFmpeg does not look for it"
                     )
+                self.is_sound = is_sound
                 return
         raise NotOnDeviceError(
             f"NVDEC gives {size[0]}x{size[1]} for pictures of {sizes[0][0]}x{sizes[0][1]}, which this "
@@ -324,20 +337,27 @@ class DecoderPool:
     """Decoders that wait for the next clip of their kind; the one that waited longest goes first.
 
     Args:
-        most: How many wait. Each holds some frames' worth of memory of its device.
+        most: How many wait at most.
+        room: Bytes of surfaces that they may hold together.
 
     Thread safety: safe.
     """
 
-    def __init__(self, most: int = 8) -> None:
-        self._idle: OrderedDict[int, tuple[Hashable, DeviceDecoder]] = OrderedDict()
+    def __init__(self, most: int = 8, room: int = 1 << 30) -> None:
+        self._most, self._room = most, room
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew; what the parent has is left alone, for this process has no driver to ask."""
+        if hasattr(self, "_idle"):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))
+        self._idle: list[tuple[Hashable, DeviceDecoder]] = []
         self._lock = threading.Lock()
-        self._most = most
 
     def take(self, key: Hashable) -> DeviceDecoder | None:
         """A decoder of this kind, if one waits."""
         with self._lock:
-            for number, (found, decoder) in self._idle.items():
+            for number, (found, decoder) in enumerate(self._idle):
                 if found == key:
                     del self._idle[number]
                     return decoder
@@ -345,23 +365,26 @@ class DecoderPool:
 
     def give(self, key: Hashable, decoder: DeviceDecoder) -> None:
         """Keep a decoder that was flushed."""
+        gone = []
         with self._lock:
-            self._idle[id(decoder)] = key, decoder
-            gone = self._idle.popitem(last=False) if len(self._idle) > self._most else None
+            self._idle.append((key, decoder))
+            while len(self._idle) > self._most or sum(d.nbytes for _, d in self._idle) > self._room:
+                gone.append(self._idle.pop(0))
         del gone  # which takes a while, and nobody needs to wait for it
 
     def clear(self) -> bool:
         """Let all go; whether there were any."""
         with self._lock:
-            idle, self._idle = self._idle, OrderedDict()
-        if HISTORY.lost:
-            HISTORY.parents.append(idle)  # the parent's, and this process has no driver to ask
+            idle, self._idle = self._idle, []
         return bool(idle)
 
 
 DECODERS = DecoderPool()
 # While the driver is still there.
 atexit.register(DECODERS.clear)
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=DECODERS.after_fork)
 
 
 def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:

@@ -28,6 +28,7 @@ from spdl_media.cuda.videos import (
 )
 from spdl_media.decoders import VideoDecoder
 from spdl_media.demux import Demuxer
+from spdl_media.errors import TransferError
 from spdl_media.inputs import Source
 from spdl_media.packets import VideoPackets, metadata_of
 
@@ -120,25 +121,33 @@ def _batches(
         if first is None:
             return
         # Kept until the first frame shows whether the hardware takes the stream.
-        untried: list[VideoPackets] | None = [first]
-        stream = None
-        try:
-            stream = _DeviceStream(first, device, *options)
-            for packets in chain([first], chunks):
-                if untried and packets is not first:
-                    untried.append(packets)
-                for buffer in stream.batches(packets):
-                    untried = None
-                    yield buffer
-            yield from stream.batches(None)
-            return
-        except NotOnDeviceError as found:
-            # Once frames are out, those of the CPU cannot take their place.
-            say_fallback(found, decoder if untried else "pyav", first.source)
-        finally:
-            if stream is not None:
-                stream.close()
-        yield from _by_cpu(chain(untried or (), chunks), first.codec, device, *options)
+        untried: list[VideoPackets] | None = []
+        todo: Iterator[VideoPackets] = chain([first], chunks)
+        while True:
+            stream = None
+            try:
+                stream = _DeviceStream(first, device, *options)
+                for packets in todo:
+                    if untried is not None:
+                        untried.append(packets)
+                    for buffer in stream.batches(packets):
+                        untried = None
+                        yield buffer
+                yield from stream.batches(None)
+                return
+            except NotOnDeviceError as found:
+                # Once frames are out, those of the CPU cannot take their place.
+                say_fallback(found, "pyav" if untried is None else decoder, first.source)
+                break
+            except TransferError:
+                # Decoders that wait for other clips take memory, too.
+                if untried is None or not device.decoders.clear():
+                    raise
+                todo, untried = chain(untried, todo), []
+            finally:
+                if stream is not None:
+                    stream.close()
+        yield from _by_cpu(chain(untried or (), todo), first.codec, device, *options)
 
 
 def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from nvdec_stand_in import StandIn, clip_of
 import spdl_media as sm
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.fallback import CPUFallbackWarning
-from spdl_media.cuda.nvdec import DecoderPool, NotOnDeviceError, open_on_device
+from spdl_media.cuda.nvdec import DECODERS, DecoderPool, NotOnDeviceError, open_on_device
 from spdl_media.cuda.video_streams import streaming_load_video_nvdec
 from spdl_media.cuda.videos import decode_packets_nvdec
 from spdl_media.packets import av_packets
@@ -239,6 +241,48 @@ def test_the_pool_is_bounded() -> None:
     for side in range(48, 48 + 16 * 6, 16):
         clip_of(packets_of("libx264", size=(side, 64), count=2), device)
     assert CUVID.created - CUVID.destroyed == 3
+
+
+def test_large_decoders_are_kept_in_smaller_numbers() -> None:
+    device = Device()
+    device.decoders = DecoderPool(8, 3 * 40 * 2 * 128 * 64)
+    for side in range(48, 128 + 16, 16):
+        clip_of(packets_of("libx264", size=(side, 64), count=2), device)
+    assert 1 < CUVID.created - CUVID.destroyed <= 4
+
+
+def test_a_forked_process_leaves_the_decoders_of_its_parent_alone() -> None:
+    device, packets = Device(), packets_of("libx264")
+    device.decoders = DECODERS
+    clip_of(packets, device)
+    destroyed = CUVID.destroyed
+    child = os.fork()
+    if not child:
+        found = DECODERS.clear() or CUVID.destroyed - destroyed
+        gc.collect()
+        os._exit(1 if found or CUVID.destroyed != destroyed else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert DECODERS.clear()
+
+
+def test_a_stream_makes_room_as_a_clip_does() -> None:
+    device, data = Device(), make_video(index_planes(12, 64, 64), codec="libx265", format="mp4")
+    CUVID.sessions = 1
+    clip_of(packets_of("libx264"), device)
+    batches = list(streaming_load_video_nvdec(data, device, num_frames=5))
+    assert [len(batch) for batch in batches] == [5, 5, 2]  # type: ignore[arg-type]
+    CUVID.create_error = 2
+    device.decoders.clear()
+    with pytest.raises(sm.TransferError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        next(streaming_load_video_nvdec(data, device, num_frames=5))
+
+
+def test_damaged_headers_are_damage() -> None:
+    packets = packets_of("libx264")
+    codec = replace(packets.codec, extradata=b"\1\x64\0\x1f\xff\xe1\xff\xff")
+    broken = packets.with_packets(list(av_packets(packets)), codec)
+    with pytest.raises(sm.DecodeError, match="damaged h264 headers"):
+        clip_of(broken, Device())
 
 
 def test_a_decoder_says_nothing_of_the_clip_before() -> None:
