@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import av
+import numpy as np
 from av.codec.codec import find_best_pix_fmt_of_list
 from av.codec.context import Flags
 
-from spdl_media._audio_chunks import frame_of
+from spdl_media._audio_chunks import AudioChunk, frame_of
 from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
 from spdl_media._graph import FrameFilter
@@ -33,6 +34,7 @@ __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "vid
 _QUIET_SVT = ("SVT_LOG", "1")
 _FLAGS = f"flags=bilinear+{ACCURATE}"
 _TOO_FAR = 2**40  # ticks; months, in any unit of time
+_MAX_PEAK = 1000.0  # of samples as floats; what is a little above 1 is cut off
 # FFmpeg's unit of its encoders' "quality", in steps of a quantiser.
 _QP2LAMBDA = 118
 
@@ -414,10 +416,23 @@ class AudioEncoder:
                 "sample_rate= and num_channels= of get_audio_filter_desc".format(*given, *wanted)
             )
         for chunk in frames.chunks:
+            self._check_range(chunk)
             placed = replace(chunk, position=self._count)
             self._count += len(chunk)
             unit = Fraction(1, config.sample_rate)
             yield from self._stream.encode(frame_of(placed, unit, Fraction(0), is_shared=True))
+
+    def _check_range(self, chunk: AudioChunk) -> None:
+        # LAME ends the process where it cannot count, and others write noise.
+        if self._stream.codec_context.name.startswith(("pcm_", "wavpack")):
+            return
+        for plane in chunk.planes:
+            peak = float(np.abs(plane).max()) if plane.dtype.kind == "f" else 0
+            if not peak <= _MAX_PEAK:
+                raise EncodeError(
+                    f"the samples reach {peak:g}, and floats are from -1 to 1. Divide those that come from "
+                    "int16 by 32768, and take out what is no number: np.nan_to_num"
+                )
 
     def flush(self) -> Iterator[AvPacket]:
         """The packets that the encoder holds back."""

@@ -55,6 +55,8 @@ _IN_MPEGTS = frozenset(
     "truehd vc1 vvc".split()
 )
 """FFmpeg writes all others into MPEG-TS as data, and readers find no video or audio."""
+_SEEKING = frozenset({"aiff", "apng", "caf", "w64", "wav"})
+"""Formats that state in front what is known at the end; without it, readers find nothing or half of it."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
 
@@ -125,6 +127,8 @@ class Muxer:
         if self._format in _EDITED:
             # It otherwise leaves the matrix out where primaries and transfer are not known as well.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
+        if self._format in _SEEKING and self._sink and not hasattr(self._sink, "seek"):
+            raise ValueError(f"format {self._format!r} needs a file object that can seek")
         if self._container.format.no_file:
             raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
 

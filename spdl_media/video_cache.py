@@ -16,7 +16,8 @@ __all__ = ("VideoCache",)
 class VideoCache:
     """Opened videos, the ones last used, so that further clips of one open nothing.
 
-    A video that falls out of the cache stays usable for whoever holds it, and closes with its last user.
+    A video that falls out of the cache stays usable for whoever holds it, and closes with its last user. One
+    that was closed is opened anew; of one that is written anew under its name, the old one may be kept.
 
     Args:
         max_videos: How many are kept.
@@ -55,10 +56,13 @@ class VideoCache:
             TypeError: It is no path or URL.
         """
         key = os.fspath(src)
+        if not isinstance(key, str):
+            raise TypeError(f"a VideoCache opens paths and URLs, not {type(key).__name__}")
         with self._lock:
-            if key in self._videos:
-                self._videos.move_to_end(key)
-                return self._videos[key]
+            video = self._videos.pop(key, None)
+            if video is not None and not video.closed:
+                self._videos[key] = video
+                return video
         # Without the lock: opening may take long, and other threads have videos of their own.
         opened = VideoFile(src, **self._options)
         with self._lock:

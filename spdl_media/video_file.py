@@ -334,6 +334,17 @@ class VideoFile:
         with self._lock:
             self._file.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._file.container is None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a VideoFile has an open file, and is not copied or pickled. Open it where it is used, or send a "
+            "VideoCache, which opens videos there"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -208,6 +208,41 @@ def test_lossy_audio_is_near(tmp_path: Path) -> None:
         assert np.abs(loaded[:, 4800:43200] - tone[:, 4800:43200]).mean() < 0.02
 
 
+@each("peak", [float("nan"), float("inf"), 32768.0])
+def test_samples_that_are_no_audio_are_refused(peak: float) -> None:
+    """LAME ends the process there."""
+    samples = np.zeros((2, 9000), np.float32)
+    samples[1, 5000:] = peak
+    for format in ("mp3", "flac", "ogg"):
+        with pytest.raises(sm.EncodeError, match=rf"reach {peak:g}, and floats are from -1 to 1"):
+            sm.save_audio(io.BytesIO(), samples, 48000, format=format)
+    file = io.BytesIO()
+    sm.save_audio(file, samples, 48000, format="wav")
+    assert np.array_equal(sm.load_audio(file.getvalue()).array, samples, equal_nan=True)
+
+
+class Pipe:
+    """Writes, and cannot seek."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> int:
+        self.data += data
+        return len(data)
+
+
+def test_formats_that_need_to_seek_say_so() -> None:
+    for format in ("wav", "aiff", "caf", "w64"):
+        with pytest.raises(ValueError, match=f"'{format}' needs a file object that can seek"):
+            sm.save_audio(Pipe(), np.zeros(900, np.float32), 8000, format=format)
+    with pytest.raises(sm.EncodeError, match="does not support non seekable output"):
+        sm.save_video(Pipe(), VIDEO, format="mp4")
+    pipe = Pipe()
+    sm.save_video(pipe, VIDEO, format="matroska", encoder="ffv1")
+    assert np.array_equal(sm.load_video(pipe.data).array, VIDEO)
+
+
 def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
     for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):

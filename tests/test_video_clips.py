@@ -271,6 +271,14 @@ def test_a_cache_keeps_the_videos_last_used(tmp_path: Path) -> None:
     # The first fell out, and serves whoever holds it.
     assert cache.open(first) is not video
     assert frame_index(video[2].planes[0]) == 2
+    with pytest.raises(TypeError, match="a VideoFile has an open file, and is not copied or pickl"):
+        pickle.dumps(video)
+    with pytest.raises(TypeError, match="a VideoCache opens paths and URLs, not bytes"):
+        cache.open(first.read_bytes())  # type: ignore[arg-type]
+    with cache.open(first) as closed:
+        assert not closed.closed
+    assert closed.closed
+    assert frame_index(cache.open(first)[2].planes[0]) == 2
     copy = pickle.loads(pickle.dumps(cache))
     assert len(copy) == 0
     assert copy.open(first)[0].pix_fmt == "yuv420p"
