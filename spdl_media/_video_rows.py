@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -58,7 +59,7 @@ class VideoRows:
         self._layout, self._values = layout, values
         self._limit, self._on_short = limit, on_short
         # Counted by the packets: the header's number of frames may be wrong.
-        self._expected, self._is_exact = _expected_frames(packets, filter_desc, limit)
+        self._expected, self._is_exact = expected_frames(packets, filter_desc, limit)
         if on_short is not None and limit is not None:
             self._expected, self._is_exact = limit, True
         self._pts: list[int | None] = []
@@ -151,18 +152,22 @@ class VideoRows:
 
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""
-        zero = metadata_of(self._packets).zero
-        return tuple(
-            float("nan") if pts is None else float(ticks_to_seconds(pts, self._time_base, zero))
-            for pts in self._pts
-        )
+        return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
 
     def release(self) -> None:
         """Let go of the memory."""
         self._arrays, self._places = [], []
 
 
-def _expected_frames(
+def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
+    """Timestamps in seconds on the container's clock; ``nan``: the file has none."""
+    return tuple(
+        float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
+        for one in pts
+    )
+
+
+def expected_frames(
     packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
 ) -> tuple[int, bool]:
     """How many frames are to be expected, and whether hardly more can come."""

@@ -413,7 +413,7 @@ def with_prefix(packet: AvPacket, prefix: bytes) -> AvPacket:
 
 
 def shared_packet(packet: AvPacket) -> AvPacket:
-    """A packet of its own over the same data: muxers write times into what they are given."""
+    """A packet of its own over the same data, for muxers and filters, which change what they are given."""
     return _with_data(packet, memoryview(packet))
 
 

@@ -29,7 +29,7 @@ from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
-from spdl_media.packets import copy_packet, with_prefix
+from spdl_media.packets import shared_packet, with_prefix
 
 NVDEC_CODECS = frozenset(
     {"av1", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "vp8", "vp9"}
@@ -253,7 +253,7 @@ class DeviceDecoder:
         """The packets that the decoder is given for one of the clip."""
         if not has_lengths(self._codec):
             return [packet]
-        parts = list(self._filter.filter(packet and copy_packet(packet)))
+        parts = list(self._filter.filter(packet and shared_packet(packet)))
         if self._is_first and parts:
             # The filter puts headers before pictures of one kind alone, with which a window need not begin.
             parts[0], self._is_first = with_prefix(parts[0], self._sets), False

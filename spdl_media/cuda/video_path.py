@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from spdl_media._picture_decoder import PictureDecoder, PicturePath
 from spdl_media._picture_filter import PictureFilter
 from spdl_media._rows import no_frames
+from spdl_media._video_rows import expected_frames, seconds_of
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -23,8 +25,7 @@ from spdl_media.cuda.video_rows import DeviceRows, Shown, VideoDevice
 from spdl_media.decode import decode_into
 from spdl_media.errors import DecodeError, TransferError
 from spdl_media.operations import PictureOps, Rate
-from spdl_media.packets import PacketMetadata, VideoPackets, av_packets, metadata_of
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
 
 
 class DevicePath(PicturePath):
@@ -98,13 +99,18 @@ class DeviceClip(NamedTuple):
         buffer: The frames, one behind the other.
         pts: In units of ``time_base``.
         time_base: Seconds in one unit.
-        timestamps: The same in seconds on the container's clock.
+        zero: Second 0 of the container, in seconds.
     """
 
     buffer: Buffer
     pts: tuple[int | None, ...]
-    time_base: Any
-    timestamps: tuple[float, ...]
+    time_base: Fraction
+    zero: Fraction
+
+    @property
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds of each frame on the container's clock."""
+        return seconds_of(self.pts, self.time_base, self.zero)
 
 
 def decode_clip(
@@ -146,13 +152,11 @@ def _decode_clip(
         paths.append(DevicePath(device, *arguments))
         return paths[0]
 
-    # A frame for each packet of the window; there is more room if there are more.
-    coded = len(av_packets(packets))
-    room = min(len(packets.get_timestamps()) or coded, num_frames or coded)
+    # There is more room if there are more.
+    room, _ = expected_frames(packets, None, num_frames)
     rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
     decode_into(rows, packets, PictureOps(frame_rate=frame_rate), config, num_frames, make_path)
     if not rows.count:
         raise no_frames(packets)
-    pts, base, zero = tuple(rows.pts), paths[0].time_base, metadata_of(packets).zero
-    seconds = (float("nan") if p is None else float(ticks_to_seconds(p, base, zero)) for p in pts)
-    return DeviceClip(rows.take(rows.count), pts, base, tuple(seconds))
+    times = tuple(rows.pts), paths[0].time_base, metadata_of(packets).zero
+    return DeviceClip(rows.take(rows.count), *times)

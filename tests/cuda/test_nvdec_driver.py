@@ -10,7 +10,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "fake_driver"))
 
-from build import build, run  # noqa: E402  # of the tests, in a folder of its own
+from driver_build import build, run  # noqa: E402  # of the tests, in a folder of its own
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build import Part
+from driver_build import Part
 from nvdec_stand_in import StandIn, clip_of
 
 import spdl_media as sm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from build import Part
+from driver_build import Part
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
