@@ -11,7 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from terminal import Terminal
 
 import spdl_media as sm
 from spdl_media.cli import main
+from spdl_media.cli.tuning import Measured, Setting, best_of, search
 from spdl_media.testing import index_frames, make_tone, make_video
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -398,6 +402,126 @@ def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert "3 frames" in capfd.readouterr().out
     sm.save_audio(tmp_path / "tone.wav", make_tone(800, 8000).T, 8000)
     assert "tone.wav" in refusal(capfd, "contact-sheet", tmp_path / "tone.wav")
+
+
+def reached(rate_of: Callable[[Setting], float], cores: int) -> float:
+    """What the setting that the search finds has of the best one of a grid, where measuring is 3 % off."""
+    noise = np.random.default_rng(cores)
+
+    def run(setting: Setting) -> Measured:
+        return Measured(int(1000 * rate_of(setting) * noise.uniform(0.97, 1.03)), 1000, 1, {})
+
+    found = search(run, cores)
+    assert len(found) <= 14
+    counts = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    grid = [Setting(n) for n in counts]
+    grid += [Setting(n, is_processes=True) for n in counts if n <= 2 * cores]
+    return rate_of(best_of(found)) / max(map(rate_of, grid))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 6, 8, 16, 24, 48])
+def test_settings_are_within_a_tenth_of_the_best_of_a_grid(cores: int) -> None:
+    def decoding(setting: Setting) -> float:
+        """Uses all cores; more threads disturb each other, and processes copy their results."""
+        busy = min(setting.number, cores)
+        crowd = max(0, setting.number - cores)
+        return 300 * busy / (1 + 0.004 * crowd) * (0.8 if setting.is_processes else 1)
+
+    def computing(setting: Setting) -> float:
+        """Holds the interpreter's lock."""
+        return (
+            100 * min(setting.number, cores) if setting.is_processes else 110 - setting.number / 2
+        )
+
+    def waiting(setting: Setting) -> float:
+        """Storage that answers after 20 ms, 2,000 times a second at most."""
+        return min(50.0 * setting.number, 2000)
+
+    for rate_of in (decoding, computing, waiting):
+        assert reached(rate_of, cores) >= 0.9, rate_of.__name__
+
+
+def test_bench_of_a_function_that_waits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("a.jpg", "b.jpg", "c.jpg", "c.wav"):
+        (tmp_path / "data" / name).write_bytes(b"any")
+    # What cannot be pickled is measured in threads alone.
+    (tmp_path / "far_storage.py").write_text(
+        "import time, numpy as np\nload = lambda path: time.sleep(0.01) or np.zeros(4, np.uint8)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    command = ["bench", "data", "--preprocessor", "far_storage:load", "--seconds", "0.05"]
+    assert main([*command, "--batch-size", "4"]) == 0
+    output = capfd.readouterr().out
+    assert output.startswith("3 files of data, by load\n")
+    assert re.search(r"^decode +1\d\.\d+ +\d+%$", output, re.MULTILINE)
+    assert "(processes cannot be used: the preprocessor cannot be pickled)" in output
+    assert re.search(
+        r"^Bottleneck: decode, \d+% of a sample's time; waiting for \d+% of it",
+        output,
+        re.MULTILINE,
+    )
+    (number,) = map(int, re.findall(r"num_threads=(\d+)", output))
+    assert number > 4
+    # The call stands there as it is to be used.
+    code = output[output.index("import spdl_media") : output.index("Chart: ")]
+    names: dict[str, Any] = {}
+    exec(code.replace("[...]", "['data/a.jpg'] * 6"), names)  # noqa: S102  # what users copy
+    batches = list(names["loader"])
+    assert [batch.shape for batch in batches] == [(4, 4), (2, 4)]
+    assert names["loader"].num_threads == number
+    svg = ET.parse(tmp_path / "spdl-media-bench.svg")  # noqa: S314  # our own
+    assert f"{number}\xa0threads" in "".join(svg.getroot().itertext())
+
+    assert "these files cannot be loaded: " in refusal(capfd, "bench", "data")
+    assert "no video files in data" in refusal(capfd, "bench", "data", "--kind", "video")
+    assert "cannot be imported" in refusal(capfd, "bench", "data", "--preprocessor", "far_storage")
+    assert "cannot write" in refusal(capfd, "bench", "data", "--chart", "missing/a.svg")
+
+
+def test_bench_prints_the_loader_that_it_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(MEDIA / "technician.jpg", tmp_path / "1.jpg")
+    shutil.copy(MEDIA / "nasa_13013.mp4", tmp_path / "1.mp4")
+    sm.save_audio(tmp_path / "1.wav", make_tone(8000, 8000).T, 8000)
+    settings = {
+        "image": (Setting(1), (2, 3, 32, 32)),
+        "video": (Setting(2), (2, 16, 32, 32, 3)),
+        "audio": (Setting(2, is_processes=True), (2, 1, 48_000)),
+    }
+    for kind, (best, shape) in settings.items():
+
+        def one(run: Callable[[Setting], Measured], cores: int, best: Setting = best) -> Any:
+            assert cores >= 1
+            found = {setting: run(setting) for setting in (Setting(1), best)}
+            return {**found, best: Measured(10**9, 1, 1, {})} if best != Setting(1) else found
+
+        monkeypatch.setattr("spdl_media.cli.bench.search", one)
+        options = ["--kind", kind, "--seconds", "0.05", "--size", "32", "--batch-size", "2"]
+        chart = str(tmp_path / "chart.svg")
+        assert main(["bench", str(tmp_path), *options, "--chart", chart]) == 0
+        output = capfd.readouterr().out
+        code = output[output.index("import ") : output.index("Chart: ")]
+        path = next(tmp_path.glob(f"1.{'jpg mp4 wav'.split()[list(settings).index(kind)]}"))
+        names: dict[str, Any] = {}
+        exec(code.replace("[...]", repr([str(path)] * 2)), names)  # noqa: S102  # what users copy
+        assert [batch.shape for batch in names["loader"]] == [shape]
+        assert f"num_threads={best.number}" in code
+        assert ("max_workers=2" in code) == best.is_processes
+
+
+@pytest.mark.long
+def test_bench_shows_what_it_knows_after_ctrl_c(tmp_path: Path) -> None:
+    command = [*COMMAND, "bench", MEDIA, "--seconds", 0.5, "--chart", tmp_path / "chart.svg"]
+    terminal = Terminal(command, 80, ENVIRONMENT)
+    terminal.read_until(lambda text: "measuring 2 threads" in text)
+    terminal.press(b"\x03")
+    assert terminal.wait() == 130
+    assert re.search(r"\n1 thread +[\d.]+ +\d+%", terminal.text())
 
 
 def test_the_reader_may_leave(odd_folder: Path) -> None:

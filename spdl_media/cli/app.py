@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -21,19 +22,14 @@ _SETTINGS = {
     "help_option_names": ["-h", "--help"],
     # Click itself writes no help that is narrower than 50 columns.
     "terminal_width": min(shutil.get_terminal_size().columns, 100) - 1,
+    "show_default": True,
 }
 _INTERRUPTED = 130
 
 
-class _Options:
-    """What holds for the whole run."""
-
-    debug = False
-
-
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit status; see :func:`spdl_media.cli.main`."""
-    options = _Options()
+    options = SimpleNamespace(debug=False)
     for stream in (sys.stdout, sys.stderr):
         # Names of files are any bytes, and not every terminal takes every letter.
         if reconfigure := getattr(stream, "reconfigure", None):
@@ -105,9 +101,9 @@ _debug = click.option(
     callback=_set_debug,
     help="Show tracebacks of errors.",
 )
-_file = click.Path(path_type=Path)
+_file: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
-_count = click.IntRange(min=1)
+_number: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 
 @click.group(context_settings=_SETTINGS, invoke_without_command=True)
@@ -137,10 +133,8 @@ def _command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], cli
     "spdl-media probe photo.jpg movie.mp4",
     "spdl-media probe *.mp4 --json | jq '.[].duration'",
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_file)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write JSON: a list with an object for each file."
-)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_file["type"])
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each file.")
 def probe(files: tuple[Path, ...], *, as_json: bool) -> int:
     """Show what is in media files: streams, codecs, sizes, rates, durations, colour.
 
@@ -159,19 +153,10 @@ def probe(files: tuple[Path, ...], *, as_json: bool) -> int:
 )
 @click.argument("folder", metavar="DIR", type=_folder)
 @click.option("--json", "form", flag_value="json", help="Write the report as JSON.")
-@click.option(
-    "--csv", "form", flag_value="csv", help="Write the report as CSV: kind, path, reason."
-)
-@click.option("-o", "--output", type=_file, metavar="FILE", help="Write the report to this file.")
-@click.option(
-    "--state",
-    type=_file,
-    metavar="FILE",
-    help="Keep results in this file; a later run decodes what is new.",
-)
-@click.option(
-    "--threads", type=_count, metavar="N", help="Files to decode at a time.  [default: the cores]"
-)
+@click.option("--csv", "form", flag_value="csv", help="Write it as CSV: kind, path, reason.")
+@click.option("-o", "--output", **_file, help="Write it to this file.")
+@click.option("--state", **_file, help="Keep results; the next run decodes what is new.")
+@click.option("--threads", **_number, help="Files to decode at a time; else the cores.")
 def check(**options: Any) -> int:
     """Decode all media in a folder, and report damaged, unreadable, odd and duplicate files.
 
@@ -183,10 +168,28 @@ def check(**options: Any) -> int:
     return check_folder(**options)
 
 
-@_command("Show what is missing here.", "spdl-media doctor", "spdl-media doctor --json")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write JSON: a list with an object for each row."
+@_command(
+    "Find settings for a DataLoader.",
+    "spdl-media bench train/",
+    "spdl-media bench clips/ --kind video --size 112 --chart clips.svg",
+    "spdl-media bench train/ --preprocessor mypackage.data:load",
 )
+@click.argument("folder", metavar="DIR", type=_folder)
+@click.option("--kind", type=click.Choice(["image", "video", "audio"]), help="Else the most.")
+@click.option("--size", **_number, default=224, help="Side of images and frames.")
+@click.option("--batch-size", **_number, help="Else 32, and of videos 8.")
+@click.option("--preprocessor", metavar="M:F", help="Module and function, from path to sample.")
+@click.option("--seconds", type=float, metavar="S", default=1.0, help="Time of each run.")
+@click.option("--chart", **_file, default="spdl-media-bench.svg", help="The chart to write.")
+def bench(**options: Any) -> int:
+    """Measure loading here, name the bottleneck, and print a DataLoader with settings that fit."""
+    from spdl_media.cli.bench import bench_folder
+
+    return bench_folder(**options)
+
+
+@_command("Show what is missing here.", "spdl-media doctor", "spdl-media doctor --json")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each row.")
 def doctor(*, as_json: bool) -> int:
     """Show what is there and what is missing, and the line that gets it."""
     from spdl_media.cli.doctor import show
@@ -199,26 +202,11 @@ def doctor(*, as_json: bool) -> int:
     "spdl-media contact-sheet movie.mp4",
     "spdl-media contact-sheet movie.mp4 -o sheet.png --columns 6 --rows 5",
 )
-@click.argument("video", metavar="VIDEO", type=_file)
-@click.option(
-    "-o",
-    "--output",
-    type=_file,
-    metavar="FILE",
-    default="sheet.jpg",
-    show_default=True,
-    help="The image to write.",
-)
-@click.option("--columns", type=_count, metavar="N", default=4, show_default=True)
-@click.option("--rows", type=_count, metavar="N", default=4, show_default=True)
-@click.option(
-    "--width",
-    type=click.IntRange(min=48),
-    metavar="N",
-    default=320,
-    show_default=True,
-    help="Width of a frame.",
-)
+@click.argument("video", metavar="VIDEO", type=_file["type"])
+@click.option("-o", "--output", **_file, default="sheet.jpg", help="The image to write.")
+@click.option("--columns", **_number, default=4)
+@click.option("--rows", **_number, default=4)
+@click.option("--width", type=click.IntRange(min=48), metavar="N", default=320, help="Of a frame.")
 def contact_sheet(**options: Any) -> int:
     """Put frames of a video at regular times, with their times, into one image."""
     from spdl_media.cli.contact_sheet import write_sheet
