@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ SAMPLES = DOCS.parent / "samples"
 
 project = "spdl_media"
 copyright = "the authors of spdl_media"
-release = version = importlib.metadata.version("spdl_media")
+release = version = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"][
+    "version"
+]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # Links to headings, such as dataloader.md#sources.

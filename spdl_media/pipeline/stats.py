@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from spdl_media.pipeline.tables import Shown, Table, plot_profile
 
@@ -131,6 +131,10 @@ class PipelineStatistics(Shown):
         An estimate of how busy the stages were and what waited for them. ``None``: nothing was delivered.
         :func:`profile_pipeline` measures the stages one by one.
         """
+        found = self._find_bottleneck()
+        return found.name if isinstance(found, StageStatistics) else found
+
+    def _find_bottleneck(self) -> StageStatistics | Literal["source", "consumer"] | None:
         if not self.sink.number or not self.elapsed:
             return None
         if self.sink.waited < _HARDLY_WAITS * self.elapsed:
@@ -141,24 +145,22 @@ class PipelineStatistics(Shown):
             for stage in self.stages
             if stage.calls.occupancy >= _HALF_BUSY or stage.queue.occupancy >= _ONE_WAITS
         ]
-        if not loaded:
-            return "source"
-        return max(loaded, key=_load).name
+        return max(loaded, key=_load, default="source")
 
     def _tables(self) -> tuple[Table, ...]:
-        sink, bottleneck = self.sink, self.bottleneck
+        sink, found = self.sink, self._find_bottleneck()
         first = (
             f"{self.elapsed:.1f} s, {self.source_items} items from the source, "
             f"{sink.number} delivered ({sink.rate:.1f}/s), the consumer waited {sink.waited:.1f} s"
         )
-        names = [stage.name for stage in self.stages]
-        is_stage = bottleneck in names
+        # By the stage itself, for one of them may be called "source".
+        is_stage = isinstance(found, StageStatistics)
         table = Table(
             _COLUMNS,
             tuple(map(_stage_row, self.stages)),
-            marked=names.index(bottleneck) if bottleneck and is_stage else None,
+            marked=self.stages.index(found) if isinstance(found, StageStatistics) else None,
             before=(first,),
-            after=() if bottleneck is None or is_stage else (f"Bottleneck: the {bottleneck}",),
+            after=() if found is None or is_stage else (f"Bottleneck: the {found}",),
         )
         return (table,)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import sys
 import threading
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_text_has_a_row_for_each_stage_and_marks_the_bottleneck() -> None:
     assert load == f"load           {numbers.format(90)}  <- bottleneck"
     assert aggregate == f"aggregate(32)  {numbers.format(' 1')}"
     assert str(made_up(waited=0)).splitlines()[-1] == "Bottleneck: the consumer"
+    *_, row, last = str(made_up(stage("consumer", 0.9), waited=0)).splitlines()
+    assert row.endswith("3")
+    assert last == "Bottleneck: the consumer"
+
+
+def test_statistics_can_be_sent_to_another_process() -> None:
+    statistics = made_up(stage("load", 0.9))
+    assert pickle.loads(pickle.dumps(statistics)) == statistics
 
 
 def test_html_marks_the_row_and_holds_names_as_text() -> None:
