@@ -28,6 +28,7 @@ from spdl_media.pipeline.failures import (
 )
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile import profile_pipeline
+from spdl_media.pipeline.profile_results import PipelineProfile, StageProfile
 from spdl_media.pipeline.remote import (
     SubprocessIterable,
     iterate_in_subprocess,
@@ -47,10 +48,8 @@ from spdl_media.pipeline.stages import (
     StageConfig,
 )
 from spdl_media.pipeline.stats import (
-    PipelineProfile,
     PipelineStatistics,
     SinkStatistics,
-    StageProfile,
     StageStatistics,
     Timing,
 )

@@ -17,6 +17,7 @@ from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
+from spdl_media.pipeline.profile_results import PipelineProfile, StageProfile
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
@@ -28,7 +29,7 @@ from spdl_media.pipeline.stages import (
     StageConfig,
     with_unique_names,
 )
-from spdl_media.pipeline.stats import PipelineProfile, StageProfile, quantile
+from spdl_media.pipeline.stats import quantile
 
 __all__ = ("profile_pipeline",)
 

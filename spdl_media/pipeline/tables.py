@@ -1,4 +1,4 @@
-"""Statistics as people read them: aligned text, a table of rich in a terminal, HTML in a notebook, a plot."""
+"""Statistics as people read them: aligned text, a table of rich in a terminal, HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spdl_media._optional import is_available, require
-
-if TYPE_CHECKING:
-    from spdl_media.pipeline.stats import PipelineProfile
 
 _MARK = "<- bottleneck"
 # Translucent, so that they suit light and dark notebooks.
@@ -123,33 +118,3 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return "".join(table.html() for table in self._tables())
-
-
-def plot_profile(profile: PipelineProfile, path: str | Path | None) -> Any:
-    """Draw the rate of each stage over its concurrency, and save it in the format that a name says."""
-    # Here, because it imports the statistics.
-    from spdl_media.pipeline.failures import MissingPackageError
-
-    # Figures of this class need no display, and pyplot would keep them.
-    figure = require("matplotlib", "A plot of a profile", MissingPackageError).Figure(
-        figsize=(8, 5)
-    )
-    axes = figure.add_subplot()
-    for name, group in groupby(profile.stages, key=lambda stage: stage.name):
-        stages = list(group)
-        rates = [stage.items_per_second for stage in stages]
-        concurrencies = [stage.concurrency for stage in stages]
-        configured = [number for number, stage in enumerate(stages) if stage.is_configured]
-        label = f"{name} (bottleneck)" if name == profile.bottleneck else name
-        axes.plot(concurrencies, rates, marker="o", markevery=configured, label=label)
-    axes.set(
-        xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
-    )
-    ticks = sorted({stage.concurrency for stage in profile.stages})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
-    axes.legend()
-    if path is not None:
-        figure.savefig(path)
-    return figure
