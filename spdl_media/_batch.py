@@ -34,7 +34,7 @@ from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.orientation import swaps_sides
-from spdl_media.packets import VideoPackets, metadata_of
+from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.storage import Storage
 from spdl_media.values import Values
 
@@ -53,7 +53,7 @@ class ImageRequest:
         ops: How images come out.
         desc: Their filters, which are the caller's own or those of ``ops``.
         cuts: What is cut out of each and mirrored.
-        is_plain: They are neither cut nor mirrored, and no graph of the caller's own is run.
+        is_plain: No graph of the caller's own is run.
         config: The device; ``None`` for host memory.
         decoder: Who decodes.
         purpose: The function, for messages.
@@ -180,6 +180,11 @@ def decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames
         ConvertError: Its crop does not lie inside it.
     """
     packets = demux_image(src, demux_config=request.demux_config, name=request.name)
+    return cut_packets(packets, position, request)
+
+
+def cut_packets(packets: ImagePackets, position: int, request: ImageRequest) -> ImageFrames:
+    """Decode an image, and cut out of it what is asked for at this position; see :func:`decode_cut`."""
     if request.cuts.is_empty:
         return decode_packets(packets, request.desc, request.decode_config)
     config, head = as_decode_config(request.decode_config), metadata_of(packets).jpeg

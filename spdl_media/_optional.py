@@ -13,11 +13,7 @@ INSTALL = MappingProxyType(
     {
         "cloudpickle": ("cloudpickle", 'pip install ".[dask]" in a clone of spdl_media'),
         "click": ("click", 'pip install ".[cli]" in a clone of spdl_media'),
-        # [ctk] brings what CuPy compiles kernels with.
-        "cupy": (
-            "cupy",
-            'pip install "cupy-cuda12x[ctk]" (or "cupy-cuda13x[ctk]", as the driver is)',
-        ),
+        "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
         "dali": (
             "nvidia.dali",
             "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130, as the driver is)",

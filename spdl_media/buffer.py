@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._devices.forks import HISTORY
+from spdl_media._driver import HISTORY
 from spdl_media._thumbnails import gallery, of_array
 from spdl_media.orientation import Box
 

@@ -37,7 +37,7 @@ from spdl_media._checks import check_int
 from spdl_media._lengths import check_length
 from spdl_media._rows import PictureRows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
+from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
 from spdl_media.demux import demux_video
@@ -299,7 +299,7 @@ def _steps(
     if request.config is None:
         return on_cpu
     # Whoever uses the CPU alone does not pay for the import of cuda/.
-    from spdl_media.cuda.image_routes import device_steps
+    from spdl_media.cuda.images import device_steps
 
     return device_steps(inputs, request, request.config, on_cpu)
 
@@ -322,7 +322,7 @@ def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
     ops, config = _picture_ops(arguments), chosen_device(arguments, ImageDecoder)
     cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
-    values = _values(arguments, ops, config)
+    values = _values(arguments, ops)
     colored = ops
     if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.
@@ -334,8 +334,7 @@ def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
         ops=ops,
         desc=chosen_filter(colored, filter_desc, _IMAGE_OPS),
         cuts=cuts,
-        # Decoders on a device make no cuts and run no graph of the caller's.
-        is_plain=isinstance(filter_desc, Default) and cuts.is_empty,
+        is_plain=isinstance(filter_desc, Default),
         # From pinned memory the copy to the device runs in the background.
         storage=storage if config is None else staging(storage),
         values=values,
@@ -358,7 +357,7 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
         ops=ops,
         desc=chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS),
         cuts=CropPlan(1, arguments["crops"], arguments["flips"], arguments["rng"]),
-        values=_values(arguments, ops, config),
+        values=_values(arguments, ops),
         config=config,
         purpose=purpose,
         **picked(arguments, _OF_VIDEOS),
@@ -408,16 +407,16 @@ def frame_request(arguments: Any, count: int, purpose: str) -> FrameRequest:
         cuts=CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"]),
         storage=storage,
         layout=arguments["layout"],
-        values=_values(arguments, ops, config),
+        values=_values(arguments, ops),
         finish=finish,
     )
 
 
-def _values(arguments: Any, ops: PictureOps, config: CUDAConfig | None) -> Values | None:
+def _values(arguments: Any, ops: PictureOps) -> Values | None:
     # What a graph of the caller's gives shows with the first image.
     pix_fmt = ops.pix_fmt if isinstance(arguments["filter_desc"], Default) else None
     given = picked(arguments, ("dtype", "mean", "std"))
-    return parse_values(**given, pix_fmt=pix_fmt, on_device=config is not None)
+    return parse_values(**given, pix_fmt=pix_fmt)
 
 
 def _picture_ops(arguments: Any) -> PictureOps:

@@ -16,12 +16,11 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 import numpy as np
 
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media._devices.choose import cuda_library
-from spdl_media._devices.device import is_out_of_memory
-from spdl_media._devices.forks import HISTORY
+from spdl_media._driver import HISTORY
 from spdl_media._optional import require
 from spdl_media._ring import offered
 from spdl_media._shared_memory import Bytes, Lease
+from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
@@ -30,6 +29,9 @@ OnExhausted: TypeAlias = Literal["allocate", "wait", "raise"]
 
 # JAX shares memory only from 64 bytes on, and so do the widest vector loads.
 ALIGNMENT = 64
+
+# Bytes from which on memory on its way to a device is not pinned.
+_LARGE = 64 << 20
 
 # A thread that waits this long looks for blocks in garbage, which costs more than most waits are long.
 _PATIENCE = 1.0
@@ -341,7 +343,11 @@ class StoragePool(_Blocks):
 
 
 class PinnedMemory:
-    """Fresh pinned memory of any size, each time. PyTorch and CuPy keep freed blocks for the next call."""
+    """Fresh memory of any size, each time, on its way to a device.
+
+    It is pinned, but for large blocks, which are copied in pieces: PyTorch and CuPy round pinned memory up to
+    powers of two, and keep what they have for the next call.
+    """
 
     def acquire(self, nbytes: int) -> Bytes:
         """A block of ``nbytes`` or more.
@@ -350,7 +356,8 @@ class PinnedMemory:
             TransferError: So much memory cannot be pinned, or none in this process, which was forked from
                 one that had used CUDA.
         """
-        return _allocate(nbytes, _pin_or_warn(pin_memory=True))
+        package = _pin_or_warn(pin_memory=True)
+        return _allocate(nbytes, package if nbytes <= _LARGE else None)
 
 
 Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory

@@ -11,23 +11,20 @@ import copy
 import dataclasses
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._devices.choose import cuda_library, open_device
-from spdl_media._devices.device import Device
-from spdl_media._devices.forks import HISTORY
-from spdl_media._devices.handover import Handover
-from spdl_media._devices.keeper import KEEPER
-from spdl_media._devices.torch_device import TorchDevice
+from spdl_media._driver import HISTORY, DriverError, Event, is_pinned
+from spdl_media._handover import KEEPER, Block, Handover
 from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
+from spdl_media.devices import Device, cuda_library, open_device, out_of_memory_said
 from spdl_media.errors import TransferError
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 
@@ -66,10 +63,10 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
         raise TypeError(f"transfer_buffer takes a CPUBuffer, not {type(buffer).__name__}")
     config = as_cuda_config(cuda_config)
     device = open_device(config, "transfer_buffer")
-    return to_device(buffer.array, device, config, **buffer.metadata)
+    return _to_device(buffer.array, device, config, **buffer.metadata)
 
 
-def to_device(
+def _to_device(
     array: Array, device: Device, config: CUDAConfig, **metadata: Unpack[BufferMetadata]
 ) -> CUDABuffer:
     """Begin to copy an array in host memory to the stream of a device.
@@ -77,23 +74,69 @@ def to_device(
     Raises:
         TransferError: The device's memory is full, or the copy fails.
     """
-    # Only C-contiguous memory goes in one piece, and PyTorch warns of memory that must not be written to.
-    source = np.require(array, requirements=("C", "W"))
+    # Only C-contiguous memory goes in one piece.
+    source = np.require(array, requirements="C")
     with _said(f"{source.nbytes} bytes to CUDA device {device.index}"):
         block = device.empty(source.shape, source.dtype, config.allocator)
-        device.copy_in(block.array, source)
-        event = device.record()
-    if not device.is_done(event):
-        # The copy reads the source in the background, so that must live until it is done.
-        KEEPER.keep((device.index, device.stream), partial(device.wait_and_stay, event), source)
+        is_direct = source.nbytes <= _SMALL or is_pinned(device.index, source.ctypes.data)
+        if is_direct:
+            device.copy_in(block.array, source)
+        else:
+            _WINDOW.copy(device, block.array, source)
+        ready = Handover(device.index, device.stream, block.used_on)
+        if is_direct and not ready.event.is_done():
+            # The copy reads the source in the background, so that must live until it is done.
+            KEEPER.keep((device.index, device.stream), ready.event, source)
     return CUDABuffer(
-        block.array,
-        source.shape,
-        source.dtype,
-        device.index,
-        ready=Handover(device, event, block.used_on),
-        **metadata,
+        block.array, source.shape, source.dtype, device.index, ready=ready, **metadata
     )
+
+
+def buffer_on_stream(
+    block: Block, device: Device, **metadata: Unpack[BufferMetadata]
+) -> CUDABuffer:
+    """The buffer over an array that is ready when the device's stream gets where it is now."""
+    interface = block.array.__cuda_array_interface__
+    shape, dtype = interface["shape"], interface["typestr"]
+    ready = Handover(device.index, device.stream, block.used_on)
+    return CUDABuffer(block.array, shape, dtype, device.index, ready=ready, **metadata)
+
+
+class _Window:
+    """Pinned memory in two halves, through which pageable memory goes to devices piece by piece.
+
+    A pinned copy of a large batch would take twice its memory at worst, for good: PyTorch and CuPy round
+    up to powers of two, and keep what they have.
+
+    Thread safety: safe; one array at a time.
+    """
+
+    def __init__(self, half: int = 8 << 20) -> None:
+        self._half = half
+        self._lock = threading.Lock()
+        self._memory: Array | None = None
+        self._events: list[Event | None] = [None, None]
+
+    def copy(self, device: Device, target: Any, source: Array) -> None:
+        """Begin to copy an array to one of the device's; the source may be dropped when this returns."""
+        flat = source.reshape(-1).view(np.uint8)
+        with self._lock:
+            if self._memory is None:
+                self._memory = PinnedMemory().acquire(2 * self._half).reshape(2, -1)
+            for start in range(0, len(flat), self._half):
+                side, part = start // self._half % 2, flat[start : start + self._half]
+                if (before := self._events[side]) is not None:
+                    with suppress(TransferError):  # a device that has failed reads nothing any more
+                        before.synchronize()
+                piece = self._memory[side, : len(part)]
+                piece[...] = part
+                device.copy_in(target, piece, start)
+                self._events[side] = device.record()
+
+
+_WINDOW = _Window()
+# The driver itself takes a copy of so many bytes at once.
+_SMALL = 1 << 16
 
 
 def staging(storage: Storage | None) -> Storage:
@@ -125,7 +168,7 @@ def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
     """
     # Released at once: whatever the copy still reads is kept for it.
     with buffer:
-        return to_device(buffer.array, device, config, **buffer.metadata)
+        return _to_device(buffer.array, device, config, **buffer.metadata)
 
 
 @contextmanager
@@ -133,6 +176,8 @@ def _said(what: str) -> Iterator[None]:
     """Say what was being copied when a library fails."""
     try:
         yield
+    except DriverError as error:
+        raise TransferError(f"copying {what} failed: {error}") from error
     except TransferError:  # says more
         raise
     except RuntimeError as error:
@@ -164,8 +209,11 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
     target = memory.view(buffer.dtype).reshape(buffer.shape)
     with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
-        device.copy_out(target, device.view(buffer))
-        device.wait(device.record())
+        buffer.wait_on(device.stream)
+        if target.nbytes:
+            address = int(buffer.array.__cuda_array_interface__["data"][0])
+            device.copy_out(target, address)
+        device.record().synchronize()
     return CPUBuffer(target, **buffer.metadata)
 
 
@@ -197,9 +245,9 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 
     def move(value: Any, device: Device, config: CUDAConfig) -> Any:
         if isinstance(value, CPUBuffer):
-            return to_device(value.array, device, config, **value.metadata)
+            return _to_device(value.array, device, config, **value.metadata)
         if _device_type(value) == "cpu":
-            return _with_torch(device).tensor_in(value)
+            return _tensor_in(_with_torch(device), value)
         return value
 
     return _moved(batch, move, cuda_config, "transfer_tensor", "to")
@@ -236,7 +284,7 @@ def transfer_tensor_d2h(
         if isinstance(value, CUDABuffer):
             return transfer_buffer_cpu(value)
         if _device_type(value) == "cuda":
-            return _with_torch(device).tensor_out(value, event)
+            return _tensor_out(_with_torch(device), value, event)
         return value
 
     return _moved(batch, move, cuda_config, "transfer_tensor_d2h", "from")
@@ -260,7 +308,7 @@ def _moved(
     device = open_device(config, function)
     with _said(f"a batch {way} CUDA device {device.index}"):
         result: T = map_nested(batch, lambda value: move(value, device, config))
-        device.wait(device.record())
+        device.record().synchronize()
     return result
 
 
@@ -272,13 +320,54 @@ def _device_type(value: Any) -> str | None:
     return str(value.device.type) if is_tensor else None
 
 
-def _with_torch(device: Device) -> TorchDevice:
-    if isinstance(device, TorchDevice):
+def _with_torch(device: Device) -> Device:
+    if device.library is sys.modules.get("torch"):
         return device
     raise TransferError(
         "this PyTorch finds no CUDA device, although CuPy does, so it can hold no tensors there. Install "
         "PyTorch with CUDA, or transfer buffers: transfer_buffer"
     )
+
+
+def _tensor_in(device: Device, tensor: Any) -> Any:
+    """Begin to copy a tensor of any type to the device, through pinned memory.
+
+    Returns:
+        The copy, for use on the default stream and the one that the caller has made current.
+    """
+    cuda = device.library.cuda
+    readers = cuda.default_stream(device.index), cuda.current_stream(device.index)
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    nbytes = tensor.numel() * tensor.element_size()
+    with out_of_memory_said(device, nbytes), device.active():
+        result = pinned.to(f"cuda:{device.index}", non_blocking=True)
+    for reader in readers:
+        # Or the pool would give the memory to the next copy while they still read it.
+        result.record_stream(reader)
+    return result
+
+
+def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
+    """Begin to copy a tensor to pinned memory, behind the event or the caller's current stream.
+
+    Raises:
+        TransferError: It lies on another device.
+    """
+    torch = device.library
+    if tensor.device.index != device.index:
+        raise TransferError(
+            f"a tensor lies on CUDA device {tensor.device.index}, and device {device.index} was asked for: "
+            f"cuda_config={tensor.device.index}"
+        )
+    if event is None:
+        event = torch.cuda.current_stream(device.index).record_event()
+    with device.active():
+        own = torch.cuda.current_stream(device.index)
+        own.wait_event(event)
+        result = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        result.copy_(tensor, non_blocking=True)
+    tensor.record_stream(own)
+    return result
 
 
 _warned = False

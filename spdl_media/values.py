@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice
-from spdl_media.errors import TransferError
 from spdl_media.formats import is_yuv, pixel_layout
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -117,9 +116,7 @@ def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array 
         return scale, offset, None if is_near else table.astype(values.dtype)
 
 
-def parse_values(
-    dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None, on_device: bool
-) -> Values | None:
+def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values | None:
     """Check the options of the same names; ``None``: values stay as they are.
 
     Args:
@@ -127,13 +124,11 @@ def parse_values(
         mean: One number or several, or an array or tensor of them.
         std: Likewise.
         pix_fmt: Format of the pixels, if it is known.
-        on_device: The result is to lie on a device.
 
     Raises:
         TypeError: ``mean`` or ``std`` are no numbers.
         ValueError: An unknown type, numbers that are not finite or as many as channels, ``std`` that is not
             positive, either of them without floats, or a format that does not become such numbers.
-        TransferError: Floats on a device.
     """
     if dtype is mean is std is None:
         return None
@@ -146,11 +141,6 @@ def parse_values(
         if dtype is None:
             return None
         values = Values(dtype)
-    elif on_device:
-        raise TransferError(
-            f"dtype={dtype!r} is not there for cuda= yet: load uint8 and convert it on the device, or load "
-            "floats without cuda= and copy them by transfer_buffer"
-        )
     else:
         means = (0.0,) if mean is None else _numbers("mean", mean)
         values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))

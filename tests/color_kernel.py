@@ -1,22 +1,27 @@
-"""The CUDA source of the colour conversion, compiled for the CPU, and a CuPy that runs it there."""
+"""The CUDA source of the colour conversion, compiled for the CPU and for devices, and what runs it here."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import fake_cuda
 import numpy as np
+import pytest
 
-from spdl_media.cuda._color_launch import CONVERSION, FRAME, kernel_source
+import spdl_media.cuda
 
+# Products and sums are rounded one by one, as in the reference.
+OPTIONS = ("--std=c++14", "--fmad=false")
 KERNELS = [f"yuv{bits}_to_{dtype}" for bits in (8, 16) for dtype in ("uint8", "float32")]
+KERNELS += ["plane8", "plane16"]
 
 # What CUDA has and C++ lacks, in front of the very source, and behind it a loop over the grid.
 _BEFORE = """
@@ -27,6 +32,7 @@ _BEFORE = """
 struct Dims { unsigned x, y, z; };
 static thread_local Dims gridDim, blockDim, blockIdx, threadIdx;
 """
+_SOURCE = Path(spdl_media.cuda.__file__).with_name("yuv_to_rgb.cu")
 _AFTER = """
 typedef void (*Kernel)(Conversion);
 
@@ -43,21 +49,25 @@ static void run(Kernel kernel, Dims grid, Dims block, const Conversion& c) {
 }
 
 extern "C" {
-size_t sizes[] = {sizeof(Frame), sizeof(Conversion)};
-size_t frame_offsets[] = {offsetof(Frame, planes), offsetof(Frame, out)};
-size_t conversion_offsets[] = {
+size_t offsets[] = {
     offsetof(Conversion, frames), offsetof(Conversion, luma_x), offsetof(Conversion, luma_y),
     offsetof(Conversion, chroma_x), offsetof(Conversion, chroma_y), offsetof(Conversion, out_row),
     offsetof(Conversion, out_pixel), offsetof(Conversion, out_channel), offsetof(Conversion, matrix),
     offsetof(Conversion, scale), offsetof(Conversion, bias), offsetof(Conversion, ceiling),
-    offsetof(Conversion, shift), offsetof(Conversion, num_frames),
+    offsetof(Conversion, shift), sizeof(Conversion), offsetof(Frame, out), sizeof(Frame),
 };
 """
 _ENTRY = """
+size_t size_{name} = sizeof(Conversion);
 void run_{name}(const unsigned* d, const Conversion* c) {{
     run({name}, {{d[0], d[1], d[2]}}, {{d[3], d[4], d[5]}}, *c);
 }}
 """
+
+
+def source() -> str:
+    """The CUDA C++ source."""
+    return _SOURCE.read_text(encoding="utf-8")
 
 
 def compiler() -> str | None:
@@ -66,54 +76,29 @@ def compiler() -> str | None:
 
 
 @cache
-def compiled(folder: Path) -> ctypes.CDLL:
+def compiled(folder: Path, *extra: str) -> ctypes.CDLL:
     """The kernel's source as a library for the CPU."""
     path, library = folder / "yuv_to_rgb.cpp", folder / "yuv_to_rgb.so"
     entries = "".join(_ENTRY.format(name=name) for name in KERNELS)
-    path.write_text(f"{_BEFORE}\n{kernel_source()}\n{_AFTER}{entries}}}\n", encoding="utf-8")
+    path.write_text(f"{_BEFORE}\n{source()}\n{_AFTER}{entries}}}\n", encoding="utf-8")
     tool = compiler()
     assert tool is not None
     # Like --fmad=false: no product may be summed up unrounded.
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+    options += ["-Wno-unknown-pragmas", *extra]
     subprocess.run([tool, *options, "-shared", "-o", library, path], check=True)
     return ctypes.CDLL(str(library))
 
 
-def offsets(library: ctypes.CDLL, name: str, count: int) -> list[int]:
-    """Numbers that the library exports."""
-    return list((ctypes.c_size_t * count).in_dll(library, name))
+class FakeArray(fake_cuda.DeviceArray):
+    """An array on a device of the last card, made before there is one for the tables of tests."""
 
-
-class FakeArray:
-    """An array "on the device": NumPy's, but for how it is reached."""
-
-    def __init__(self, array: np.ndarray, device: int = 0, owner: Any = None) -> None:
-        self._array = array
-        self.device = SimpleNamespace(id=device)
-        self.owner = owner
-        self.shape, self.strides, self.ndim = array.shape, array.strides, array.ndim
-        self.dtype, self.itemsize = array.dtype, array.itemsize
+    def __init__(self, array: np.ndarray, device: int = 0) -> None:
+        super().__init__(fake_cuda.Card(), device, array, None)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self._array.__array_interface__, "version": 3}
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def __getitem__(self, key: Any) -> FakeArray:
-        return FakeArray(self._array[key], self.device.id, self)
-
-    def transpose(self, *axes: int) -> FakeArray:
-        return FakeArray(self._array.transpose(axes), self.device.id, self)
-
-    def reshape(self, shape: tuple[int, ...]) -> FakeArray:
-        view = self._array.reshape(shape)
-        assert np.shares_memory(view, self._array), "a copy would not be seen on the device"
-        return FakeArray(view, self.device.id, self)
-
-    def get(self) -> np.ndarray:
-        return self._array
+        return {**self.values.__array_interface__, "version": 3}
 
 
 class DLPackArray:
@@ -123,87 +108,70 @@ class DLPackArray:
         self.array = array
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.array.device.id
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None) -> FakeArray:
+        return self.array
 
 
-class FakeCupy:
-    """As much of CuPy as a conversion uses. It records what it is asked, and may run the kernels."""
-
-    def __init__(self, library: ctypes.CDLL | None = None, devices: int = 1) -> None:
-        self.library = library
-        self.launches: list[SimpleNamespace] = []
-        self.synchronized: list[int | None] = []
-        self.device, self.stream = 0, None
-        self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(getDeviceCount=lambda: devices),
-            Device=lambda index: self._setting("device", index),
-            ExternalStream=lambda stream, index: self._setting("stream", stream),
-            Stream=SimpleNamespace(null=contextlib.nullcontext()),
-            get_current_stream=lambda: SimpleNamespace(
-                ptr=self.stream or 0, synchronize=lambda: self.synchronized.append(self.stream)
-            ),
-            Event=lambda **_: SimpleNamespace(
-                record=lambda: self.recorded.append(self.stream),
-                done=True,
-                synchronize=lambda: None,
-            ),
-        )
-        self.recorded: list[int | None] = []
-
-    @contextlib.contextmanager
-    def _setting(self, name: str, value: int) -> Iterator[None]:
-        before = getattr(self, name)
-        setattr(self, name, value)
-        try:
-            yield
-        finally:
-            setattr(self, name, before)
-
-    def asarray(self, array: Any) -> FakeArray:
-        if isinstance(array, np.ndarray):
-            return FakeArray(array.copy(), self.device)
-        if isinstance(array, FakeArray):
-            return array
-        memory = SimpleNamespace(
-            __array_interface__={**array.__cuda_array_interface__}, owner=array
-        )
-        del memory.__array_interface__["stream"]
-        return FakeArray(np.asarray(memory), self.device, array)
-
-    def from_dlpack(self, array: DLPackArray) -> FakeArray:
-        return array.array
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> FakeArray:
-        return FakeArray(np.full(shape, 0x5A, dtype), self.device)
-
-    def RawKernel(self, source: str, name: str, options: tuple[str, ...]) -> Any:  # noqa: N802
-        assert source == kernel_source()
-
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-            (argument,) = args
-            assert argument.dtype == CONVERSION
-            assert argument.shape == (1,)
-            self.launches.append(
-                SimpleNamespace(
-                    name=name,
-                    options=options,
-                    grid=grid,
-                    block=block,
-                    argument=argument.copy(),
-                    frames=_frame_table(argument),
-                    device=self.device,
-                    stream=self.stream,
-                )
-            )
-            if self.library is not None:
-                dims = (ctypes.c_uint * 6)(*grid, *block)
-                run = getattr(self.library, f"run_{name}")
-                run(dims, ctypes.c_void_p(argument.ctypes.data))
-
-        return launch
+def fake_cupy(
+    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None = None
+) -> fake_cuda.FakeCupy:
+    """CuPy alone on two devices, whose driver runs the kernels of the library."""
+    fake_cuda.fresh_process(monkeypatch)
+    fake = fake_cuda.FakeCupy(fake_cuda.Card(devices=2, nbytes=1 << 26))
+    fake.card.driver.library = library
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
+    return fake
 
 
-def _frame_table(argument: np.ndarray) -> np.ndarray:
-    """A copy of what the argument's address of frames leads to, which is gone after the launch."""
-    size = int(argument["num_frames"][0]) * FRAME.itemsize
-    return np.frombuffer(ctypes.string_at(int(argument["frames"][0]), size), FRAME)
+def host(buffer: Any) -> np.ndarray:
+    """What lies in a buffer on a device when all work is done."""
+    buffer.synchronize()
+    values: np.ndarray = buffer.array.values
+    return values
+
+
+def nvrtc() -> ctypes.CDLL | None:
+    """NVIDIA's compiler, if a wheel has brought it."""
+    found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib/libnvrtc.so.*"))
+    return ctypes.CDLL(str(found[0])) if found else None
+
+
+def compile_ptx(library: ctypes.CDLL, architecture: str) -> str:
+    """PTX of the source as NVRTC makes it."""
+    program = ctypes.c_void_p()
+
+    def text(name: str) -> str:
+        size = ctypes.c_size_t()
+        assert getattr(library, f"{name}Size")(program, ctypes.byref(size)) == 0
+        buffer = ctypes.create_string_buffer(size.value)
+        assert getattr(library, name)(program, buffer) == 0
+        return buffer.value.decode()
+
+    made = library.nvrtcCreateProgram(
+        ctypes.byref(program), source().encode(), b"yuv_to_rgb.cu", 0, None, None
+    )
+    assert made == 0
+    options = [one.encode() for one in (*OPTIONS, f"--gpu-architecture=compute_{architecture}")]
+    status = library.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
+    assert (status, text("nvrtcGetProgramLog").strip()) == (0, "")
+    ptx = text("nvrtcGetPTX")
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx
+
+
+def digest() -> str:
+    """What the package's PTX says of the source that it was made of."""
+    return hashlib.sha256(source().encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    # python tests/color_kernel.py libnvrtc.so.11.2: of CUDA 11.8, so that each driver for CUDA 12 takes it.
+    lines = compile_ptx(ctypes.CDLL(sys.argv[1]), "75").splitlines()
+    code = [line for line in lines if not line.startswith("//")]
+    head = [f"// yuv_to_rgb.cu, sha256 {digest()}, by NVRTC 11.8: --fmad=false, compute_75"]
+    _SOURCE.with_suffix(".ptx").write_text("\n".join([*head, *code]) + "\n", encoding="utf-8")

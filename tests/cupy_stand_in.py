@@ -91,8 +91,9 @@ class CupyWithKernels(FakeCupy):
 
     def __init__(self, card: Card, library: ctypes.CDLL, *, is_eager: bool = False) -> None:
         super().__init__(card)
-        self.library, self.is_eager = library, is_eager
-        self.launches: list[str] = []
+        card.driver.library = library
+        card.is_eager = is_eager
+        self.ndarray = Array
         self.cuda.Stream = own_streams(self, Stream)
         self.cuda.Stream.null = Stream(self, card.stream(0, 1))
         self.cuda.Stream.ptds = Stream(self, card.stream(0, 2))
@@ -109,13 +110,6 @@ class CupyWithKernels(FakeCupy):
             return True
 
         self.cuda.get_current_stream().stream.put(what, work)
-        if self.is_eager:
-            self.card.run()
-
-    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        super()._copy(target, source, nbytes, kind, stream)
-        if self.is_eager:
-            self.card.run()
 
     def _over(self, interface: dict[str, Any], owner: object) -> Array:
         memory = HostBytes(interface, owner)
@@ -159,15 +153,10 @@ class CupyWithKernels(FakeCupy):
         assert given.index == index
         return given.view()
 
-    def RawKernel(self, source: str, name: str, options: tuple[str, ...]) -> Any:  # noqa: N802  # CuPy's name
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-            (argument,) = (one.copy() for one in args)
-            dims = (ctypes.c_uint * 6)(*grid, *block)
-            run = getattr(self.library, f"run_{name}")
-            self.launches.append(name)
-            self.put(name, lambda: run(dims, ctypes.c_void_p(argument.ctypes.data)))
-
-        return launch
+    @property
+    def launches(self) -> list[Any]:
+        """The kernels that were launched."""
+        return self.card.driver.launches
 
 
 def host(buffer: Any) -> np.ndarray:

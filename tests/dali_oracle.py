@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from typing import Any
 
 import numpy as np
 
 import spdl_media as sm
+from spdl_media import load
+from spdl_media._batch import as_list
+from spdl_media.cuda import images
+from spdl_media.cuda.image_batch import load_by_dali
 from spdl_media.testing import make_image
 
 # Mean levels of 255 between the two paths, which the GPU path is held to.
@@ -87,3 +92,28 @@ def png_header(data: bytes, side: int) -> bytes:
 def cpu(srcs: Any, **options: Any) -> np.ndarray:
     """The CPU path's batch."""
     return np.asarray(sm.load_image_batch(srcs, **options))
+
+
+def decode_image_batch(
+    srcs: Any,
+    *,
+    cuda: Any = "cpu",
+    cuda_config: Any = None,
+    hw_decoder_load: float | None = None,
+    stopped: Any = lambda: False,
+    **options: Any,
+) -> Any:
+    """What ``load_image_batch(cuda=, decoder="dali")`` does, on the CPU, too."""
+    inputs = as_list(srcs)
+    given = {**_DEFAULTS, **options}
+    request = load._image_request(given, len(inputs))
+    device = images._slot_device(cuda_config or cuda)
+    return load_by_dali(inputs, request, device, stopped, hw_decoder_load)
+
+
+# What declared() puts in where an argument is not given.
+_DEFAULTS = {
+    name: one.default
+    for name, one in inspect.signature(sm.load_image_batch).parameters.items()
+    if one.default is not one.empty
+}

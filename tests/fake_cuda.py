@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.machinery
+import itertools
 import math
 import threading
 import warnings
@@ -25,9 +27,10 @@ import pytest
 
 # The only place of the tests that knows where the package remembers what this process did with CUDA: no
 # public name gives that.
-from spdl_media._devices import cupy_device, torch_device
-from spdl_media._devices.forks import HISTORY
-from spdl_media._devices.own_streams import OwnStreams
+from spdl_media import _driver, devices
+from spdl_media._driver import HISTORY
+from spdl_media._handover import KEEPER
+from spdl_media.cuda import _color_launch
 
 JUNK, FREED = 0x5A, 0xDD
 
@@ -40,11 +43,32 @@ FakeOutOfMemoryError.__name__ = "OutOfMemoryError"
 
 
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process be one that has not used CUDA, and is no forked child of one that has."""
+    """Let this process be one that has not used CUDA, and is no forked child of one that has.
+
+    The driver is that of the card of the last library that was made, and there is none before.
+    """
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(torch_device, "_OWN", threading.local())
-    monkeypatch.setattr(cupy_device, "_OWN", OwnStreams())
+    monkeypatch.setattr(devices, "_STREAMS", devices._Streams())
+    monkeypatch.setattr(devices._Streams, "idle", {})
+    KEEPER._start()
+    transfer = importlib.import_module("spdl_media.transfer")  # the package shows functions alone
+    monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())
+    monkeypatch.setattr(_driver, "driver", _driver_of_card)
+    _driver._primary_context.cache_clear()
+    _driver._function.cache_clear()
+    _color_launch._tables.cache_clear()
+    _CARDS.clear()
+
+
+_CARDS: list[Card] = []
+_EVENTS = itertools.count(1)
+
+
+def _driver_of_card() -> Driver:
+    if not _CARDS:
+        raise OSError("libcuda.so.1: cannot open shared object file: No such file or directory")
+    return _CARDS[-1].driver
 
 
 class Event:
@@ -79,6 +103,8 @@ class Stream:
         assert not self.is_destroyed, "cudaErrorInvalidResourceHandle: invalid resource handle"
         self.card.log.append(f"{what} on {self}")
         self.work.append(do)
+        if self.card.is_eager:
+            self.card.run()
 
     def record(self, event: Event) -> None:
         self.put("event", event.reach)
@@ -118,9 +144,12 @@ class Card:
         self.blocks: dict[int, tuple[np.ndarray, tuple[int, int, int]]] = {}
         self.read: list[tuple[int, list[Event]]] = []
         self.runs_by_itself = True
+        self.is_eager = False
         self.broken = False
+        self.pinned: list[tuple[int, int]] = []
         self._next = 0x1000
         self._lock = threading.RLock()
+        self.driver = Driver(self)
 
     def stream(self, device: int, address: int) -> Stream:
         key = device, address or 1
@@ -161,6 +190,7 @@ class Card:
         self.log.append(f"{nbytes} bytes pinned")
         memory = np.full(nbytes + 64, JUNK, np.uint8)
         start = -memory.ctypes.data % 64
+        self.pinned.append((memory.ctypes.data, memory.ctypes.data + len(memory)))
         return memory[start : start + nbytes]
 
     def free_after(self, address: int, readers: set[int]) -> None:
@@ -215,6 +245,9 @@ class DeviceArray:
         self.exports.append(stream)
         return self
 
+    def data_ptr(self) -> int:
+        return self.values.ctypes.data
+
     def record_stream(self, stream: TorchStream) -> None:
         self.card.log.append(f"memory kept for {stream.stream}")
         self.readers.add(stream.stream.address)
@@ -252,52 +285,180 @@ class TorchEvent(Event):
 
 
 class Driver:
-    """As much of libcuda as is used of streams."""
+    """As much of libcuda as the package uses, in the driver's words. Addresses and sizes come as numbers."""
 
-    def __init__(self, card: Card, device: int = 0) -> None:
-        self.card, self.device = card, device
+    def __init__(self, card: Card) -> None:
+        self.card = card
         self.events: dict[int, Event] = {}
-        self.contexts = 0
+        self.started: set[int] = set()
+        self.library: ctypes.CDLL | None = None
+        self.launches: list[SimpleNamespace] = []
+        self._functions: list[str] = []
+        self._local = threading.local()
 
-    def _stream(self, stream: Any) -> Stream:
-        return self.card.stream(self.device, stream.value)
+    @property
+    def contexts(self) -> list[int]:
+        """Devices that this thread has made current, the last one on top."""
+        return self._local.__dict__.setdefault("contexts", [])
 
-    def cuStreamGetCtx(self, stream: Any, context: Any) -> int:  # noqa: N802  # the driver's names
-        context._obj.value = 1 + self.device
+    def _stream(self, address: int | None) -> Stream:
+        assert self.contexts, "CUDA_ERROR_INVALID_CONTEXT: no device is the current one"
+        return self.card.stream(self.contexts[-1], address or 1)
+
+    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802  # the driver's names, as all below
+        version._obj.value = 12040
         return 0
 
+    def cuGetErrorName(self, status: int, text: Any) -> int:  # noqa: N802
+        text._obj.value = f"CUDA_ERROR_{status}".encode()
+        return 0
+
+    cuGetErrorString = cuGetErrorName  # noqa: N815
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0 if index < self.card.devices else 101
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:  # noqa: N802
+        self.started.add(device)
+        context._obj.value = 1 + device
+        return 0
+
+    def cuStreamGetCtx(self, stream: int, context: Any) -> int:  # noqa: N802
+        found = [device for device, address in self.card.streams if address == stream]
+        context._obj.value = 1 + found[0] if found else 0
+        return 0 if found else 400
+
     def cuCtxPushCurrent_v2(self, context: Any) -> int:  # noqa: N802
-        self.contexts += 1
+        self.contexts.append(getattr(context, "value", context) - 1)
         return 0
 
     def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
-        self.contexts -= 1
+        self.contexts.pop()
         return 0
 
-    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
-        assert flags == 2, "with a time it costs more"
-        event._obj.value = 1 + len(self.events)
-        self.events[event._obj.value] = Event(self.card, blocking=True)
-        return 0
-
-    def cuEventRecord(self, event: Any, stream: Any) -> int:  # noqa: N802
-        if self._stream(stream).is_destroyed:
-            return 400
-        self._stream(stream).record(self.events[event.value])
-        return 0
-
-    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> int:  # noqa: N802
-        assert flags == 0
-        self._stream(stream).wait(self.events[event.value])
-        return 0
-
-    def cuEventDestroy_v2(self, event: Any) -> int:  # noqa: N802
-        self.card.log.append("event destroyed")
+    def cuCtxGetDevice(self, device: Any) -> int:  # noqa: N802
+        device._obj.value = self.contexts[-1]
         return 0
 
     def cuCtxSynchronize(self) -> int:  # noqa: N802
         self.card.log.append("all waited for")
         self.card.run()
+        return 0
+
+    def cuStreamCreate(self, stream: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 1, "it would wait for the default stream"
+        stream._obj.value = self.card.new_stream(self.contexts[-1]).address
+        return 0
+
+    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 3, (
+            "to wait for this event would keep a core busy, or it has a time, which costs"
+        )
+        event._obj.value = next(_EVENTS)
+        self.events[event._obj.value] = Event(self.card, blocking=True)
+        return 0
+
+    def cuEventRecord(self, event: int, stream: int) -> int:  # noqa: N802
+        if self._stream(stream).is_destroyed:
+            return 400
+        self._stream(stream).record(self.events[event])
+        return 0
+
+    def cuEventQuery(self, event: int) -> int:  # noqa: N802
+        return 0 if self.events[event].fired.is_set() else 600
+
+    def cuEventSynchronize(self, event: int) -> int:  # noqa: N802
+        try:
+            self.events[event].synchronize()
+        except RuntimeError:
+            return 719
+        return 0
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        self._stream(stream).wait(self.events[event])
+        return 0
+
+    def cuEventDestroy_v2(self, event: int) -> int:  # noqa: N802
+        self.events.pop(event, None)  # it may be of an earlier test's card
+        return 0
+
+    def cuMemcpyHtoDAsync_v2(self, target: int, source: int, nbytes: int, stream: int) -> int:  # noqa: N802
+        return self._copy("copy in", target, source, nbytes, stream)
+
+    def cuMemcpyDtoHAsync_v2(self, target: int, source: int, nbytes: int, stream: int) -> int:  # noqa: N802
+        return self._copy("copy out", target, source, nbytes, stream)
+
+    def cuMemcpyDtoDAsync_v2(self, target: int, source: int, nbytes: int, stream: int) -> int:  # noqa: N802
+        return self._copy("copy", target, source, nbytes, stream)
+
+    def cuMemsetD8Async(self, target: int, value: int, nbytes: int, stream: int) -> int:  # noqa: N802
+        def do() -> bool:
+            ctypes.memset(target, value, nbytes)
+            return True
+
+        self._stream(stream).put("set", do)
+        return 0
+
+    def _copy(self, what: str, target: int, source: int, nbytes: int, stream: int) -> int:
+        if self.card.broken:
+            return 719
+
+        def do() -> bool:
+            ctypes.memmove(target, source, nbytes)
+            return True
+
+        self._stream(stream).put(what, do)
+        return 0
+
+    def cuPointerGetAttribute(self, kind: Any, attribute: int, address: int) -> int:  # noqa: N802
+        assert attribute == 2
+        kind._obj.value = 1
+        return 0 if any(start <= address < stop for start, stop in self.card.pinned) else 1
+
+    def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:  # noqa: N802
+        total._obj.value = self.card.total
+        free._obj.value = self.card.total - self.card.used[self.contexts[-1]]
+        return 0
+
+    def cuModuleLoadData(self, module: Any, ptx: bytes) -> int:  # noqa: N802
+        assert b".target sm_75" in ptx
+        module._obj.value = 0x77
+        return 0
+
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:  # noqa: N802
+        assert module.value == 0x77
+        self._functions.append(name.decode())
+        function._obj.value = len(self._functions)
+        return 0
+
+    def cuLaunchKernel(self, function: int, *rest: Any) -> int:  # noqa: N802
+        *dims, shared, stream, arguments, extra = rest
+        assert (shared, extra) == (0, None)
+        name, library = self._functions[function - 1], self.library
+        dtype = _color_launch.CONVERSION
+        argument = np.frombuffer(ctypes.string_at(arguments[0], dtype.itemsize), dtype).copy()
+        dims_array = (ctypes.c_uint * 6)(*dims)
+
+        def run() -> bool:
+            if library is not None:
+                run = getattr(library, f"run_{name}")
+                run(dims_array, ctypes.c_void_p(argument.ctypes.data))
+            return True
+
+        self.launches.append(
+            SimpleNamespace(
+                name=name,
+                grid=tuple(dims[:3]),
+                block=tuple(dims[3:]),
+                argument=argument,
+                frames=argument["frames"][0][: dims[2]],
+                device=self.contexts[-1],
+                stream=stream,
+            )
+        )
+        self._stream(stream).put(name, run)
         return 0
 
 
@@ -370,6 +531,7 @@ class FakeTorch:
 
     def __init__(self, card: Card) -> None:
         self.card = card
+        _CARDS.append(card)
         self.__spec__ = importlib.machinery.ModuleSpec("torch", None)
         self._local = threading.local()
         self._current: dict[tuple[int, int], TorchStream] = {}
@@ -390,6 +552,7 @@ class FakeTorch:
         self.Tensor = (HostTensor, TorchTensor)
         self.uint8 = np.uint8
         self.__version__ = "0.fake"
+        self.version = SimpleNamespace(cuda="99.1")
         self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 
     def _external(self, address: int, device: int) -> TorchStream:
@@ -589,7 +752,9 @@ class FakeCupy:
 
     def __init__(self, card: Card) -> None:
         self.card = card
+        _CARDS.append(card)
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+        self.ndarray: Any = DeviceArray
         self._local = threading.local()
         self.started: set[int] = set()
         self.cuda = SimpleNamespace(

@@ -19,7 +19,7 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 import spdl_media as sm
-from spdl_media._devices.memory import Block
+from spdl_media._handover import Block
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.cuda import _color_numpy
@@ -158,7 +158,7 @@ class StandIn(VideoDevice):
     """A device in host memory that notes the decoders it opened, and counts its waits and conversions."""
 
     def __init__(self) -> None:
-        super().__init__(np)
+        self.index = 0
         self.decoders = DecoderPool()
         self.opened: list[str] = []
         self.colors: list[Any] = []
@@ -186,8 +186,8 @@ class StandIn(VideoDevice):
         for number, (y, u, v) in enumerate(planes):
             _color_numpy.convert((on_host(y), on_host(u), on_host(v)), plan, out[number][None])
 
-    def taken(self, block: Block, rows: Any) -> Block:
-        return Block(np.take(block.array, rows, axis=0), block.used_on)
+    def copy(self, target: Any, source: Any) -> None:
+        target[: len(source)] = source
 
     def buffer(self, block: Block, colors: Any) -> Any:
         self.colors.append(colors)
@@ -196,25 +196,6 @@ class StandIn(VideoDevice):
     def upload(self, buffer: Any) -> Any:
         self.colors.append((buffer.colorspace, buffer.color_range))
         return buffer.array
-
-
-class FakeCupy:
-    """CuPy over host memory: NumPy's functions, and streams and events that are written down."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.devices = 1
-        self.cuda = FakeCuda(self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def asarray(self, value: Any, dtype: Any = None) -> np.ndarray:
-        interface = getattr(value, "__cuda_array_interface__", None)
-        if interface is not None:
-            assert interface["stream"] is None  # CuPy would wait for it on the host
-            value = type("Host", (), {"__array_interface__": interface, "owner": value})()
-        return np.asarray(value, dtype)
 
 
 class Driver:
@@ -276,55 +257,6 @@ class FakeFFmpeg:
         if current:
             assert self._current() == hwaccel.device_id, "another context is current"
         return CodecContext.create(name, mode)
-
-
-class FakeCuda:
-    class CUDARuntimeError(RuntimeError):
-        pass
-
-    def __init__(self, cupy: FakeCupy) -> None:
-        self._cupy = cupy
-        self.selected = 0
-        self.context: int | None = None
-        self.runtime = self
-        self.Stream = type("Stream", (), {"null": FakeStream("default", cupy.log)})
-        self.current = FakeStream("current", cupy.log)
-
-    def getDeviceCount(self) -> int:  # noqa: N802  # CuPy's name
-        if self._cupy.devices == 0:
-            raise self.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
-        return self._cupy.devices
-
-    def get_current_stream(self) -> FakeStream:
-        return self.current
-
-    @contextmanager
-    def Device(self, index: int) -> Iterator[None]:  # noqa: N802  # CuPy's name
-        assert 0 <= index < self._cupy.devices
-        before = self.selected
-        if index != before:  # else CuPy does nothing, though the thread may have no context
-            self.selected = self.context = index
-        yield
-        if index != before:
-            self.selected = self.context = before
-
-    def free(self, address: int) -> None:
-        """The runtime's first call in a thread makes the context of its device the current one."""
-        assert address == 0
-        self.context = self.selected
-
-
-class FakeStream:
-    def __init__(self, name: str, log: list[str]) -> None:
-        self._name = name
-        self._log = log
-
-    def record(self) -> str:
-        self._log.append(f"event on {self._name}")
-        return f"event on {self._name}"
-
-    def wait_event(self, event: str) -> None:
-        self._log.append(f"{self._name} waits for {event}")
 
 
 def clip_of(

@@ -26,7 +26,7 @@ from spdl_media.testing import index_planes, make_image, make_video
 CHECKOUT = Path(__file__).resolve().parent.parent
 BENCHMARKS = CHECKOUT / "samples" / "benchmarks"
 NO_GPU = 3
-OURS = ["CPU + transfer", "planes + device colour", "nvJPEG through DALI"]
+OURS = ["CPU + transfer", "nvJPEG through DALI"]
 VIDEO = [
     "video: CPU + transfer",
     "video: NVDEC through DALI",

@@ -5,32 +5,28 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._devices.forks import driver_is_up
+from spdl_media._driver import driver_is_up
 from spdl_media.cuda import capabilities
 
-PARTS = ("driver", "torch", "cupy", "nvrtc", "headers", "nvcuvid", "dali", "nvimgcodec")
+PARTS = ("driver", "torch", "cupy", "nvcuvid", "dali", "nvimgcodec")
 NEEDS = {
     "pinned_memory": {"driver"},
     "transfer": {"driver"},
-    "kernels": {"driver", "cupy", "nvrtc", "headers"},
+    "kernels": {"driver"},
     "dali": {"driver", "dali"},
     "nvjpeg": {"driver", "dali", "nvimgcodec"},
-    "nvdec": {"driver", "nvcuvid", "cupy", "nvrtc", "headers"},
+    "nvdec": {"driver", "nvcuvid"},
 }
 SAYS = {
     "driver": r"NVIDIA's driver is missing \(libcuda\.so\.1: .*docker run --gpus all",
     "torch": r"torch is not installed: pip install \"\.\[torch\]\"",
-    "cupy": r"cupy is not installed: pip install \"cupy-cuda12x\[ctk\]\"",
-    "nvrtc": r"NVRTC cannot be used \(libnvrtc\.so.*pip install nvidia-cuda-nvrtc-cu12",
-    "headers": r"without CUDA's headers \(.*\)\. Install them: pip install \"cupy-cuda12x\[ctk\]\"",
+    "cupy": r"cupy is not installed: pip install cupy-cuda12x",
     "nvcuvid": r"\(libnvcuvid\.so\.1: .*NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
     "dali": r"dali is not installed: pip install nvidia-dali-cuda120",
     "nvimgcodec": r"nvimgcodec is not installed: pip install nvidia-nvimgcodec-cu12",
@@ -63,9 +59,6 @@ class Machine:
         monkeypatch.setattr(capabilities, "check_device", self.check_device)
         monkeypatch.setattr(capabilities, "is_available", lambda name: name not in self.missing)
         monkeypatch.setattr(capabilities, "require", self.require)
-        for name in ("nvrtc", "headers"):
-            there = partial(self._is_there, name)
-            monkeypatch.setattr(capabilities, f"_has_{name}", there)
         for name in ("torch", "cupy"):
             monkeypatch.setitem(sys.modules, name, getattr(self, name))
 
@@ -75,20 +68,6 @@ class Machine:
             self._patch.setitem(sys.modules, part, None)
         if part == "driver":
             self.card.devices = 0
-        if part == "nvrtc":
-            self.cupy.cuda.nvrtc = SimpleNamespace(getVersion=self._no_nvrtc)
-
-        if part == "headers":
-            self.cupy._core.core.assemble_cupy_compiler_options = self._no_headers
-
-    def _is_there(self, part: str) -> bool:
-        return part not in self.missing
-
-    def _no_headers(self, options: tuple[str, ...]) -> None:
-        raise RuntimeError("Failed to find CUDA headers. Please install CUDA toolkit headers.")
-
-    def _no_nvrtc(self) -> None:
-        raise RuntimeError("libnvrtc.so.12: cannot open shared object file")
 
     def load(self, name: str) -> Any:
         part = {"libcuda.so.1": "driver", "libnvcuvid.so.1": "nvcuvid"}[name]
@@ -139,7 +118,7 @@ def test_memory_and_copies_need_one_of_two_libraries(machine: Machine) -> None:
     for part in ("torch", "cupy"):
         machine.take_away(part)
     found = sm.cuda_capabilities()
-    for one in (found.pinned_memory, found.transfer):
+    for one in (found.pinned_memory, found.transfer, found.kernels, found.nvdec):
         assert one.missing == ("torch or cupy",)
         assert "torch is not installed" in one.reason
         assert "cupy is not installed" in one.reason
@@ -151,8 +130,8 @@ def test_everything_that_is_missing_is_said_at_once(machine: Machine) -> None:
     for part in PARTS:
         machine.take_away(part)
     found = sm.cuda_capabilities()
-    assert found.nvdec.missing == ("driver", "nvcuvid", "cupy", "nvrtc", "headers")
-    for part in found.nvdec.missing[:3]:  # NVRTC is looked for in another way without CuPy
+    assert found.nvdec.missing == ("driver", "nvcuvid", "torch or cupy")
+    for part in ("driver", "nvcuvid", "torch", "cupy"):
         assert re.search(SAYS[part], found.nvdec.reason)
     lines = str(found).splitlines()
     assert lines[0] == "pinned_memory: no: driver, torch or cupy missing"
@@ -165,7 +144,8 @@ def test_everything_that_is_missing_is_said_at_once(machine: Machine) -> None:
 def test_print_says_what_is_there(machine: Machine) -> None:
     machine.take_away("cupy")
     lines = str(sm.cuda_capabilities()).splitlines()
-    assert lines[:3] == ["pinned_memory: yes", "transfer: yes", "kernels: no: cupy missing"]
+    assert lines[:3] == ["pinned_memory: yes", "transfer: yes", "kernels: yes"]
+    assert lines[5] == "nvdec: yes"
     assert "  driver: yes" in lines
 
 
@@ -210,20 +190,6 @@ def test_misuse() -> None:
         sm.cuda_capabilities(-1)
     with pytest.raises(TypeError, match="cuda_config must be the number of a device"):
         sm.cuda_capabilities("0")  # type: ignore[arg-type]  # what is refused
-
-
-def test_nvrtc_without_cupy_is_looked_for_among_wheels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    monkeypatch.setattr(capabilities, "is_available", lambda _: False)
-    monkeypatch.setattr(capabilities.ctypes.util, "find_library", lambda _: None)
-    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(capabilities.importlib.util, "find_spec", lambda _: spec)
-    with pytest.raises(RuntimeError, match="no libnvrtc is on the system, nor among the wheels"):
-        capabilities._nvrtc()
-    (tmp_path / "cuda_nvrtc" / "lib").mkdir(parents=True)
-    (tmp_path / "cuda_nvrtc" / "lib" / "libnvrtc.so.12").touch()
-    capabilities._nvrtc()
 
 
 def test_here_every_part_has_an_answer() -> None:
@@ -271,7 +237,7 @@ def test_the_history_hears_of_it_before_a_fork(monkeypatch: pytest.MonkeyPatch) 
     history = type(HISTORY)()
     history.before_fork()
     before = history.used
-    monkeypatch.setattr("spdl_media._devices.forks.driver_is_up", lambda: True)
+    monkeypatch.setattr("spdl_media._driver.driver_is_up", lambda: True)
     history.before_fork()
     history.after_fork()
     assert (before, history.used, history.lost) == (driver_is_up(), False, True)

@@ -47,16 +47,7 @@ ORDER = [
     ],
     ["_packet_table", "_h264_fields", "_frame_index", "_video_source", "_frame_decoder"],
     ["decode", "decoders"],
-    [
-        *("_devices.forks", "_devices.memory", "_devices.keeper", "_devices.device"),
-        *(
-            "_devices.driver",
-            "_devices.own_streams",
-            "_devices.torch_device",
-            "_devices.cupy_device",
-        ),
-        *("_devices.handover", "_devices.choose"),
-    ],
+    ["_driver", "_handover", "devices"],
     ["storage"],
     ["buffer"],
     ["values", "_lengths", "_rows", "_image_buffer", "_video_rows", "_audio_arrays", "convert"],
@@ -74,9 +65,7 @@ ORDER = [
     ["torch", "ray"],
     ["cli", "__main__"],
 ]
-HELPERS = {
-    "_devices",
-}
+HELPERS: set[str] = set()
 FLAT = [module for row in ORDER for module in row]
 
 # Beside all: reached by users, imported by no module of the table.

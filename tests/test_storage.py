@@ -17,8 +17,8 @@ from fake_cuda import HISTORY
 from plane_oracle import ROWS, image, rgb
 
 import spdl_media as sm
+from spdl_media import devices
 from spdl_media import storage as storage_module
-from spdl_media._devices import choose
 
 NBYTES = 8 * 6 * 3
 
@@ -311,14 +311,15 @@ def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
     """Stand-ins for torch and cupy; None: not installed."""
     monkeypatch.setattr(HISTORY, "used", False)
-    monkeypatch.setattr(choose, "is_available", lambda name: modules.get(name) is not None)
-    for module in (choose, storage_module):
+    monkeypatch.setattr(devices, "is_available", lambda name: modules.get(name) is not None)
+    for module in (devices, storage_module):
         monkeypatch.setattr(module, "require", lambda name, purpose: modules[name])
 
 
 def torch_without_device(*, is_built: bool) -> SimpleNamespace:
     built = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: is_built))
-    return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False), backends=built)
+    cuda, version = SimpleNamespace(is_available=lambda: False), SimpleNamespace(cuda="12.8")
+    return SimpleNamespace(cuda=cuda, backends=built, version=version)
 
 
 @pytest.mark.usefixtures("never_warned")

@@ -101,7 +101,7 @@ def test_memory_is_flat_over_a_thousand_ragged_batches(rig: Any, rng: np.random.
 
 
 def test_after_a_lack_of_memory_all_goes_on(rig: Any) -> None:
-    pool = sm.StoragePool(64 << 10, 1, on_exhausted="raise")
+    pool = sm.StoragePool(64 << 10, 1, on_exhausted="wait", timeout=100)
     big = sm.convert_array(np.zeros(64 << 10 if rig.is_fake else 256 << 20, np.uint8))
     with (
         rig.limited(16 << 10 if rig.is_fake else 32 << 20),
@@ -144,12 +144,18 @@ FORK = """
 import os, sys, warnings
 sys.path.insert(0, sys.argv[2])
 from cuda_rigs import rig_of
+from fake_cuda import fresh_process
 import numpy as np
 import spdl_media as sm
 
 class Patch:
     def setitem(self, mapping, key, value):
         mapping[key] = value
+
+    setattr = staticmethod(setattr)
+
+if "fake" in sys.argv[1]:
+    fresh_process(Patch())
 
 with rig_of(sys.argv[1], Patch()) as rig:
     pool, storage = sm.StoragePool(64, 2), sm.cpu_storage(64)

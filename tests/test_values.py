@@ -155,11 +155,6 @@ def test_videos() -> None:
             "whole numbers, and not for gray",
         ),
         ({"dtype": "uint8", "pix_fmt": "rgb48le"}, ValueError, "not for rgb48le, which has uint16"),
-        (
-            {"dtype": "float16", "cuda": 0},
-            sm.TransferError,
-            "dtype='float16' is not there for cuda=",
-        ),
     ],
 )
 def test_numbers_that_cannot_be(options: Any, error: type[Exception], match: str) -> None:

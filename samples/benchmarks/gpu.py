@@ -145,9 +145,7 @@ def cpu_and_transfer(job: Job) -> Cell:
 
 
 def on_device(decoder: str, job: Job) -> Cell:
-    """One call; ``"cpu"`` with CuPy copies planes, and a kernel does the rest."""
-    if decoder == "cpu" and not sm.cuda_capabilities(job.index).kernels:
-        raise RuntimeError(sm.cuda_capabilities(job.index).kernels.reason)
+    """One call of ``load_image_batch(cuda=)``."""
 
     def load(batch: Sequence[bytes]) -> sm.CUDABuffer:
         return sm.load_image_batch(  # type: ignore[return-value]  # with cuda=
@@ -478,7 +476,6 @@ class Runtime:
 IMAGE_PEERS = {"torchvision, cuda": torchvision, "torch DataLoader, pinned": torch_loader}
 CELLS: Mapping[str, Callable[[Job], Cell]] = {
     "CPU + transfer": cpu_and_transfer,
-    "planes + device colour": partial(on_device, "cpu"),
     "nvJPEG through DALI": partial(on_device, "dali"),
     **IMAGE_PEERS,
     "video: CPU + transfer": partial(video_on, "cpu"),

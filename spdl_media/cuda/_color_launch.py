@@ -1,7 +1,8 @@
-"""The conversion on a device: the arguments of ``yuv_to_rgb.cu``, and its launch."""
+"""The conversion on a device: arrays of any library by their addresses, and the launch of the kernel."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,21 +11,26 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._devices.cupy_device import CupyDevice
+from spdl_media._driver import launch, wait_for
+from spdl_media._handover import Block
+from spdl_media.buffer import CUDABuffer
+from spdl_media.config import CUDAConfig, as_cuda_config
 from spdl_media.cuda._color_formats import Planes
 from spdl_media.cuda._color_plan import Plan
-from spdl_media.cuda._color_taps import Taps
+from spdl_media.devices import Device, open_device
+from spdl_media.errors import TransferError
 
 Array: TypeAlias = npt.NDArray[Any]
 
 # The structs of the kernel, as its compiler lays them out.
 _AXIS = np.dtype([("first", "u8"), ("weights", "u8"), ("taps", "i4"), ("size", "i4")], align=True)
 _PLANE = np.dtype([("data", "u8"), ("row_step", "i8"), ("sample_step", "i8")], align=True)
-FRAME = np.dtype([("planes", _PLANE, 3), ("out", "u8")], align=True)
+_FRAME = np.dtype([("planes", _PLANE, 3), ("out", "u8")], align=True)
 _AXES = ("luma_x", "luma_y", "chroma_x", "chroma_y")
+MOST_FRAMES = 16
 CONVERSION = np.dtype(
     [
-        ("frames", "u8"),
+        ("frames", _FRAME, MOST_FRAMES),
         *((name, _AXIS) for name in _AXES),
         *((name, "i8") for name in ("out_row", "out_pixel", "out_channel")),
         ("matrix", "f4", (3, 4)),
@@ -32,59 +38,150 @@ CONVERSION = np.dtype(
         ("bias", "f4", 3),
         ("ceiling", "f4"),
         ("shift", "i4"),
-        ("num_frames", "i4"),
     ],
     align=True,
 )
 
-# Products and sums are rounded one by one, as in the reference.
-OPTIONS = ("--std=c++14", "--fmad=false")
+_PURPOSE = "converting colours on a CUDA device"
 _BLOCK = (32, 8, 1)
-_MOST_LAYERS = 65535
 _ALIGNMENT = 16
+# Samples that one thread sums up for a pixel, at most: some hundredths of a second.
+_MOST_WORK = 1 << 20
+
+
+class _Memory:
+    """Memory of a device in the form in which NumPy takes memory, for its address and strides alone."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        names = ("shape", "typestr", "data", "strides")
+        self.__array_interface__ = {name: interface.get(name) for name in names} | {"version": 3}
+        self.owner = owner
+
+
+def device_of(array: Any) -> int | None:
+    """Number of the CUDA device that an array lies on; ``None``: in host memory.
+
+    Arrays with ``__cuda_array_interface__`` alone do not say, and are taken to lie on the first.
+    """
+    if callable(getattr(array, "__dlpack_device__", None)):
+        kind, index = array.__dlpack_device__()
+        # kDLCUDA and kDLCUDAManaged; pinned memory (3) is host memory.
+        return int(index) if int(kind) in (2, 13) else None
+    return 0 if hasattr(array, "__cuda_array_interface__") else None
+
+
+def color_device(arrays: Sequence[Any], cuda_config: Any, index: int) -> Device:
+    """The device that a configuration or a number names, or the one with this index.
+
+    Without a stream in the configuration it is the current one of the arrays' library, PyTorch or CuPy.
+
+    Raises:
+        TransferError: CUDA cannot be used in this process, or the stream is of another device.
+        ValueError: There is no such device.
+    """
+    config: CUDAConfig = as_cuda_config(index if cuda_config is None else cuda_config)
+    device = open_device(config, _PURPOSE)
+    if config.device_index != index:
+        raise ValueError(
+            f"an array lies on CUDA device {index}, and device {config.device_index} is to work on it. Copy "
+            "it there first, or name its own device"
+        )
+    torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
+    stream = config.stream
+    if torch is not None and any(isinstance(one, torch.Tensor) for one in arrays):
+        if stream is None:
+            stream = torch.cuda.current_stream(config.device_index).cuda_stream
+        return Device(torch, config.device_index, stream)
+    if cupy is not None and any(isinstance(one, cupy.ndarray) for one in arrays):
+        if stream is None:
+            with cupy.cuda.Device(config.device_index):
+                stream = int(cupy.cuda.get_current_stream().ptr)
+        return Device(cupy, config.device_index, stream)
+    return device
+
+
+def on_device(array: Any, device: Device) -> Array:
+    """An array of the device as one of NumPy's, to be sliced and asked for its address, never to be read.
+
+    The device's stream waits for what fills it.
+    """
+    if isinstance(array, CUDABuffer):
+        array.wait_on(device.stream)
+        array = array.array
+    elif not hasattr(array, "__cuda_array_interface__"):
+        array = device.from_dlpack(array)
+    # PyTorch names no stream, and means its current one, which is the device's.
+    if (stream := array.__cuda_array_interface__.get("stream")) is not None:
+        wait_for(device.index, device.stream, [stream])
+    return in_place(array)
+
+
+def in_place(array: Any) -> Array:
+    """The same of an array that is ready."""
+    interface = array.__cuda_array_interface__
+    if 0 in interface["shape"]:
+        return np.empty(interface["shape"], interface["typestr"])
+    return np.asarray(_Memory(interface, array))
 
 
 @lru_cache(maxsize=1)
-def kernel_source() -> str:
-    """The CUDA C++ source."""
-    return Path(__file__).with_name("yuv_to_rgb.cu").read_text(encoding="utf-8")
+def kernel_code() -> bytes:
+    """The kernel as PTX, which NVIDIA's driver compiles."""
+    return Path(__file__).with_name("yuv_to_rgb.ptx").read_bytes()
 
 
-def convert_on_device(device: CupyDevice, batches: Sequence[Planes], plan: Plan, out: Any) -> None:
+def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out: Any) -> None:
     """Launch the conversion of all frames on the device's stream, and don't wait for it.
 
     Args:
         device: Where the planes and the result lie.
         batches: Y, U and V of frames, each ``(frames, rows, samples)``, all of one size and type.
         plan: What to do.
-        out: Filled with the result, ``(frames, height, width, 3)`` in any strides.
+        out: Filled with the result, ``(frames, height, width, 3)`` in any strides; by the plan of one plane
+            ``(frames, height, width, 1)``.
+
+    Raises:
+        TransferError: A pixel of the result stands for too many samples, or the driver refuses the launch.
+        ValueError: Planes whose rows begin amid a sample.
     """
+    _check_work(plan)
     frames = np.concatenate([_frames(planes) for planes in batches])
     frames["out"] = _address(out) + np.arange(len(frames)) * out.strides[0]
-    conversion = _conversion(plan, out)
-    conversion["num_frames"] = len(frames)
-    tables = _Tables(frames)
-    axes = [tables.add(taps) for taps in (*plan.luma, *plan.chroma)]
-    uploaded = device.upload(tables.bytes())
-    base = _address(uploaded)
-    conversion["frames"] = base
+    tables, axes = _tables(device.library, device.index, plan)
+    conversion = np.zeros(1, CONVERSION)
     for name, axis in zip(_AXES, axes, strict=True):
-        axis["first"] += base
-        axis["weights"] += base
         conversion[name] = axis
-    device.launch(
-        kernel_source(),
-        f"yuv{8 * batches[0][0].dtype.itemsize}_to_{plan.dtype}",
-        OPTIONS,
-        (-(-plan.width // _BLOCK[0]), -(-plan.height // _BLOCK[1]), min(len(frames), _MOST_LAYERS)),
-        _BLOCK,
-        conversion,
-    )
+    steps = (stride // out.dtype.itemsize for stride in out.strides[1:])
+    for name, step in zip(("out_row", "out_pixel", "out_channel"), steps, strict=True):
+        conversion[name] = step
+    for name in ("matrix", "scale", "bias", "ceiling", "shift"):
+        conversion[name] = getattr(plan, name)
+    bits = 8 * batches[0][0].dtype.itemsize
+    name = f"plane{bits}" if plan.dtype == "samples" else f"yuv{bits}_to_{plan.dtype}"
+    kernel = kernel_code(), name
+    blocks = -(-plan.width // _BLOCK[0]), -(-plan.height // _BLOCK[1])
+    for start in range(0, len(frames), MOST_FRAMES):
+        part = frames[start : start + MOST_FRAMES]
+        conversion["frames"][0, : len(part)] = part
+        launch(device.index, device.stream, kernel, (*blocks, len(part)), _BLOCK, conversion)
+    tables.used_on(device.stream)
+
+
+def _check_work(plan: Plan) -> None:
+    work = max(len(one[0].weights) * len(one[1].weights) for one in (plan.luma, plan.chroma))
+    if work > _MOST_WORK:
+        raise TransferError(
+            f"each pixel of {plan.width}x{plan.height} would sum up {work} samples on the device, and "
+            f"{_MOST_WORK} are the most. Scale to a larger size first, or let the CPU decode and scale: "
+            "decoder='cpu'"
+        )
 
 
 def _frames(planes: Planes) -> Array:
     """Where the planes of each frame lie."""
-    frames = np.zeros(len(planes[0]), FRAME)
+    frames = np.zeros(len(planes[0]), _FRAME)
     for index, plane in enumerate(planes):
         if any(step % plane.dtype.itemsize for step in plane.strides):
             raise ValueError(
@@ -97,46 +194,32 @@ def _frames(planes: Planes) -> Array:
     return frames
 
 
-def _conversion(plan: Plan, out: Any) -> Array:
-    """The argument of the kernel, but for what lies on the device."""
-    conversion = np.zeros(1, CONVERSION)
-    steps = (stride // out.dtype.itemsize for stride in out.strides[1:])
-    for name, step in zip(("out_row", "out_pixel", "out_channel"), steps, strict=True):
-        conversion[name] = step
-    for name in ("matrix", "scale", "bias", "ceiling", "shift"):
-        conversion[name] = getattr(plan, name)
-    return conversion
-
-
-class _Tables:
-    """What the kernel reads by address, in one block that goes to the device in one piece."""
-
-    __slots__ = ("_parts", "_size")
-
-    def __init__(self, frames: Array) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._put(frames)
-
-    def add(self, taps: Taps) -> Array:
-        """Put the windows of an axis into the block. Their addresses count from its beginning."""
+@lru_cache(maxsize=64)
+def _tables(library: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
+    """The windows of a plan on a device, and where each axis has its own there."""
+    device = Device(library, index)  # the thread's own stream, on which no work of others waits
+    parts: list[bytes] = []
+    axes = []
+    for taps in (*plan.luma, *plan.chroma):
         axis = np.zeros((), _AXIS)
-        axis["first"], axis["weights"] = self._put(taps.first), self._put(taps.weights)
         axis["taps"], axis["size"] = taps.weights.shape
-        return axis
-
-    def _put(self, array: Array) -> int:
-        start = self._size
-        raw = array.tobytes()
-        self._parts.append(raw + bytes(-len(raw) % _ALIGNMENT))
-        self._size += len(self._parts[-1])
-        return start
-
-    def bytes(self) -> Array:
-        """The block, uint8."""
-        return np.frombuffer(b"".join(self._parts), np.uint8)
+        for name, values in (("first", taps.first), ("weights", taps.weights)):
+            axis[name] = sum(map(len, parts))
+            raw = values.tobytes()
+            parts.append(raw + bytes(-len(raw) % _ALIGNMENT))
+        axes.append(axis)
+    table = np.frombuffer(b"".join(parts), np.uint8)
+    block = device.empty(table.shape, table.dtype)
+    device.copy_in(block.array, table)
+    device.record().synchronize()  # once for a plan, and nobody has to wait for it afterwards
+    for axis in axes:
+        axis["first"] += np.uint64(_address(block.array))
+        axis["weights"] += np.uint64(_address(block.array))
+    return block, axes
 
 
 def _address(array: Any) -> int:
     """Where the first element lies on the device."""
+    if isinstance(array, np.ndarray) and not hasattr(array, "__cuda_array_interface__"):
+        return int(array.ctypes.data)
     return int(array.__cuda_array_interface__["data"][0])

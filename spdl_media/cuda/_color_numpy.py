@@ -26,6 +26,10 @@ def convert(planes: Planes, plan: Plan, out: Array) -> None:
         out: Filled with the result, ``(frames, height, width, 3)`` in any strides.
     """
     for frame in range(len(out)):
+        if plan.dtype == "samples":
+            value = np.rint(np.clip(_resample(planes[0][frame], plan.luma, plan), 0, plan.scale[0]))
+            out[frame, :, :, 0] = value.astype(out.dtype) << plan.shift
+            continue
         y = _resample(planes[0][frame], plan.luma, plan)
         u = _resample(planes[1][frame], plan.chroma, plan)
         v = _resample(planes[2][frame], plan.chroma, plan)

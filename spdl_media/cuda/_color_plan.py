@@ -1,17 +1,21 @@
-"""Everything that a conversion needs to know but the images themselves, as numbers."""
+"""Everything that a conversion needs to know but the images themselves, as numbers.
+
+See:
+    ITU-R BT.601, BT.709, BT.2020 and H.273 (whose numbers are FFmpeg's ``AVColorSpace``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media.cuda._color_formats import YUVFormat
-from spdl_media.cuda._color_matrix import DEFAULT_MATRIX, rgb_matrix
 from spdl_media.cuda._color_taps import (
     CHROMA_PLACES,
     SCALE_ALGOS,
@@ -31,6 +35,72 @@ Size: TypeAlias = tuple[int, int]
 _CEILING = 32767 / 128
 
 
+_BT601, _BT2020 = (0.299, 0.114), (0.2627, 0.0593)
+# What red and blue weigh in luma.
+_WEIGHTS = MappingProxyType(
+    {
+        "bt709": (0.2126, 0.0722),
+        "fcc": (0.30, 0.11),
+        "bt470bg": _BT601,
+        "smpte170m": _BT601,
+        "bt601": _BT601,
+        "smpte240m": (0.212, 0.087),
+        "bt2020nc": _BT2020,
+        "bt2020": _BT2020,
+    }
+)
+MATRICES = (*_WEIGHTS, "ycgco")
+COEFFICIENTS = MappingProxyType(
+    {
+        1: "bt709",
+        4: "fcc",
+        5: "bt470bg",
+        6: "smpte170m",
+        7: "smpte240m",
+        8: "ycgco",
+        9: "bt2020nc",
+        10: "bt2020nc",
+    }
+)
+"""The numbers of H.273 that ``coeff=`` takes, as SPDL has them.
+
+10 is constant luminance, whose equations are no matrix. SPDL takes the matrix of 9 for it; FFmpeg's scale
+filter refuses such pictures, and so does ``matrix=``.
+"""
+
+DEFAULT_MATRIX = "bt601"
+
+
+def rgb_matrix(matrix: str, *, full_range: bool, bits: int) -> Array:
+    """The matrix from samples to R, G and B of 0 to 255.
+
+    Returns:
+        float64 array ``(3, 4)``: weights of Y, U and V, and a constant.
+
+    Raises:
+        ValueError: An unknown matrix.
+    """
+    if matrix not in MATRICES:
+        raise ValueError(f"matrix must be one of {', '.join(MATRICES)} or None, not {matrix!r}")
+    # Deep samples are those of 8 bits with more digits, in full range too, where H.273 would put white at
+    # 2**bits - 1: so does FFmpeg's scaler.
+    unit = 2.0 ** (bits - 8)
+    zero, luma, chroma = (0.0, 255.0, 255.0) if full_range else (16.0, 219.0, 224.0)
+    weights = _difference_weights(matrix) * (255 / unit) / [luma, chroma, chroma]
+    constant = -weights @ (unit * np.array([zero, 128, 128]))
+    return np.column_stack([weights, constant])
+
+
+def _difference_weights(matrix: str) -> Array:
+    """R, G and B out of Y of 0 to 1 and U and V of -1/2 to 1/2."""
+    if matrix == "ycgco":  # U is green, V is orange
+        return np.array([[1.0, -1, 1], [1, 1, 0], [1, -1, -1]])
+    red, blue = _WEIGHTS[matrix]
+    green = 1 - red - blue
+    u, v = 2 * (1 - blue), 2 * (1 - red)
+    return np.array([[1, 0, v], [1, -u * blue / green, -v * red / green], [1, u, 0]])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A conversion of images of one size and format.
@@ -43,7 +113,7 @@ class Plan:
         bias: float32 ``(3,)``: what is added to them then.
         ceiling: The largest value of a row of weighted samples.
         shift: Unused bits below those of a sample.
-        dtype: Type of the result, ``"uint8"`` or ``"float32"``.
+        dtype: Type of the result, ``"uint8"`` or ``"float32"``; ``"samples"``: those of the one plane.
     """
 
     luma: tuple[Taps, Taps]
@@ -119,6 +189,33 @@ def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
         ceiling=_CEILING * 2 ** (format.bits - 8),
         shift=format.shift,
         dtype="uint8" if look.normalize is None else "float32",
+    )
+
+
+@lru_cache(maxsize=256)
+def plane_plan(source: Size, size: Size, algo: ScaleAlgo, bits: int, shift: int) -> Plan:
+    """How one plane is scaled, or copied, without a change of its values.
+
+    Args:
+        source: Samples in a row, and rows.
+        size: Those of the result.
+        algo: The filter.
+        bits: Bits of a sample.
+        shift: Unused bits below them, which are zero in the result.
+    """
+    across, down = (
+        line_taps(length, to, 1, 0.0, algo, stretch=True)
+        for length, to in zip(source, size, strict=True)
+    )
+    return Plan(
+        luma=(across, down),
+        chroma=(no_taps(size[0]), no_taps(size[1])),
+        matrix=np.zeros((3, 4), np.float32),
+        scale=np.full(3, (1 << bits) - 1, np.float32),
+        bias=np.zeros(3, np.float32),
+        ceiling=_CEILING * 2 ** (bits - 8),
+        shift=shift,
+        dtype="samples",
     )
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import importlib.util
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, SupportsIndex
 
-from spdl_media._devices.choose import WITHOUT_CUDA, open_device
-from spdl_media._devices.cupy_device import check_headers, without_headers
-from spdl_media._devices.forks import HISTORY
+from spdl_media._driver import HISTORY
 from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
-from spdl_media.cuda._color_device import open_device as open_color_device
 from spdl_media.cuda.nvdec import DRIVER, LIBRARIES, VIDEO_LIBRARY
 from spdl_media.cuda.slots import SlotDevice, check_device
+from spdl_media.devices import WITHOUT_CUDA, open_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
 
@@ -56,10 +51,9 @@ class CUDACapabilities:
         nvjpeg: Pictures: ``decode_image_nvjpeg``, ``load_image_batch_nvjpeg``.
         nvdec: Videos: ``decode_packets_nvdec``, ``streaming_load_video_nvdec``, ``load_video(cuda=)``.
         parts: What they need, by name, each looked for without the others: ``"driver"`` (NVIDIA's, with a
-            device), ``"torch"`` (built with CUDA), ``"cupy"``, ``"nvrtc"`` (the compiler that CuPy asks for
-            the kernels), ``"headers"`` (CUDA's, which it asks for too), ``"nvcuvid"`` (the driver's library
-            for NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the images that
-            DALI decodes).
+            device), ``"torch"`` (built with CUDA), ``"cupy"``, ``"nvcuvid"`` (the driver's library for
+            NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the images that DALI
+            decodes).
     """
 
     pinned_memory: Capability
@@ -111,7 +105,7 @@ def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capab
         reasons = [" and ".join(parts[part].reason for part in one) for one in missing]
         names = tuple(" or ".join(one) for one in missing)
         return Capability(available=False, reason="; ".join(reasons), missing=names)
-    return _tried(lambda: _OPEN[name](index))
+    return _tried(lambda: _open(name, index))
 
 
 def _tried(find: Callable[[], object]) -> Capability:
@@ -158,66 +152,15 @@ def _package(name: str) -> Any:
     return require(name, f"using {name}")
 
 
-def _nvrtc() -> None:
-    if is_available("cupy"):
-        cupy: Any = require("cupy", "compiling kernels")
-        reason = _tried(cupy.cuda.nvrtc.getVersion).reason
-    else:
-        reason = "" if _has_nvrtc() else "no libnvrtc is on the system, nor among the wheels"
-    if reason:
-        raise RuntimeError(
-            f"NVIDIA's compiler NVRTC cannot be used ({reason}). Install it: pip install "
-            "nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc for CUDA 13, as CuPy is)"
-        )
-
-
-def _has_nvrtc() -> bool:
-    """Whether a wheel brings the library, or the system has it."""
-    return _in_wheels("lib/libnvrtc.so.*") or ctypes.util.find_library("nvrtc") is not None
-
-
-def _headers() -> None:
-    if is_available("cupy"):
-        check_headers(require("cupy", "compiling kernels"))
-    elif not _has_headers():
-        raise RuntimeError(without_headers("they are neither on the system, nor among the wheels"))
-
-
-def _has_headers() -> bool:
-    """Whether a wheel brings them, or the system has them."""
-    folder = Path(os.environ.get("CUDA_PATH") or "/usr/local/cuda")
-    return _in_wheels("include/cuda_runtime.h") or (folder / "include" / "cuda_runtime.h").exists()
-
-
-def _in_wheels(path: str) -> bool:
-    wheels = importlib.util.find_spec("nvidia")
-    folders = (wheels and wheels.submodule_search_locations) or ()
-    return any(any(Path(folder).glob(f"*/{path}")) for folder in folders)
-
-
 def _dali() -> None:
     _package("dali")
     check_device(SlotDevice("cpu"))
-
-
-def _open_kernels(index: int) -> None:
-    open_color_device(None, index)
-
-
-def _open_transfer(index: int) -> None:
-    open_device(as_cuda_config(index), "transfer")
-
-
-def _open_dali(index: int) -> None:
-    check_device(SlotDevice("gpu", index))
 
 
 _PARTS: dict[str, Callable[[], object]] = {
     "driver": _driver,
     "torch": _torch,
     "cupy": lambda: _package("cupy"),
-    "nvrtc": _nvrtc,
-    "headers": _headers,
     "nvcuvid": lambda: _library(VIDEO_LIBRARY),
     "dali": _dali,
     "nvimgcodec": lambda: _package("nvimgcodec"),
@@ -225,21 +168,17 @@ _PARTS: dict[str, Callable[[], object]] = {
 """How each part is looked for."""
 
 _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "pinned_memory": (("driver",), ("torch", "cupy")),
-    "transfer": (("driver",), ("torch", "cupy")),
-    "kernels": (("driver",), ("cupy",), ("nvrtc",), ("headers",)),
+    **dict.fromkeys(("pinned_memory", "transfer", "kernels"), (("driver",), ("torch", "cupy"))),
     "dali": (("driver",), ("dali",)),
     "nvjpeg": (("driver",), ("dali",), ("nvimgcodec",)),
-    "nvdec": (("driver",), ("nvcuvid",), ("cupy",), ("nvrtc",), ("headers",)),
+    "nvdec": (("driver",), ("nvcuvid",), ("torch", "cupy")),
 }
 """What each capability needs: one part of every group."""
 
-_OPEN: dict[str, Callable[[int], object]] = {
-    "pinned_memory": _open_transfer,
-    "transfer": _open_transfer,
-    "kernels": _open_kernels,
-    "dali": _open_dali,
-    "nvjpeg": _open_dali,
-    "nvdec": _open_kernels,
-}
-"""How it is seen that the device works for it."""
+
+def _open(name: str, index: int) -> None:
+    """See that the device works for a capability."""
+    if name in ("dali", "nvjpeg"):
+        check_device(SlotDevice("gpu", index))
+    else:
+        open_device(as_cuda_config(index), "transfer")

@@ -16,15 +16,13 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._devices.cupy_device import CupyDevice
-from spdl_media._devices.memory import Block
+from spdl_media._handover import Block
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.cuda import _color_numpy
-from spdl_media.cuda._color_device import device_of, open_device
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
-from spdl_media.cuda._color_launch import convert_on_device
-from spdl_media.cuda._color_matrix import COEFFICIENTS
+from spdl_media.cuda._color_launch import color_device, convert_on_device, device_of, on_device
 from spdl_media.cuda._color_plan import (
+    COEFFICIENTS,
     Look,
     Normalization,
     Plan,
@@ -33,7 +31,8 @@ from spdl_media.cuda._color_plan import (
     make_plan,
 )
 from spdl_media.cuda._color_taps import ScaleAlgo
-from spdl_media.cuda._owner import buffer_on_stream
+from spdl_media.devices import Device
+from spdl_media.transfer import buffer_on_stream
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 
@@ -89,7 +88,8 @@ def yuv_to_rgb(
             gives 0 to 1. ``None``: uint8.
         out: An array to fill, of the shape and type of the result and beside the planes.
         cuda_config: Device and stream for planes on a device: a ``CUDAConfig`` or the number of the device.
-            ``None``: where the planes lie, on CuPy's current stream.
+            ``None``: where the planes lie. Without a stream: the current one of their library, PyTorch or
+            CuPy.
 
     Returns:
         Buffer ``(H, W, 3)`` or ``(3, H, W)``, uint8 or float32, with the dimension of frames in front if the
@@ -100,7 +100,8 @@ def yuv_to_rgb(
     Raises:
         ValueError: Shapes that do not fit the format, an unknown name, planes on several devices.
         TypeError: Planes of another type than the format's, arguments of the wrong type.
-        MissingDependencyError: The planes lie on a device, and CuPy is not installed.
+        TransferError: The planes lie on a device, and neither PyTorch nor CuPy is installed; each pixel would
+            stand for more than a million samples there; the driver refuses the work.
 
     Thread safety: safe.
 
@@ -158,7 +159,7 @@ def nv12_to_rgb(
         ValueError: As in :func:`yuv_to_rgb`; no frames; frames of several sizes; an unknown ``coeff``;
             buffers that say different things of their colours.
         TypeError: As in :func:`yuv_to_rgb`.
-        MissingDependencyError: As in :func:`yuv_to_rgb`.
+        TransferError: As in :func:`yuv_to_rgb`.
 
     Thread safety: safe.
     """
@@ -184,7 +185,7 @@ def nv12_to_bgr(
     Raises:
         ValueError: As in :func:`nv12_to_rgb`.
         TypeError: As in :func:`nv12_to_rgb`.
-        MissingDependencyError: As in :func:`nv12_to_rgb`.
+        TransferError: As in :func:`nv12_to_rgb`.
     """
     look = replace(_nv12_look(buffers, coeff, matrix, color_range), bgr=True)
     return _convert_nv12(buffers, look, cuda_config, layout, sync=sync)
@@ -243,7 +244,7 @@ def _convert_nv12(
     plan = make_plan(_NV12, look, *_size(batches[0]))
     result = _run(device, batches, plan, layout, None, has_frames=True)
     if sync and device is not None:
-        device.synchronize()
+        device.record().synchronize()
     return result
 
 
@@ -260,7 +261,7 @@ def _with_frames(array: Any) -> Any:
     return array[:, None] if array.ndim == 3 else array
 
 
-def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[CupyDevice | None, list[Any]]:
+def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[Device | None, list[Any]]:
     """The device that the arrays lie on, or ``None``, and views of them as its library has them."""
     places = {device_of(array) for array in arrays}
     if places == {None}:
@@ -275,12 +276,12 @@ def _placed(arrays: Sequence[Any], cuda_config: Any) -> tuple[CupyDevice | None,
         raise ValueError(f"all planes must lie on one device, not in {' and '.join(sorted(found))}")
     index = places.pop()
     assert index is not None
-    device = open_device(cuda_config, index)
-    return device, [device.view(array) for array in arrays]
+    device = color_device(arrays, cuda_config, index)
+    return device, [on_device(array, device) for array in arrays]
 
 
 def _run(
-    device: CupyDevice | None,
+    device: Device | None,
     batches: Sequence[Planes],
     plan: Plan,
     layout: str,
@@ -295,8 +296,7 @@ def _run(
     shape: tuple[int, ...] = (*sides, 3) if layout == "NHWC" else (3, *sides)
     if has_frames:
         shape = (sum(len(planes[0]) for planes in batches), *shape)
-    block = _memory(device, shape, plan.dtype, out)
-    array = block.array
+    block, array = _memory(device, shape, plan.dtype, out)
     frames = array if has_frames else array[None]
     # The conversion writes in any strides, so a view with the channels last will do.
     pixels = frames if layout == "NHWC" else frames.transpose(0, 2, 3, 1)
@@ -311,21 +311,27 @@ def _run(
     return CPUBuffer(array)
 
 
-def _memory(device: CupyDevice | None, shape: tuple[int, ...], dtype: str, out: Any) -> Block:
-    """New memory, or that of ``out``."""
+def _memory(
+    device: Device | None, shape: tuple[int, ...], dtype: str, out: Any
+) -> tuple[Block, Array]:
+    """New memory, or that of ``out``, and NumPy's view of it."""
     if out is None:
-        if device is None:
-            return Block(np.empty(shape, dtype), _nobody)
-        return device.empty(shape, np.dtype(dtype))
-    if (device is None) != (device_of(out) is None):
-        place = "in host memory" if device is None else "on a CUDA device"
-        raise ValueError(f"out must lie where the planes do, {place}")
-    array = np.asarray(out) if device is None else device.view(out)
+        block = (
+            Block(np.empty(shape, dtype), _nobody) if device is None else device.empty(shape, dtype)
+        )
+    else:
+        block = Block(out, _nobody)
+        if (device is None) != (device_of(out) is None):
+            place = "in host memory" if device is None else "on a CUDA device"
+            raise ValueError(f"out must lie where the planes do, {place}")
+    array = np.asarray(block.array) if device is None else on_device(block.array, device)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"out must be {shape} {dtype}, not {array.shape} {array.dtype}")
     if device is None and not array.flags.writeable:
         raise ValueError("out must be writable, and this array is read-only")
-    return Block(array, _nobody)
+    if device is None:
+        return Block(array, _nobody), array
+    return block, array
 
 
 def _nobody(stream: int) -> None:

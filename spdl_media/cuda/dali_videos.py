@@ -16,17 +16,16 @@ import av
 import numpy as np
 
 from spdl_media._batch import TimedFrames
-from spdl_media._devices.device import is_out_of_memory
 from spdl_media._h264_fields import may_have_fields
 from spdl_media._rows import no_frames
 from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda._nvjpeg_operators import DALI_ERRORS
-from spdl_media.cuda._owner import ready_buffer
+from spdl_media.cuda.dali import ready_buffer
 from spdl_media.cuda.nvdec import has_lengths
-from spdl_media.cuda.slots import SlotDevice, slot_pool
+from spdl_media.cuda.slots import DALI_ERRORS, SlotDevice, slot_pool
 from spdl_media.decode import cut_short_error
+from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, TransferError
 from spdl_media.packets import VideoPackets, av_packets, copy_packet, discarded_pts, metadata_of
 from spdl_media.timing import ticks_to_seconds

@@ -23,11 +23,11 @@ import av
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
-from spdl_media._devices.device import no_such_device
 from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
 from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
+from spdl_media.devices import no_such_device
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
 from spdl_media.packets import shared_packet, with_prefix
 
@@ -241,12 +241,12 @@ class DeviceDecoder:
             self.is_sound = False
             self._check_device(log[start:], error)
             if isinstance(error, av.error.NotImplementedError):  # AV1 has no part in software
-                raise NotOnDeviceError(self._found("no", log[start:])) from error
+                raise NotOnDeviceError(self._found("no")) from error
             raise
         if len(log) > start:
             self._check_device(log[start:])
         for frame in frames:
-            self._check(frame, log[start:])
+            self._check(frame)
         return frames
 
     def _parts(self, packet: Any) -> list[Any]:
@@ -261,7 +261,7 @@ class DeviceDecoder:
 
     def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
         """Raise what FFmpeg logs of CUDA, unless it is about the data: it goes on in software after it."""
-        text = _text(lines)
+        text = "".join(line for _, _, line in lines)
         failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
         old = re.search(r"Cannot load (\w+)", text)
         if not old and (not failed or failed[2] in _OF_THE_DATA):
@@ -282,11 +282,11 @@ class DeviceDecoder:
             source=self._source,
         ) from cause
 
-    def _check(self, frame: Any, lines: list[LogLine]) -> None:
+    def _check(self, frame: Any) -> None:
         """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not all of it."""
         is_sound, self.is_sound = self.is_sound, False
         if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
-            raise NotOnDeviceError(self._found(format_name(frame), lines))
+            raise NotOnDeviceError(self._found(format_name(frame)))
         # The decoder's own size may be that of frames to come; then these have the size that is stated.
         size, codec = (frame.width, frame.height), self._codec
         sizes = (self._context.width, self._context.height), (codec.width, codec.height)
@@ -304,11 +304,10 @@ class DeviceDecoder:
             f"{codec.name} stream cuts on the left or at the top"
         )
 
-    def _found(self, what: str, lines: list[LogLine]) -> str:
-        said = re.search(r"Video .* not within [^\n]*|.*exceeds maximum[^\n]*", _text(lines))
+    def _found(self, what: str) -> str:
         return (
             f"NVDEC does not decode this {self._codec.name} stream: FFmpeg gave {what} frames, not on the "
-            f"device{(said and f' ({said[0]})') or ''}"
+            "device"
         )
 
     def flush_buffers(self) -> None:
@@ -321,11 +320,6 @@ class DeviceDecoder:
 
 # Errors of CUDA that a stream causes: the hardware does not know it, or it is damaged.
 _OF_THE_DATA = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
-
-
-def _text(lines: list[LogLine]) -> str:
-    """What FFmpeg logged, which may write a line in pieces."""
-    return "".join(line for _, _, line in lines)
 
 
 def has_lengths(codec: VideoCodec) -> bool:

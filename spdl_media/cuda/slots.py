@@ -1,9 +1,10 @@
 """Slots: places to run operators of DALI in, borrowed by any number of threads, one at a time each.
 
-DALI's dynamic API may be called from several threads, but one evaluation context must not be active in two,
-and one operator must not run twice at once. So both are kept together in a slot. Its operators are objects
-that the slot holds: DALI's functions look for their constants in the source text of whoever calls them, and
-make an operator for each set of arguments, thread and size of batch.
+DALI's dynamic API may be called from several threads, but one evaluation context must not be active in
+two, and one operator must not run twice at once. So both are kept together in a slot, which is lent to
+one thread at a time. Its operators are objects that the slot holds: DALI's functions look for their
+constants in the source text of whoever calls them, and make an operator for each set of arguments, thread
+and size of batch.
 
     with slot_pool(device).borrow() as slot:
         images = slot.run("decoders.Image", encoded, {"affine": False})
@@ -16,6 +17,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +25,10 @@ from functools import reduce
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._devices.forks import HISTORY
+from spdl_media._driver import HISTORY
 from spdl_media._optional import require
+from spdl_media.devices import no_such_device
 from spdl_media.errors import MissingDependencyError, TransferError
-
-__all__ = ("Slot", "SlotDevice", "SlotPool", "check_device", "dali_types", "slot_pool")
 
 Settings: TypeAlias = Mapping[str, Any]
 DaliBatch: TypeAlias = Any
@@ -36,10 +37,16 @@ DaliBatch: TypeAlias = Any
 _PURPOSE = "decoding with DALI"
 _MIN_BATCH_SIZE = 16
 
-# A slot's threads work on the images of one batch. More slots serve more threads at once, and each holds
-# buffers of its own on the device; a thread that finds none free waits.
+# A slot's threads work on the images of one batch. While one slot decodes, another scales; each holds
+# buffers of its own on the device, so there are few. A thread that finds none free waits.
 THREADS_A_SLOT = min(4, os.cpu_count() or 1)
-MAX_SLOTS = 8
+MAX_SLOTS = 3
+
+# Kinds of operators that a slot keeps, each with buffers of its own.
+_MAX_OPERATORS = 16
+
+DALI_ERRORS = (RuntimeError, MemoryError)
+"""What DALI raises; the types do not tell bad data from a device that is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +79,13 @@ def check_device(device: SlotDevice) -> None:
     HISTORY.check(_PURPOSE)
     count = int(_module("backend").GetCUDADeviceCount())
     HISTORY.used |= count > 0
-    _check_index(device, count)
-
-
-def _check_index(device: SlotDevice, count: int) -> None:
     if count == 0:
         raise TransferError(
             f"{_PURPOSE} on {device}: DALI finds no CUDA device. nvidia-smi shows whether the driver sees "
             "one, and CUDA_VISIBLE_DEVICES whether this process may"
         )
     if device.index is None or not 0 <= device.index < count:
-        raise ValueError(
-            f"{device} was asked for, and there {'is one' if count == 1 else f'are {count}'}: the number "
-            f"must be {'0' if count == 1 else f'0 to {count - 1}'}"
-        )
+        raise no_such_device(device.index or 0, count)
 
 
 def _module(name: str) -> ModuleType:
@@ -123,7 +123,7 @@ class Slot:
     def __init__(self, device: SlotDevice, num_threads: int = THREADS_A_SLOT) -> None:
         self._dynamic: Any = _dynamic()
         self._name = "cpu" if device.index is None else f"gpu:{device.index}"
-        self._operators: dict[tuple[object, ...], tuple[int, Any]] = {}
+        self._operators: OrderedDict[tuple[object, ...], tuple[int, Any]] = OrderedDict()
         # A context without a stream takes the thread's own, which slots made in one thread would share.
         with self._dynamic.Device(self._name):
             self._context = self._dynamic.EvalContext(
@@ -197,6 +197,9 @@ class Slot:
             make = reduce(getattr, name.split("."), self._dynamic._ops)
             operator = make(max_batch_size=largest, device=self._name, **settings)
             self._operators[key] = largest, operator
+        self._operators.move_to_end(key)
+        while len(self._operators) > _MAX_OPERATORS:
+            self._operators.popitem(last=False)
         return operator
 
     def as_array(self, batch: DaliBatch) -> Any:

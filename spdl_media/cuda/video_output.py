@@ -11,7 +11,7 @@ import numpy as np
 
 from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda._color_plan import Look, Plan, make_plan
-from spdl_media.cuda._color_taps import ScaleAlgo, Taps, line_taps
+from spdl_media.cuda._color_taps import ScaleAlgo, Taps
 from spdl_media.formats import COLOR_RANGES, COLORSPACES
 from spdl_media.geometry import Placement, Size, place
 from spdl_media.operations import ScaleMode
@@ -193,12 +193,3 @@ def _part(taps: Taps, places: slice, offset: int) -> Taps:
     return Taps(
         taps.first[places] + np.int32(offset), np.ascontiguousarray(taps.weights[:, places])
     )
-
-
-def weights_of(length: int, size: int, algo: ScaleAlgo) -> np.ndarray[Any, Any]:
-    """What each of ``length`` samples counts for each of ``size``, ``(size, length)`` float32."""
-    taps = line_taps(length, size, 1, 0.0, algo, stretch=True)
-    matrix = np.zeros((size, length), np.float32)
-    places = taps.first[None] + np.arange(len(taps.weights))[:, None]
-    np.add.at(matrix, (np.broadcast_to(np.arange(size), places.shape), places), taps.weights)
-    return matrix

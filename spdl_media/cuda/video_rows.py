@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdl_media._devices.cupy_device import CupyDevice
-from spdl_media._devices.memory import Block
+from spdl_media._driver import LEGACY_DEFAULT, current, wait_for
+from spdl_media._handover import Block
 from spdl_media._rows import Colors, colors_differ, matrix_and_range
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig
-from spdl_media.cuda._color_launch import convert_on_device
-from spdl_media.cuda._color_plan import Plan
-from spdl_media.cuda._owner import buffer_on_stream
+from spdl_media.cuda._color_launch import convert_on_device, in_place
+from spdl_media.cuda._color_plan import Plan, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda.video_output import (
     INVERSE,
@@ -25,11 +24,11 @@ from spdl_media.cuda.video_output import (
     coded_size,
     plan_of,
     upright,
-    weights_of,
 )
+from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.geometry import Placement, Size
-from spdl_media.transfer import transfer_buffer
+from spdl_media.transfer import buffer_on_stream, transfer_buffer
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
@@ -93,30 +92,20 @@ class VideoDevice:
     """What decoding video needs of a device.
 
     Args:
-        cupy: The module.
-        index: Number of the device.
-        stream: Address of a ``cudaStream_t`` to work on instead of CuPy's current stream.
+        device: A stream of it.
 
-    Thread safety: safe; each thread has a current stream of its own.
+    Thread safety: safe.
     """
 
     decoders: DecoderPool = DECODERS
 
-    def __init__(self, cupy: Any, index: int = 0, stream: int | None = None) -> None:
-        self._xp = cupy
-        self.index = index
-        self._stream = stream
-
-    @property
-    def _device(self) -> CupyDevice:
-        return CupyDevice(self._xp, self.index, self._stream)
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.index = device.index
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         """FFmpeg's decoder on this device; see :func:`open_on_device`, whose errors it raises."""
-        with self._device.active():
-            # Does nothing but make the primary context, and the current one of this thread: CuPy leaves a
-            # thread that has used no CUDA as it is.
-            self._xp.cuda.runtime.free(0)
+        with current(self.index):
             return open_on_device(codec, config, source, self.index)
 
     @contextmanager
@@ -124,16 +113,15 @@ class VideoDevice:
         """A context whose work follows the decoder's, and which the decoder's later work follows.
 
         FFmpeg puts frames on the device's default stream, and uses their memory again once they are let go.
-        So the current stream waits for the default one on the way in, and the other way round on the way
+        So the device's stream waits for the default one on the way in, and the other way round on the way
         out; the host waits for nothing.
         """
-        with self._device.active():
-            stream, default = self._xp.cuda.get_current_stream(), self._xp.cuda.Stream.null
-            stream.wait_event(default.record())
-            try:
-                yield
-            finally:
-                default.wait_event(stream.record())
+        stream = self._device.stream
+        wait_for(self.index, stream, [LEGACY_DEFAULT])
+        try:
+            yield
+        finally:
+            wait_for(self.index, LEGACY_DEFAULT, [stream])
 
     def memory(self, shape: Sequence[int], dtype: str, *, zeros: bool) -> Block:
         """Memory for an array.
@@ -141,25 +129,23 @@ class VideoDevice:
         Raises:
             TransferError: There is not enough; the message has the sizes.
         """
-        block = self._device.empty(shape, np.dtype(dtype))
+        block = self._device.empty(shape, dtype)
         if zeros:
-            with self._device.active():
-                block.array.fill(0)
+            array = self.array(block.array)
+            self._device.zero(array.ctypes.data, array.nbytes)
         return block
 
     def array(self, values: Any) -> Any:
-        """Planes as an array in place, or a copy of values of the host."""
-        with self._device.active():
-            return self._xp.asarray(values)
+        """A plane or an array in place, as one of NumPy's that must not be read."""
+        return in_place(values)
 
     def convert(self, planes: Sequence[Any], plan: Plan, out: Any) -> None:
         """Launch the conversion of frames to ``out``, ``(frames, rows, columns, 3)`` in any strides."""
         convert_on_device(self._device, planes, plan, out)
 
-    def taken(self, block: Block, rows: Sequence[int]) -> Block:
-        """A copy of these rows."""
-        with self._device.active():
-            return self._device.guarded(self._xp.take(block.array, self._xp.asarray(rows), axis=0))
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy an array without gaps to another."""
+        self._device.copy(target.ctypes.data, source.ctypes.data, source.nbytes)
 
     def buffer(self, block: Block, colors: Colors) -> Buffer:
         """The buffer over an array that is ready when the stream gets where it is now."""
@@ -258,8 +244,7 @@ class DeviceRows:
         self._check_same(found, kind.stored)
         rows = self._memory(placement, kind.stored, stop)[self._written : stop]
         if is_yuv:
-            for row, shown in zip(rows, frames, strict=True):
-                self._write_planes(row, shown, placement)
+            self._write_planes(rows, kind, frames, placement)
         else:
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
             # The conversion writes in any strides, so a view that is turned back turns the frames.
@@ -280,13 +265,14 @@ class DeviceRows:
             shape = (3, height, width)
         before, room = self._block, max(self._room, 1)
         if before is not None and count <= len(before.array):
-            return before.array
+            return self._device.array(before.array)
         while room < count:
             room *= 2
         self._block = self._device.memory((room, *shape), dtype, zeros=zeros)
+        array = self._device.array(self._block.array)
         if before is not None:  # there are more frames than packets
-            self._block.array[: self._written] = before.array[: self._written]
-        return self._block.array
+            self._device.copy(array, self._device.array(before.array)[: self._written])
+        return array
 
     def _check_same(self, found: tuple[Size, str, Colors], stored: str) -> None:
         first, number = self._first, self._written
@@ -301,30 +287,27 @@ class DeviceRows:
             other = f"frame {number}", found[2]
             raise colors_differ(("frame 0", first[2]), other, stored, self._source)
 
-    def _write_planes(self, target: Any, shown: Shown, placement: Placement) -> None:
+    def _write_planes(
+        self, rows: Any, kind: Kind, frames: Sequence[Shown], placement: Placement
+    ) -> None:
         width, height = placement.canvas
-        crop = self._output.crop.turned_back(shown.orientation)
-        pairs = target[height:].reshape(-(-height // 2), -1, 2)
-        targets = target[:height, :width], pairs[:, :, 0], pairs[:, :, 1]
-        unused = SEMI_PLANAR[format_name(shown.frame)][1]
-        for number, (into, plane) in enumerate(zip(targets, frame_planes(shown), strict=True)):
-            array = self._device.array(plane)[0]
+        crop = self._output.crop.turned_back(kind.orientation)
+        pairs = rows[:, height:].reshape(len(rows), -(-height // 2), -1, 2)
+        targets = rows[:, :height, :width], pairs[..., 0], pairs[..., 1]
+        typestr, unused = SEMI_PLANAR[kind.stored]
+        bits = 8 * np.dtype(typestr).itemsize - unused
+        parts = zip(*map(frame_planes, frames), strict=True)
+        for number, (target, planes) in enumerate(zip(targets, parts, strict=True)):
             left, top, right, bottom = (side // 2 if number else side for side in crop.sides)
-            array = array[top : array.shape[0] - bottom, left : array.shape[1] - right]
-            array = upright(array, shown.orientation)
-            if array.shape != into.shape:
-                array = self._scaled(array, into.shape, unused)
-            into[...] = array
-
-    def _scaled(self, plane: Any, shape: tuple[int, int], unused: int) -> Any:
-        """A plane scaled as FFmpeg's scaler does, by one product with a matrix for each axis."""
-        rows, columns = (
-            self._device.array(weights_of(length, size, self._output.scale_algo))
-            for length, size in zip(plane.shape, shape, strict=True)
-        )
-        values = (rows @ (plane >> unused).astype("float32") @ columns.T).round()
-        most = (1 << 8 * plane.dtype.itemsize - unused) - 1
-        return values.clip(0, most).astype(plane.dtype) << unused
+            views = [self._device.array(plane) for plane in planes]
+            down, across = (
+                side - cut for side, cut in zip(views[0].shape[1:], (bottom, right), strict=True)
+            )
+            views = [view[:, top:down, left:across] for view in views]
+            into = upright(target, INVERSE[kind.orientation], 1)
+            source, size = (array.shape[:0:-1] for array in (views[0], into))
+            plan = plane_plan(source, size, self._output.scale_algo, bits, unused)
+            self._device.convert([(view, view, view) for view in views], plan, into[..., None])
 
     @property
     def count(self) -> int:
@@ -345,8 +328,16 @@ class DeviceRows:
         if rows == list(range(count)):
             block = Block(block.array[:count], block.used_on)
         else:
-            block = self._device.taken(block, rows)
+            block = self._repeated(block, rows)
         self._rows = [row - count for row in self._rows[count:]]
         del self.pts[:count]
         self._begin()
         return self._device.buffer(block, colors)
+
+    def _repeated(self, block: Block, rows: Sequence[int]) -> Block:
+        """A copy of these rows."""
+        array = self._device.array(block.array)
+        result = self._device.memory((len(rows), *array.shape[1:]), array.dtype.name, zeros=False)
+        for target, row in zip(self._device.array(result.array), rows, strict=True):
+            self._device.copy(target, array[row])
+        return result

@@ -83,14 +83,14 @@ def streaming_load_video_nvdec(
         An iterator of arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it U and V in turn.
         uint8 (NV12); uint16 with the value in the high bits (P010, P016) for 10 and 12 bit. An odd width is
         rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of a batch say what its
-        values mean. Each batch is memory of its own, ready when CuPy's current stream gets there.
+        values mean. Each batch is memory of its own, ready when its stream gets there.
 
     Raises:
         SourceError: It cannot be opened or read.
         DemuxError: It is no media, or has no such stream.
         DecodeError: While iterating: the data is damaged, or NVDEC does not decode it.
         ConvertError: While iterating: frames differ in size.
-        MissingDependencyError: CuPy, the driver or its video library is missing.
+        MissingDependencyError: The driver, or its video library, is missing.
         TransferError: While iterating: the device has no memory or no decoder left, or is gone.
         ValueError: There is no such device, or an option is invalid.
 

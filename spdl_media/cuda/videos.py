@@ -11,27 +11,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
+from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 from spdl_media._batch import TimedFrames, VideoRequest
 from spdl_media._checks import check_choice, check_int
-from spdl_media._devices.device import no_such_device
-from spdl_media._devices.forks import HISTORY
 from spdl_media._lengths import check_enough
-from spdl_media._optional import require
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_taps import ScaleAlgo
-from spdl_media.cuda._streams import check_stream
 from spdl_media.cuda.fallback import warn_of_fallback
-from spdl_media.cuda.nvdec import NotOnDeviceError, device_error, missing_library
-from spdl_media.cuda.on_device import cupy_device, why_no_kernels
+from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_output import ArrayLayout, Crop, Output, OutputFormat
 from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import VideoDevice
 from spdl_media.decode import Default, decode_packets
+from spdl_media.devices import open_device
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import FilterDesc, get_video_filter_desc
 from spdl_media.image_frames import VideoFrames
@@ -103,8 +99,7 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) 
         height=ops.height,
         scale_mode=mode,
     )
-    stream = cupy_device(config, request.purpose).stream
-    device = video_device(CUDAConfig(config.device_index, stream))
+    device = video_device(config)
     decode = as_decode_config(request.decode_config)
     clip = decode_clip(packets, device, output, decode, request.num_frames, ops.frame_rate)
     return clip.buffer, lambda: clip.timestamps
@@ -125,7 +120,7 @@ def _takes_nvdec(request: VideoRequest) -> bool:
         )
     if refusal or request.config is None:
         return False
-    return request.decoder != "auto" or _has_nvdec(request.config.device_index)
+    return request.decoder != "auto" or _has_nvdec()
 
 
 def _refusal(request: VideoRequest) -> str | None:
@@ -141,6 +136,8 @@ def _refusal(request: VideoRequest) -> str | None:
         return "crops= and flips= are for the CPU"
     if request.on_short not in (None, "error"):
         return f"on_short={request.on_short!r} is for the CPU"
+    if request.values is not None and request.values.is_float:
+        return f"dtype={request.values.dtype!r} is for the CPU"
     if as_decode_config(request.decode_config).decoder is not None:
         return "decode_config(decoder=) names a decoder of the CPU"
     asked = options.width, options.height, options.frame_rate, request.decode_config
@@ -153,8 +150,8 @@ def _refusal(request: VideoRequest) -> str | None:
     return None
 
 
-def _has_nvdec(index: int) -> bool:
-    missing = missing_library() or why_no_kernels(index)
+def _has_nvdec() -> bool:
+    missing = missing_library()
     if missing:
         warn_of_fallback(str(missing))
     return missing is None
@@ -209,13 +206,13 @@ def decode_packets_nvdec(
             and its frames are copied to the device, with a :class:`CPUFallbackWarning`.
 
     Returns:
-        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when CuPy's
-        current stream gets there.
+        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when its
+        stream gets there.
 
     Raises:
         DecodeError: The data is damaged, or NVDEC does not decode it.
         ConvertError: No frame lies in the window, or frames differ in size.
-        MissingDependencyError: CuPy, the driver or its video library is missing.
+        MissingDependencyError: The driver, or its video library, is missing.
         ValueError: There is no such device, or an option is invalid.
         TransferError: The device has no memory or no decoder left, or is gone; the driver is too old.
 
@@ -278,29 +275,21 @@ def video_device(cuda: DeviceLike) -> VideoDevice:
         cuda: Number of the device, a config, whose allocator does not count, or a device itself.
 
     Raises:
-        MissingDependencyError: CuPy, or the driver, is missing.
+        MissingDependencyError: The driver, or its video library, is missing.
         TypeError: It is neither.
         ValueError: There is no such device.
-        TransferError: This process was forked from one that had used CUDA, or the stream is of another
-            device.
+        TransferError: Neither PyTorch nor CuPy finds a device; this process was forked from one that had used
+            CUDA; the stream is of another device.
     """
     if isinstance(cuda, VideoDevice):
         return cuda
-    stream = cuda.stream if isinstance(cuda, CUDAConfig) else None
-    cuda = cuda.device_index if isinstance(cuda, CUDAConfig) else cuda
-    if isinstance(cuda, bool) or not isinstance(cuda, SupportsIndex):
-        raise TypeError(f"cuda must be the number of a device, such as 0, not {cuda!r}")
-    index = operator.index(cuda)
-    cupy: Any = require("cupy", _PURPOSE)
-    HISTORY.use(_PURPOSE)
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise device_error(index, str(error), None) from error
-    if not 0 <= index < count:
-        raise no_such_device(index, count)
-    check_stream(CUDAConfig(index, stream), _PURPOSE)
-    return VideoDevice(cupy, index, stream)
+    if not isinstance(cuda, CUDAConfig):
+        if isinstance(cuda, bool) or not isinstance(cuda, SupportsIndex):
+            raise TypeError(f"cuda must be the number of a device, such as 0, not {cuda!r}")
+        cuda = CUDAConfig(operator.index(cuda))
+    if missing := missing_library():
+        raise missing
+    return VideoDevice(open_device(cuda, _PURPOSE))
 
 
 def one_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> DeviceLike:

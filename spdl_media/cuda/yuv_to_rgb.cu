@@ -4,11 +4,15 @@
 // window of samples; the windows and weights of each column and row come from tables, which hold all that
 // differs between sizes, filters and places of chroma. Then a matrix makes RGB of the three.
 //
+// Crops, mirrored results and parts of a result are tables, too: a window may begin anywhere, and the windows of
+// a row may run backwards. Turned results are steps between pixels.
+//
 // The arithmetic is IEEE float32 without fused multiply-add, in the order written here. The reference in
 // _color_numpy.py does the same operations in the same order, and so gives the same bits. Compile with
 // --fmad=false (NVRTC, nvcc) or -ffp-contract=off (C++).
 //
-// The structs are filled by _color_launch.py.
+// The structs are filled by _color_launch.py. The package brings yuv_to_rgb.ptx, made of this file by
+// tests/color_kernel.py, which the driver compiles for the device at hand: change both together.
 
 struct Axis {
     const int* first;      // [size] the sample at which the window of each place begins
@@ -29,14 +33,13 @@ struct Frame {
 };
 
 struct Conversion {
-    const Frame* frames;
+    Frame frames[16];  // those of one launch, by blockIdx.z
     Axis luma_x, luma_y, chroma_x, chroma_y;
     long long out_row, out_pixel, out_channel;  // steps in the result, in elements
     float matrix[3][4];                         // channel = m[0] Y + m[1] U + m[2] V + m[3], 0 to 255
     float scale[3], bias[3];                    // of float results: channel * scale + bias
     float ceiling;                              // what a row gives at most
     int shift;                                  // unused bits below those of a sample
-    int num_frames;
 };
 
 template <typename Sample>
@@ -69,19 +72,29 @@ __device__ void convert(const Conversion& c) {
     const int x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     const int y = (int)(blockIdx.y * blockDim.y + threadIdx.y);
     if (x >= c.luma_x.size || y >= c.luma_y.size) return;
-    // A grid has at most 65535 layers.
-    for (int n = (int)blockIdx.z; n < c.num_frames; n += (int)gridDim.z) {
-        const Frame& frame = c.frames[n];
-        const float luma = resample<Sample>(frame.planes[0], c.luma_x, c.luma_y, x, y, c);
-        const float u = resample<Sample>(frame.planes[1], c.chroma_x, c.chroma_y, x, y, c);
-        const float v = resample<Sample>(frame.planes[2], c.chroma_x, c.chroma_y, x, y, c);
-        Out* out = (Out*)frame.out + y * c.out_row + x * c.out_pixel;
-        for (int k = 0; k < 3; ++k) {
-            const float* m = c.matrix[k];
-            const float value = m[0] * luma + m[1] * u + m[2] * v + m[3];
-            store(out + k * c.out_channel, fminf(fmaxf(value, 0.0f), 255.0f), c.scale[k], c.bias[k]);
-        }
+    const Frame& frame = c.frames[blockIdx.z];
+    float yuv[3];
+#pragma unroll 1
+    for (int k = 0; k < 3; ++k)
+        yuv[k] = resample<Sample>(frame.planes[k], k ? c.chroma_x : c.luma_x, k ? c.chroma_y : c.luma_y, x, y, c);
+    Out* out = (Out*)frame.out + y * c.out_row + x * c.out_pixel;
+    for (int k = 0; k < 3; ++k) {
+        const float* m = c.matrix[k];
+        const float value = m[0] * yuv[0] + m[1] * yuv[1] + m[2] * yuv[2] + m[3];
+        store(out + k * c.out_channel, fminf(fmaxf(value, 0.0f), 255.0f), c.scale[k], c.bias[k]);
     }
+}
+
+// One plane, scaled: U and V of a result that stays YUV. scale[0] is the largest sample.
+template <typename Sample>
+__device__ void rescale(const Conversion& c) {
+    const int x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    const int y = (int)(blockIdx.y * blockDim.y + threadIdx.y);
+    if (x >= c.luma_x.size || y >= c.luma_y.size) return;
+    const Frame& frame = c.frames[blockIdx.z];
+    const float value = resample<Sample>(frame.planes[0], c.luma_x, c.luma_y, x, y, c);
+    Sample* out = (Sample*)frame.out + y * c.out_row + x * c.out_pixel;
+    *out = (Sample)((unsigned)rintf(fminf(fmaxf(value, 0.0f), c.scale[0])) << c.shift);
 }
 
 extern "C" __global__ void yuv8_to_uint8(const Conversion c) {
@@ -98,4 +111,12 @@ extern "C" __global__ void yuv16_to_uint8(const Conversion c) {
 
 extern "C" __global__ void yuv16_to_float32(const Conversion c) {
     convert<unsigned short, float>(c);
+}
+
+extern "C" __global__ void plane8(const Conversion c) {
+    rescale<unsigned char>(c);
+}
+
+extern "C" __global__ void plane16(const Conversion c) {
+    rescale<unsigned short>(c);
 }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from color_kernel import DLPackArray, FakeArray, FakeCupy
+from color_kernel import DLPackArray, FakeArray, fake_cupy
 from effort import each
+from fake_cuda import FakeCupy, fresh_process
 
 import spdl_media as sm
 from spdl_media.config import cuda_config as cuda_config_of
 from spdl_media.cuda._color_formats import planes_of, yuv_format
-from spdl_media.cuda._color_launch import OPTIONS
 from spdl_media.cuda._color_taps import line_taps
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
 
@@ -24,9 +25,7 @@ NV12 = np.concatenate([Y, UV.reshape(3, 8)])
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy(devices=2)
-    monkeypatch.setattr("spdl_media._optional.require", lambda *_: fake)
-    return fake
+    return fake_cupy(monkeypatch)
 
 
 def on_device(*arrays: np.ndarray, device: int = 0) -> list[FakeArray]:
@@ -164,18 +163,18 @@ def test_launch_is_asked_for_as_the_kernel_needs_it(cupy: FakeCupy) -> None:
     result = yuv_to_rgb(planes, "nv12", layout="NCHW", cuda_config=config)
     assert result.shape == (3, 3, 20, 70)
     assert result.device == "cuda:1"
-    (launch,) = cupy.launches
-    assert (launch.name, launch.options) == ("yuv8_to_uint8", OPTIONS)
+    (launch,) = cupy.card.driver.launches
+    assert launch.name == "yuv8_to_uint8"
     assert (launch.grid, launch.block) == ((3, 3, 3), (32, 8, 1))
     assert (launch.device, launch.stream) == (1, 0xBEEF)
-    assert (cupy.device, cupy.stream) == (0, None), "the caller's device and stream are back"
+    assert (cupy.selected, cupy.current) == (0, []), "the caller's device and stream are back"
     places = launch.frames["planes"]
     base = luma.ctypes.data
     assert places["data"][:, 0].tolist() == [base, base + 2000, base + 4000]
     assert places["row_step"].tolist() == [[100, 70, 70]] * 3
     assert places["sample_step"].tolist() == [[1, 2, 2]] * 3
     assert (places["data"][:, 2] - places["data"][:, 1]).tolist() == [1, 1, 1]
-    out = result.array.get().ctypes.data
+    out = result.array.values.ctypes.data
     assert launch.frames["out"].tolist() == [out, out + 4200, out + 8400]
     steps = [int(launch.argument[f"out_{name}"][0]) for name in ("row", "pixel", "channel")]
     assert steps == [70, 1, 1400]
@@ -195,15 +194,18 @@ def test_kernel_is_that_of_the_types(
 ) -> None:
     dtype = yuv_format(pix_fmt).dtype
     yuv_to_rgb(on_device(Y.astype(dtype), UV.astype(dtype)), pix_fmt, normalize=normalize)
-    assert [launch.name for launch in cupy.launches] == [name]
+    assert [launch.name for launch in cupy.card.driver.launches] == [name]
 
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_only_sync_waits(cupy: FakeCupy, sync: bool) -> None:
     config = cuda_config_of(0, stream=5)
-    nv12_to_rgb(on_device(NV12), cuda_config=config, sync=sync)
-    nv12_to_bgr(on_device(NV12), cuda_config=config, sync=sync)
-    assert cupy.synchronized == ([5, 5] if sync else [])
+    kept = [
+        function(on_device(NV12), cuda_config=config, sync=sync)
+        for function in (nv12_to_rgb, nv12_to_bgr)
+    ]
+    assert len(kept) == 2
+    assert all(stream.work for stream in cupy.card.streams.values() if stream.address == 5) != sync
 
 
 def test_device_may_be_named_by_its_number_or_left_out(cupy: FakeCupy) -> None:
@@ -212,7 +214,7 @@ def test_device_may_be_named_by_its_number_or_left_out(cupy: FakeCupy) -> None:
         yuv_to_rgb(
             [DLPackArray(p) for p in on_device(Y, UV, device=1)], "nv12", cuda_config=cuda_config
         )
-    assert [launch.device for launch in cupy.launches] == [1] * 6
+    assert [launch.device for launch in cupy.card.driver.launches] == [1] * 6
 
 
 def test_threads_use_their_own_tables(cupy: FakeCupy) -> None:
@@ -225,9 +227,9 @@ def test_threads_use_their_own_tables(cupy: FakeCupy) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(int(launch.argument["luma_x"]["size"][0]) for launch in cupy.launches) == (
-        [5] * 20 + [9] * 20 + [13] * 20
-    )
+    assert sorted(
+        int(launch.argument["luma_x"]["size"][0]) for launch in cupy.card.driver.launches
+    ) == ([5] * 20 + [9] * 20 + [13] * 20)
 
 
 @pytest.mark.parametrize(
@@ -383,8 +385,11 @@ def test_samples_that_straddle_addresses() -> None:
         yuv_to_rgb(on_device(luma, UV.astype(np.uint16)), "p010")
 
 
-def test_planes_on_a_device_need_cupy() -> None:
-    if sm._optional.is_available("cupy"):
-        pytest.skip("CuPy is installed")
-    with pytest.raises(sm.MissingDependencyError, match=r"a CUDA device needs cupy, .*pip install"):
-        yuv_to_rgb([DLPackArray(array) for array in on_device(Y, UV)], "nv12")
+def test_planes_on_a_device_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    fresh_process(monkeypatch)
+    with pytest.raises(
+        sm.TransferError, match=r"needs a CUDA device, .*neither torch nor cupy.*pip install"
+    ):
+        yuv_to_rgb(on_device(Y, UV), "nv12")

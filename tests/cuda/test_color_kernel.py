@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from pathlib import Path
 from typing import Any
 
 import color_kernel
 import numpy as np
 import pytest
-from color_kernel import KERNELS, FakeArray, FakeCupy
+from color_kernel import KERNELS, FakeArray, fake_cupy, host
 from effort import each
+from fake_cuda import FakeCupy
 
+import spdl_media as sm
 from spdl_media.buffer import CUDABuffer
 from spdl_media.cuda._color_formats import yuv_format
-from spdl_media.cuda._color_launch import CONVERSION, FRAME, OPTIONS, kernel_source
+from spdl_media.cuda._color_launch import CONVERSION, kernel_code
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,9 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def cupy(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy(library)
-    monkeypatch.setattr("spdl_media._optional.require", lambda *_: fake)
-    return fake
+    return fake_cupy(monkeypatch, library)
 
 
 def pitched(array: np.ndarray, pad: int) -> np.ndarray:
@@ -73,7 +74,7 @@ def assert_same(planes: Any, pix_fmt: str, **options: Any) -> np.ndarray:
     result = yuv_to_rgb(there, pix_fmt, **options)
     assert isinstance(result, CUDABuffer)
     assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(result.array.get(), expected)
+    np.testing.assert_array_equal(host(result), expected)
     return expected
 
 
@@ -149,17 +150,20 @@ def test_buffers_in_a_list_are_one_launch(function: Any, cupy: FakeCupy) -> None
     result = function([FakeArray(array) for array in arrays])
     expected = np.asarray(function(arrays))
     assert expected.shape == (4, 3, 14, 16)
-    np.testing.assert_array_equal(result.array.get(), expected)
-    assert [launch.grid[2] for launch in cupy.launches] == [4]
+    np.testing.assert_array_equal(host(result), expected)
+    assert [launch.grid[2] for launch in cupy.card.driver.launches] == [4]
 
 
-@pytest.mark.usefixtures("cupy")
-def test_more_frames_than_a_grid_has_layers(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spdl_media.cuda._color_launch._MOST_LAYERS", 3)
-    assert_same(noise("nv12", 6, 4, 8), "nv12")
-    assert cupy.launches[0].grid == (1, 1, 3)
+def test_more_frames_than_a_launch_takes(cupy: FakeCupy) -> None:
+    assert_same(noise("nv12", 6, 4, 35), "nv12")
+    assert [launch.grid for launch in cupy.card.driver.launches] == [(1, 1, n) for n in (16, 16, 3)]
+
+
+def test_the_tables_of_a_plan_go_to_the_device_once(cupy: FakeCupy) -> None:
+    planes = noise("nv12", 16, 8)
+    for _ in range(3):
+        assert_same(planes, "nv12", width=5)
+    assert len([line for line in cupy.card.log if line.startswith("copy in")]) == 1
 
 
 @pytest.mark.usefixtures("cupy")
@@ -168,75 +172,135 @@ def test_a_view_of_a_larger_array_is_filled() -> None:
     expected = np.asarray(yuv_to_rgb(planes, "nv12", layout="NCHW"))
     whole = np.full((2, 5, 20, 40), 7, np.uint8)
     place = whole[1, 1:4, 2:18, 4:36]
-    yuv_to_rgb([FakeArray(plane) for plane in planes], "nv12", layout="NCHW", out=FakeArray(place))
+    there = [FakeArray(plane) for plane in planes]
+    yuv_to_rgb(there, "nv12", layout="NCHW", out=FakeArray(place)).synchronize()
     np.testing.assert_array_equal(place, expected)
     place[...] = 7
     assert (whole == 7).all(), "something beside the result was written"
 
 
 def test_structs_lie_in_memory_as_the_compiler_lays_them(library: ctypes.CDLL) -> None:
-    def places(dtype: np.dtype[Any]) -> list[int]:
-        assert dtype.fields is not None
-        return [place for _, place, *_ in dtype.fields.values()]
-
-    assert color_kernel.offsets(library, "sizes", 2) == [FRAME.itemsize, CONVERSION.itemsize]
-    assert color_kernel.offsets(library, "frame_offsets", 2) == places(FRAME)
-    found = places(CONVERSION)
-    assert color_kernel.offsets(library, "conversion_offsets", len(found)) == found
+    fields = CONVERSION.fields
+    assert fields is not None
+    frame = fields["frames"][0].base
+    assert frame.fields is not None
+    expected = [place for _, place, *_ in fields.values()]
+    expected += [CONVERSION.itemsize, frame.fields["out"][1], frame.itemsize]
+    assert list((ctypes.c_size_t * len(expected)).in_dll(library, "offsets")) == expected
     assert CONVERSION.itemsize <= 4096  # what a launch may pass by value
 
 
 def test_the_comparison_sees_a_difference(cupy: FakeCupy) -> None:
-    assert cupy.library is not None
     planes = noise("nv12", 16, 8)
     result = yuv_to_rgb([FakeArray(plane) for plane in planes], "nv12", matrix="bt709")
-    assert (result.array.get() != np.asarray(yuv_to_rgb(planes, "nv12", matrix="smpte240m"))).any()
+    assert (host(result) != np.asarray(yuv_to_rgb(planes, "nv12", matrix="smpte240m"))).any()
 
 
-def nvrtc() -> ctypes.CDLL:
-    found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib/libnvrtc.so.*"))
-    if not found:
+@pytest.mark.usefixtures("cupy")
+def test_work_on_a_pixel_is_bounded() -> None:
+    """A pixel that stands for a whole large image would keep one thread of the device busy for minutes."""
+    for side, work in ((1200, 1198**2), (65535, 65533**2)):
+        plane = np.broadcast_to(np.zeros((1, 1), np.uint8), (side, side))
+        with pytest.raises(sm.TransferError, match=rf"each pixel of 1x1 would sum up {work} sam"):
+            yuv_to_rgb([FakeArray(plane)], "gray", width=1, height=1)
+    assert host(yuv_to_rgb([FakeArray(plane[:600, :600])], "gray", width=1)).shape == (600, 1, 3)
+
+
+# Memory that ends where the arrays do, so that a sanitizer sees each step beyond.
+_ADVERSARIAL = """
+import sys
+import numpy as np, pytest
+import color_kernel
+from color_kernel import FakeArray, fake_cupy, host
+from pathlib import Path
+from spdl_media.cuda._color_formats import yuv_format
+from spdl_media.cuda.color import yuv_to_rgb
+
+def exact(shape, dtype, rng):
+    values = rng.integers(0, 1 << 8 * np.dtype(dtype).itemsize, shape).astype(dtype)
+    return np.frombuffer(bytearray(values.tobytes()), dtype).reshape(shape)
+
+patch, rng = pytest.MonkeyPatch(), np.random.default_rng(0)
+fake_cupy(patch, color_kernel.compiled(Path(sys.argv[1]), *sys.argv[2:]))
+sides = [1, 2, 3, 5, 31, 32, 33, 257]
+for number in range(240):
+    width, height, w, h = (int(rng.choice(sides)) for _ in range(4))
+    name = ["nv12", "yuv420p", "yuv444p10", "p010", "yuv411p", "yuv410p", "yuv440p", "gray"][number % 8]
+    format = yuv_format(name)
+    planes = [exact((height, width), format.dtype, rng)]
+    if format.sub_x:
+        down, across = format.chroma_shape(height, width)
+        shapes = [(down, across, 2)] if format.pairs else [(down, across)] * 2
+        planes += [exact(shape, format.dtype, rng) for shape in shapes]
+    options = {"width": w, "height": h} if number % 3 else {}
+    options |= {"normalize": ((0.5,) * 3, (0.2,) * 3)} if number % 5 == 0 else {}
+    expected = np.asarray(yuv_to_rgb(planes, name, **options))
+    out = exact(expected.shape, np.uint8, rng) if expected.dtype == np.uint8 else None
+    there = None if out is None else FakeArray(out)
+    result = yuv_to_rgb([FakeArray(plane) for plane in planes], name, out=there, **options)
+    np.testing.assert_array_equal(host(result), expected)
+print("no complaint")
+"""
+
+
+@pytest.mark.long
+def test_no_size_reads_or_writes_beyond_the_arrays(tmp_path: Path) -> None:
+    tool = color_kernel.compiler()
+    if tool is None:
+        pytest.skip("there is no C++ compiler")
+    found = subprocess.run(
+        [tool, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip("the compiler has no address sanitizer")
+    options = {
+        "LD_PRELOAD": found,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(color_kernel.__file__).parent)]),
+    }
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    run = [sys.executable, "-c", _ADVERSARIAL, str(tmp_path), *flags]
+    done = subprocess.run(
+        run, check=False, env=os.environ | options, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "no complaint\n"), done.stderr[-3000:]
+
+
+def test_the_shipped_code_is_made_of_the_source() -> None:
+    head, *_ = kernel_code().decode().splitlines()
+    assert color_kernel.digest() in head, "run python tests/color_kernel.py with NVRTC 11.8"
+    assert_is_right_ptx(kernel_code().decode())
+    assert ".version 7.8\n.target sm_75\n" in kernel_code().decode(), (
+        "older drivers refuse newer PTX"
+    )
+
+
+@pytest.mark.parametrize("architecture", ["75", "80", "86", "89", "90", "100", "120"])
+def test_every_device_takes_the_shipped_code(architecture: str, tmp_path: Path) -> None:
+    ptxas, code = shutil.which("ptxas"), tmp_path / "yuv_to_rgb.ptx"
+    if ptxas is None:
+        pytest.skip("there is no ptxas")
+    code.write_bytes(kernel_code())
+    output = tmp_path / "yuv_to_rgb.cubin"
+    run = [ptxas, "-v", "-Werror", f"-arch=sm_{architecture}", "-o", output, code]
+    said = subprocess.run(run, check=True, capture_output=True, text=True).stderr
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill", said) == [("0", "0")] * len(
+        KERNELS
+    )
+
+
+@pytest.mark.parametrize("architecture", ["75", "80", "86", "89", "90", "100", "120"])
+def test_nvrtc_compiles_the_source_without_fused_operations(architecture: str) -> None:
+    library = color_kernel.nvrtc()
+    if library is None:
         pytest.skip("NVRTC is not installed (pip install nvidia-cuda-nvrtc-cu12)")
-    return ctypes.CDLL(str(found[0]))
-
-
-def test_nvrtc_compiles_the_source_without_fused_operations() -> None:
-    library, program = nvrtc(), ctypes.c_void_p()
-
-    def text(name: str) -> str:
-        size = ctypes.c_size_t()
-        assert getattr(library, f"{name}Size")(program, ctypes.byref(size)) == 0
-        buffer = ctypes.create_string_buffer(size.value)
-        assert getattr(library, name)(program, buffer) == 0
-        return buffer.value.decode()
-
-    source = kernel_source().encode()
-    created = library.nvrtcCreateProgram(
-        ctypes.byref(program), source, b"yuv_to_rgb.cu", 0, None, None
-    )
-    assert created == 0
-    options = [option.encode() for option in OPTIONS]
-    status = library.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*options)
-    )
-    log = text("nvrtcGetProgramLog").strip()
-    assert (status, log) == (0, "")
-    assert_is_right_ptx(text("nvrtcGetPTX"))
-    library.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def test_nvcc_compiles_the_source_without_fused_operations(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None or color_kernel.compiler() is None:
-        pytest.skip("there is no nvcc, or no C++ compiler for it")
-    source, ptx = tmp_path / "yuv_to_rgb.cu", tmp_path / "yuv_to_rgb.ptx"
-    source.write_text(kernel_source(), encoding="utf-8")
-    subprocess.run([nvcc, *OPTIONS, "-Werror=all-warnings", "-ptx", "-o", ptx, source], check=True)
-    assert_is_right_ptx(ptx.read_text(encoding="utf-8"))
+    assert_is_right_ptx(color_kernel.compile_ptx(library, architecture))
 
 
 def assert_is_right_ptx(ptx: str) -> None:
     assert re.findall(r"\.visible \.entry (\w+)\(", ptx) == KERNELS
-    assert set(re.findall(r"\b(?:fma|mad)\.\w*\.?f32", ptx)) == set()
-    assert "mul.f32" in ptx or "mul.rn.f32" in ptx
+    # Without a mode of rounding the driver's compiler would fuse them.
+    operations = set(re.findall(r"\b((?:fma|mad|mul|add|sub)\.[\w.]*f32)", ptx))
+    assert operations == {"mul.rn.f32", "add.rn.f32"}
     assert f"[{CONVERSION.itemsize}]" in ptx  # the struct, passed by value

@@ -11,6 +11,7 @@ import pytest
 from dali_oracle import (
     CLOSE,
     cpu,
+    decode_image_batch,
     differences,
     host,
     jpeg,
@@ -24,12 +25,9 @@ from spdl_media.testing import index_frames, make_image, make_video
 
 pytest.importorskip("nvidia.dali")
 
+from spdl_media.cuda import slots
 from spdl_media.cuda.dali_videos import load_by_dali
-from spdl_media.cuda.nvjpeg import (
-    decode_image_batch,
-    decode_image_nvjpeg,
-    load_image_batch_nvjpeg,
-)
+from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
 from spdl_media.cuda.slots import SlotDevice
 
 SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
@@ -109,7 +107,7 @@ def test_dali_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded without DALI")
 
-    monkeypatch.setattr("spdl_media.cuda._nvjpeg_inputs.decode_packets", refuse)
+    monkeypatch.setattr("spdl_media.cuda.image_batch.cut_packets", refuse)
     pictures = [make_image(photo(20, 20), codec=codec) for codec in ("png", "bmp", "libwebp")]
     decode_image_batch([*PHOTOS, *pictures], cuda="cpu", width=16, height=16)
     with pytest.raises(AssertionError, match="without DALI"):
@@ -248,6 +246,113 @@ def test_share_of_the_jpeg_engine_is_accepted() -> None:
     np.testing.assert_array_equal(
         host(rows.array), host(decode_image_batch(PHOTOS, cuda="cpu", width=30, height=30).array)
     )
+
+
+CUTS: dict[str, Any] = {
+    "crops": [(3, 5, 151, 131), None, (0, 0, 64, 64), (1, 1, 39, 49)],
+    "flips": [True, False, False, True],
+}
+
+
+@pytest.mark.parametrize("mode", ["pad", "crop", None])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_crops_and_flips_are_as_on_the_cpu_path(mode: Any, layout: Any) -> None:
+    options: dict[str, Any] = {"width": 47, "height": 40, "scale_mode": mode, "layout": layout}
+    batch = decode_image_batch(PHOTOS, **CUTS, **options)
+    assert differences(batch.array, cpu(PHOTOS, **CUTS, **options)).max() <= CLOSE
+    assert (batch.boxes, batch.flips) == (
+        (CUTS["crops"][0], (0, 0, 97, 130), *CUTS["crops"][2:]),
+        (True, False, False, True),
+    )
+
+
+def test_crops_of_pictures_that_ffmpeg_decodes_join_them() -> None:
+    picture = photo(60, 50)
+    srcs = [make_image(picture, codec=codec) for codec in ("tiff", "png", "gif")]
+    options: dict[str, Any] = {"crops": (7, 3, 33, 41), "flips": True}
+    rows = host(decode_image_batch(srcs, **options).array)
+    expected = cpu(srcs, **options)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(rows[0], picture[3:44, 7:40][:, ::-1])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_are_of_upright_pictures(orientation: int) -> None:
+    data = with_orientation(jpeg(96, 64), orientation)
+    options: dict[str, Any] = {"crops": (5, 9, 40, 50), "flips": True}
+    assert (
+        differences(decode_image_batch([data], **options).array, cpu([data], **options)).max() <= 1
+    )
+    options = {"crops": (5, 9, 70, 50), "decode_config": sm.decode_config(orient=False)}
+    assert (
+        differences(decode_image_batch([data], **options).array, cpu([data], **options)).max() <= 1
+    )
+
+
+def test_random_crops_are_those_of_the_cpu_path() -> None:
+    options: dict[str, Any] = {"width": 32, "height": 32, "scale_mode": None}
+    drawn: dict[str, Any] = {"crops": sm.RandomResizedCrop(), "flips": 0.5, "rng": 3}
+    batch = decode_image_batch(PHOTOS, **drawn, **options)
+    expected = sm.load_image_batch(PHOTOS, **drawn, **options)
+    assert (batch.boxes, batch.flips) == (expected.boxes, expected.flips)
+    assert differences(batch.array, expected).max() <= 4  # some are enlarged, chroma and all
+
+
+def test_a_crop_outside_of_its_picture_is_that_pictures_failure() -> None:
+    crops = [(0, 0, 90, 60), None, None, None]
+    crops[2] = (0, 0, 10, 65)
+    options: dict[str, Any] = {"width": 20, "height": 20, "crops": crops}
+    with pytest.raises(sm.ConvertError, match=r"input 2 of the batch of 4: .*does not lie inside"):
+        decode_image_batch(PHOTOS, **options)
+    filled = decode_image_batch(PHOTOS, on_error="fill", **options)
+    assert [failure.index for failure in filled.failures] == [2]
+    assert not host(filled.array)[2].any()
+    assert filled.boxes[2] is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("pix_fmt", ["rgb24", "bgr24", "gray"])
+def test_normalised_floats_are_those_of_the_levels(dtype: Any, layout: Any, pix_fmt: str) -> None:
+    count = 1 if pix_fmt == "gray" else 3
+    mean, std = (0.485, 0.456, 0.406)[:count], (0.229, 0.224, 0.225)[:count]
+    options: dict[str, Any] = {"width": 48, "height": 30, "layout": layout, "pix_fmt": pix_fmt}
+    srcs = [*PHOTOS, b"no picture"]
+    numbers: dict[str, Any] = {"dtype": dtype, "mean": mean, "std": std, "on_error": "fill"}
+    got = host(decode_image_batch(srcs, **numbers, **options).array)
+    levels = host(decode_image_batch(srcs, on_error="fill", **options).array).astype(np.float64)
+    shape = (-1, 1, 1) if layout == "NCHW" else (-1,)
+    expected = (levels / 255 - np.reshape(mean, shape)) / np.reshape(std, shape)
+    expected[-1] = 0  # rows of zeros, not of black
+    assert got.dtype == dtype
+    tolerance = {"float32": 2e-6, "float16": 2e-3}[dtype]
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        got[-1], sm.load_image_batch(srcs, **numbers, **options).array[-1], atol=0
+    )
+
+
+def test_one_number_for_all_channels_and_flips_of_floats() -> None:
+    options: dict[str, Any] = {"width": 48, "height": 30, "flips": True}
+    got = host(decode_image_batch(PHOTOS, dtype="float32", mean=0.5, std=0.25, **options).array)
+    levels = host(decode_image_batch(PHOTOS, **options).array)
+    np.testing.assert_allclose(got, (levels / 255 - 0.5) / 0.25, rtol=2e-6, atol=2e-6)
+
+
+def test_a_slot_keeps_the_operators_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_MAX_OPERATORS", 3)
+    slot = slots.Slot(slots.SlotDevice("cpu"))
+    pool = slots.SlotPool(lambda: slot, 1)
+    monkeypatch.setattr("spdl_media.cuda.image_batch.slot_pool", lambda _: pool)
+    options: dict[str, Any] = {"width": 20, "height": 20}
+    for algo in ("bicubic", "bilinear", "bicubic"):
+        for pix_fmt in ("rgb24", "bgr24", "gray"):
+            rows = host(
+                decode_image_batch(PHOTOS, scale_algo=algo, pix_fmt=pix_fmt, **options).array
+            )
+            expected = cpu(PHOTOS, scale_algo=algo, pix_fmt=pix_fmt, **options)
+            assert differences(rows, expected).max() <= CLOSE
+    assert len(slot._operators) == 3
 
 
 def test_operators_serve_videos_and_pictures_in_turn() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dali_oracle import host, jpeg, photo, png_header, png_with_wrong_data
+from dali_oracle import decode_image_batch, host, jpeg, photo, png_header, png_with_wrong_data
 
 import spdl_media as sm
 from spdl_media.testing import make_image
@@ -15,7 +15,7 @@ from spdl_media.testing import make_image
 pytest.importorskip("nvidia.dali")
 
 from spdl_media.cuda import slots
-from spdl_media.cuda.nvjpeg import decode_image_batch, decode_image_nvjpeg
+from spdl_media.cuda.images import decode_image_nvjpeg
 
 COUNT = 8
 GOOD = [jpeg(60 + index, 50, index) for index in range(COUNT)]

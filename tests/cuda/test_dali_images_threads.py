@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dali_oracle import host, jpeg, photo, png_with_wrong_data
+from dali_oracle import decode_image_batch, host, jpeg, photo, png_with_wrong_data
 
 import spdl_media as sm
 
 pytest.importorskip("nvidia.dali")
 
 from spdl_media.cuda import slots
-from spdl_media.cuda.nvjpeg import decode_image_batch
 
 THREADS, ROUNDS = 12, 4
 SRCS = [jpeg(50 + 7 * index, 40 + 3 * index, index) for index in range(10)]
@@ -54,8 +53,7 @@ def test_forked_child_decodes_with_slots_of_its_own() -> None:
     script = """
     import os, sys, traceback
     import numpy as np
-    from dali_oracle import host, jpeg
-    from spdl_media.cuda.nvjpeg import decode_image_batch
+    from dali_oracle import decode_image_batch, host, jpeg
     srcs = [jpeg(40, 30, seed) for seed in range(4)]
     before = host(decode_image_batch(srcs, cuda="cpu", width=20, height=20).array)
     child = os.fork()

@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 
 def decode(srcs: Any, place: Any, **options: Any) -> Any:
-    from spdl_media.cuda.nvjpeg import decode_image_batch
+    from dali_oracle import decode_image_batch
 
     return decode_image_batch(srcs, cuda=place, **SIZE, **options)
 

@@ -9,10 +9,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from fake_cuda import HISTORY
+from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch
 from nvdec_stand_in import (
     Driver,
-    FakeCupy,
     FakeFFmpeg,
     HardwareFrame,
     StandIn,
@@ -27,6 +26,7 @@ from spdl_media.cuda import nvdec
 from spdl_media.cuda.nvdec import DecoderPool, device_error, missing_library, open_on_device
 from spdl_media.cuda.video_rows import Shown, VideoDevice, frame_planes
 from spdl_media.cuda.videos import decode_packets_nvdec, video_device
+from spdl_media.devices import Device
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
 
@@ -87,11 +87,11 @@ def test_the_decoder_works_in_the_context_that_kernels_run_in(
     monkeypatch: pytest.MonkeyPatch, index: int, active: int | None
 ) -> None:
     """Whoever made that context, with whatever flags, and though no call of this thread used it yet."""
-    cupy = FakeCupy()
-    cupy.devices = 2
-    ffmpeg = FakeFFmpeg(lambda: cupy.cuda.context, active)
+    cupy = FakeCupy(Card(devices=2))
+    driver = cupy.card.driver
+    ffmpeg = FakeFFmpeg(lambda: driver.contexts[-1] if driver.contexts else None, active)
     monkeypatch.setattr(nvdec, "CodecContext", ffmpeg)
-    device = VideoDevice(cupy, index)
+    device = VideoDevice(Device(cupy, index))
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
     context = device.open_decoder(PACKETS.codec, config, "a.mp4")
     assert (context.is_open, context.thread_count) == (True, 1)
@@ -120,32 +120,41 @@ def test_decoders_of_the_cpu_and_unknown_options_are_refused() -> None:
         open_on_device(PACKETS.codec, config, "a.mp4", 0)
 
 
-def test_missing_cupy_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: None)
+    fake = FakeTorch(Card(devices=1))
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
     monkeypatch.setitem(sys.modules, "cupy", None)
+    return fake
+
+
+def test_neither_library_names_the_pip_line(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        sm.MissingDependencyError, match=r"on the GPU needs cupy.*pip install \"cupy"
+        sm.TransferError, match=r"on the GPU needs a CUDA device.*neither torch nor cupy.*pip inst"
     ):
         decode_packets_nvdec(PACKETS, cuda=0)
 
 
-def test_a_device_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = FakeCupy()
-    monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]  # a stand-in
+def test_a_device_by_its_number(torch: FakeTorch) -> None:
     assert (video_device(0).index, video_device(np.int64(0)).index) == (0, 0)
     with pytest.raises(ValueError, match="CUDA device 1 was asked for, and there is one"):
         video_device(1)
-    with pytest.raises(ValueError, match="CUDA device -1 was asked for"):
+    with pytest.raises(ValueError, match="-1"):
         video_device(-1)
     for wrong in (True, "0", None, 0.0):
         with pytest.raises(TypeError, match="cuda must be the number of a device"):
             video_device(wrong)  # type: ignore[arg-type]
-    cupy.devices = 0
-    with pytest.raises((sm.MissingDependencyError, ValueError), match=r"driver is missing|are 0"):
+    torch.card.devices = 0
+    with pytest.raises(sm.TransferError, match="torch finds no CUDA device"):
         video_device(0)
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", FakeCupy())  # type: ignore[arg-type]  # a stand-in
     monkeypatch.setattr(HISTORY, "lost", True)
     with pytest.raises(RuntimeError, match=r"decoding video on the GPU cannot use CUDA.*forked"):
         video_device(0)

@@ -1,0 +1,336 @@
+"""NVIDIA's driver through ctypes: streams, events, copies and kernels, whichever library gives the memory.
+
+PyTorch, CuPy and DALI work in the primary context of a device, where a stream or an event has one address
+for all of them. So none of them is needed for what they have in common. ctypes lets go of the GIL in each
+call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from spdl_media.errors import TransferError
+
+LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
+"""Addresses of the default streams. The first is 0, too."""
+
+REMEDY = (
+    "Start processes with the method 'spawn' or 'forkserver' (multiprocessing.get_context), or use CUDA "
+    "first in the children"
+)
+
+_NOT_INITIALIZED, _UNSUPPORTED_PTX, _NOT_READY = 3, 222, 600
+_BLOCKING_WITHOUT_TIME, _NON_BLOCKING, _HOST_MEMORY, _MEMORY_TYPE = 3, 1, 1, 2
+
+# By name, so that Python's numbers become pointers and sizes of 64 bits.
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuCtxGetDevice": (c_void_p,),
+    "cuCtxPopCurrent_v2": (c_void_p,),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxSynchronize": (),
+    "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetCount": (c_void_p,),
+    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuDriverGetVersion": (c_void_p,),
+    "cuEventCreate": (c_void_p, c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventQuery": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventSynchronize": (c_void_p,),
+    "cuGetErrorName": (c_int, c_void_p),
+    "cuGetErrorString": (c_int, c_void_p),
+    "cuInit": (c_uint,),
+    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
+    "cuMemcpyDtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
+    "cuMemGetInfo_v2": (c_void_p, c_void_p),
+    "cuMemsetD8Async": (c_void_p, c_ubyte, c_size_t, c_void_p),
+    "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
+    "cuModuleLoadData": (c_void_p, c_char_p),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_void_p),
+    "cuStreamCreate": (c_void_p, c_uint),
+    "cuStreamGetCtx": (c_void_p, c_void_p),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+}
+
+
+class DriverError(TransferError):
+    """What the driver says when it refuses a call: the device is gone or has failed, or a stream is."""
+
+
+class CUDAHistory:
+    """What this process, and the one that it was forked from, have done with CUDA.
+
+    Attributes:
+        used: CUDA was used in this process.
+        lost: This process was forked after its parent had used CUDA, so it has neither.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self.lost = False
+
+    def check(self, purpose: str, or_else: str = "") -> None:
+        """Refuse to use CUDA after a fork.
+
+        Args:
+            purpose: What is going to use it.
+            or_else: What can be done without it, for the message.
+
+        Raises:
+            TransferError: It cannot be used.
+        """
+        if self.lost:
+            raise TransferError(
+                f"{purpose} cannot use CUDA in this process: it was forked from one that had used CUDA, and "
+                f"no driver survives that. {REMEDY}{or_else}"
+            )
+
+    def before_fork(self) -> None:
+        """Called in the parent, which may have used CUDA without this package."""
+        self.used = self.used or driver_is_up()
+
+    def after_fork(self) -> None:
+        """Called in the child."""
+        self.lost, self.used = self.used or self.lost, False
+
+
+def driver_is_up(load: Callable[..., Any] = ctypes.CDLL) -> bool:
+    """Whether anything in this process has started NVIDIA's driver, whichever library it was.
+
+    Args:
+        load: Opens a shared library.
+    """
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return False
+    try:
+        loaded = load(LIBRARY, mode=os.RTLD_NOLOAD)
+    except OSError:  # nobody has loaded it
+        return False
+    return int(loaded.cuDeviceGetCount(byref(c_int()))) != _NOT_INITIALIZED
+
+
+HISTORY = CUDAHistory()
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=HISTORY.before_fork, after_in_child=HISTORY.after_fork)
+
+
+@lru_cache(maxsize=1)
+def driver() -> Any:
+    """The driver's library, started.
+
+    Raises:
+        OSError: There is none.
+    """
+    library = ctypes.CDLL(LIBRARY)
+    for name, types in _ARGUMENTS.items():
+        getattr(library, name).argtypes = types
+    library.cuInit(0)
+    return library
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver.
+
+    Raises:
+        DriverError: It fails; the message has the driver's own words. Or there is no driver.
+    """
+    try:
+        status = getattr(driver(), name)(*arguments)
+    except OSError as error:
+        raise DriverError(f"NVIDIA's driver is missing: {error}") from error
+    if status:
+        raise DriverError(_failure(name, status))
+
+
+def _failure(name: str, status: int) -> str:
+    words = []
+    for ask in (driver().cuGetErrorName, driver().cuGetErrorString):
+        text = c_char_p()
+        ask(status, byref(text))
+        words.append((text.value or b"unknown").decode())
+    hint = ""
+    if status == _UNSUPPORTED_PTX:
+        hint = f". The driver (CUDA {driver_version()}) is too old for this package's kernels (CUDA 11.8)"
+    return f"NVIDIA's driver refuses {name}: {words[0]} ({words[1]}){hint}"
+
+
+def driver_version() -> str:
+    """The newest CUDA that the driver serves, such as ``"12.4"``; empty without a driver."""
+    version = c_int()
+    with suppress(OSError):
+        driver().cuDriverGetVersion(byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else ""
+
+
+@lru_cache(maxsize=32)
+def _primary_context(index: int) -> int:
+    device, context = c_int(), c_void_p()
+    call("cuDeviceGet", byref(device), index)
+    call("cuDevicePrimaryCtxRetain", byref(context), device.value)
+    return context.value or 0
+
+
+@contextmanager
+def current(index: int) -> Iterator[None]:
+    """A block in which the device of this number is the current one, and no other is started for it."""
+    call("cuCtxPushCurrent_v2", _primary_context(index))
+    try:
+        yield
+    finally:
+        driver().cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
+def one_name(stream: int) -> int:
+    """The address of a stream, of which the default one has two."""
+    return stream or LEGACY_DEFAULT
+
+
+def new_stream(index: int) -> int:
+    """The address of a new stream, which waits for no default stream."""
+    stream = c_void_p()
+    with current(index):
+        call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+    return stream.value or 0
+
+
+class Event:
+    """A point in the work of a stream. To wait for it on the host takes no CPU time.
+
+    Args:
+        index: Number of the device.
+        stream: Address of a stream of it; the event stands behind all that was put there.
+
+    Raises:
+        TransferError: The stream is gone, or the device.
+
+    Thread safety: safe.
+    """
+
+    __slots__ = ("_address", "_index")
+
+    def __init__(self, index: int, stream: int) -> None:
+        address = c_void_p()
+        self._address: int | None = None
+        self._index = index
+        with current(index):
+            call("cuEventCreate", byref(address), _BLOCKING_WITHOUT_TIME)
+            self._address = address.value
+            call("cuEventRecord", self._address, stream)
+
+    def is_done(self) -> bool:
+        """Whether it was reached.
+
+        Raises:
+            TransferError: Work before it failed.
+        """
+        with current(self._index):
+            status = driver().cuEventQuery(self._address)
+        if status not in (0, _NOT_READY):
+            raise DriverError(_failure("cuEventQuery", status))
+        return not status
+
+    def synchronize(self) -> None:
+        """Wait on the host until it is reached, in any thread.
+
+        Raises:
+            TransferError: Work before it failed.
+        """
+        with current(self._index):
+            call("cuEventSynchronize", self._address)
+
+    def delay(self, stream: int) -> None:
+        """Let later work on a stream of the device wait for it; the host does not wait."""
+        with current(self._index):
+            call("cuStreamWaitEvent", stream, self._address, 0)
+
+    def __del__(self) -> None:
+        # The driver's own is kept until it is reached. A forked child has no driver.
+        if self._address is not None and not HISTORY.lost:
+            with suppress(Exception), current(self._index):
+                driver().cuEventDestroy_v2(self._address)
+
+
+def wait_for(index: int, stream: int, others: Iterable[int]) -> None:
+    """Let later work on a stream wait for what stands on others of the device; the host does not wait."""
+    try:
+        for other in {one_name(one) for one in others} - {one_name(stream)}:
+            Event(index, other).delay(stream)
+    except TransferError:  # a stream is gone, and what stood on it cannot be named
+        with current(index):
+            driver().cuCtxSynchronize()
+
+
+def device_of_stream(address: int) -> int | None:
+    """Number of the device that a stream was made for; ``None``: any, or the driver does not say.
+
+    Args:
+        address: Of a ``cudaStream_t``. The driver takes it at its word.
+    """
+    context, device = c_void_p(), c_int()
+    with suppress(OSError):
+        if address > PER_THREAD_DEFAULT and not driver().cuStreamGetCtx(address, byref(context)):
+            if driver().cuCtxPushCurrent_v2(context):
+                return None
+            status = driver().cuCtxGetDevice(byref(device))
+            driver().cuCtxPopCurrent_v2(byref(context))
+            return None if status else device.value
+    return None
+
+
+def is_pinned(index: int, address: int) -> bool:
+    """Whether the driver knows the host memory at an address, so that it is copied in the background."""
+    kind = c_int()
+    with current(index):
+        status = driver().cuPointerGetAttribute(byref(kind), _MEMORY_TYPE, address)
+    return not status and kind.value == _HOST_MEMORY
+
+
+_LOADING = threading.Lock()
+
+
+@lru_cache(maxsize=256)
+def _function(_index: int, ptx: bytes, name: str) -> int:
+    """A function of a module that is loaded into the current context, that of the device."""
+    module, function = c_void_p(), c_void_p()
+    call("cuModuleLoadData", byref(module), ptx)
+    call("cuModuleGetFunction", byref(function), module, name.encode())
+    return function.value or 0
+
+
+def launch(
+    index: int,
+    stream: int,
+    kernel: tuple[bytes, str],
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    argument: Any,
+) -> None:
+    """Run a kernel that takes one struct by value.
+
+    Args:
+        index: Number of the device.
+        stream: Where it stands in line.
+        kernel: PTX, which the driver compiles for the device at its first use, and the function's name.
+        grid: Blocks.
+        block: Threads of each.
+        argument: A NumPy array with the struct.
+
+    Raises:
+        TransferError: The driver refuses it.
+    """
+    arguments = (c_void_p * 1)(argument.ctypes.data)
+    with current(index):
+        with _LOADING:  # or threads would compile it at the same time
+            function = _function(index, *kernel)
+        call("cuLaunchKernel", function, *grid, *block, 0, stream, arguments, None)

@@ -1,0 +1,274 @@
+"""Images with ``cuda=``: which way a batch takes to the device.
+
+``decoder="auto"`` takes DALI for batches, where it is installed and can make what is asked for: the files go
+to nvJPEG and the GPU's own JPEG engine. All else, single images too, is finished on the CPU and copied.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
+
+from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, check_on_error
+from spdl_media._batch import ImageRequest, as_list
+from spdl_media._checks import check_positive
+from spdl_media._optional import is_available
+from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.config import CUDAConfig
+from spdl_media.crops import CropPlan
+from spdl_media.cuda.dali import COLORS, FILTERS
+from spdl_media.cuda.fallback import warn_of_fallback
+from spdl_media.cuda.image_batch import load_by_dali
+from spdl_media.cuda.slots import (
+    SlotDevice,
+    check_device,
+)
+from spdl_media.devices import check_stream, open_device
+from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
+from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps
+from spdl_media.transfer import copied
+
+__all__ = ("decode_image_nvjpeg", "load_image_batch_nvjpeg")
+
+
+class _HasDevice(Protocol):
+    @property
+    def device_index(self) -> int: ...
+
+
+DeviceLike: TypeAlias = "SupportsIndex | _HasDevice | Literal['cpu']"
+"""Number of a CUDA device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU."""
+
+Steps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
+
+_SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
+
+
+def device_steps(
+    srcs: Sequence[Source],
+    request: ImageRequest,
+    config: CUDAConfig,
+    on_cpu: Callable[[Callable[[], bool]], CPUBuffer],
+) -> Steps:
+    """Check the request, and give what loads images to a device.
+
+    Args:
+        srcs: The images.
+        request: How to load them.
+        config: The device.
+        on_cpu: Loads them to host memory.
+
+    Raises:
+        ValueError: The decoder that is asked for cannot make such images.
+    """
+    is_forced, refusal = request.decoder == "dali", _why_not_dali(request)
+    if is_forced and refusal:
+        raise ValueError(f"decoder='dali': {refusal}. decoder='auto' takes the CPU for it")
+
+    def steps(stopped: Callable[[], bool]) -> Buffer:
+        is_for_dali = refusal is None and (is_forced or (not request.is_single and _has_dali()))
+        unusable = _why_dali_fails(config, is_forced=is_forced) if is_for_dali else None
+        if is_for_dali and unusable is None:
+            return load_by_dali(srcs, request, _slot_device(config), stopped)
+        # The device is opened in the thread that does the work, whose own stream it is.
+        device = open_device(config, request.purpose)
+        if unusable is not None:
+            warn_of_fallback(str(unusable), "the pictures")
+        return copied(on_cpu(stopped), device, config)
+
+    return steps
+
+
+def _has_dali() -> bool:
+    return is_available("dali") and is_available("nvimgcodec")
+
+
+def _why_not_dali(request: ImageRequest) -> str | None:
+    """Why DALI is not to make such images, or cannot; ``None``: it can."""
+    if request.decoder == "cpu":
+        return "decoder='cpu'"
+    if not request.is_plain:
+        return "DALI's operators take no filter_desc="
+    pix_fmt, scale_algo = request.ops.pix_fmt, request.ops.scale_algo
+    if pix_fmt not in COLORS:
+        return f"DALI makes pix_fmt {_listed(COLORS)}, not {pix_fmt!r}"
+    if scale_algo not in FILTERS:
+        return f"DALI scales with scale_algo {_listed(FILTERS)} as FFmpeg does, not with {scale_algo!r}"
+    return None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " or ".join(repr(name) for name in names)
+
+
+def _why_dali_fails(config: CUDAConfig, *, is_forced: bool) -> Exception | None:
+    """Why DALI, which is installed, cannot be used on the device.
+
+    Raises:
+        MissingDependencyError: It is asked for, and is not installed or too old.
+        TransferError: It is asked for, and finds no device; the stream is of another device.
+        ValueError: There are devices, but not this one.
+    """
+    check_stream(config)
+    try:
+        check_device(SlotDevice("gpu", config.device_index))
+    except (MissingDependencyError, TransferError) as error:
+        if is_forced:
+            raise
+        return error
+    return None
+
+
+def decode_image_nvjpeg(
+    src: Source | Sequence[Source],
+    *,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    scale_width: int | None = None,
+    scale_height: int | None = None,
+    pix_fmt: str = "rgb",
+    layout: ArrayLayout = "NCHW",
+    hw_decoder_load: float | None = None,
+) -> Buffer:
+    """Decode an image on a device by DALI, or a list of images into one array.
+
+    ``load_image_batch(cuda=0, decoder="dali")`` does the same with more options.
+
+    Args:
+        src: As for :func:`~spdl_media.load_image`, or a list or tuple of such.
+        cuda: Number of the device, a ``CUDAConfig``, or ``"cpu"``: the same operators without a GPU. The work
+            is done on a stream of DALI's own.
+        cuda_config: The same by another name; one of the two is needed.
+        scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept; with it, the
+            image is stretched.
+        scale_height: Height to scale to.
+        pix_fmt: ``"rgb"`` or ``"bgr"``.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        hw_decoder_load: Share of the JPEGs that goes to the GPU's JPEG engine, where it has one: 0 to 1. The
+            default is DALI's.
+
+    Returns:
+        uint8, 0 to 255, ``(3, height, width)``; of a list, ``(B, 3, height, width)``. DALI owns the memory.
+        It is complete when this returns, so it may be read from any stream.
+
+    Raises:
+        MediaError: As for :func:`~spdl_media.load_image_batch`.
+        MissingDependencyError: DALI is not installed, or is too old.
+        TransferError: The batch does not fit into the memory of the device; there is no GPU; or this process
+            was forked after CUDA had been used.
+        RuntimeError: DALI fails in another way.
+        ValueError: An option is invalid, or there is no such device.
+        TypeError: An input that is no source, or no device.
+
+    Thread safety: safe.
+    """
+    for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
+        if side is not None:
+            check_positive(name, side)
+    is_list = isinstance(src, list | tuple)
+    srcs = cast("Sequence[Source]", src) if is_list else [cast("Source", src)]
+    return _as_spdl(
+        srcs, cuda, cuda_config, (scale_width, scale_height), pix_fmt, layout, hw_decoder_load,
+        is_single=not is_list,
+    )  # fmt: skip
+
+
+def load_image_batch_nvjpeg(
+    srcs: Iterable[Source],
+    *,
+    cuda: DeviceLike | None = None,
+    cuda_config: DeviceLike | None = None,
+    width: int,
+    height: int,
+    pix_fmt: str = "rgb",
+    layout: ArrayLayout = "NCHW",
+    on_error: OnError = "raise",
+    hw_decoder_load: float | None = None,
+) -> Buffer:
+    """Load images into one array on a device by DALI, stretched to one size.
+
+    ``load_image_batch(cuda=0, decoder="dali")`` does the same with more options.
+
+    Args:
+        srcs: The images, each as for :func:`~spdl_media.load_image`.
+        cuda: As in :func:`decode_image_nvjpeg`, as are the next and the last argument.
+        cuda_config: The same by another name.
+        width: Width of the result.
+        height: Height of the result.
+        pix_fmt: ``"rgb"`` or ``"bgr"``.
+        layout: ``"NCHW"`` or ``"NHWC"``.
+        on_error: As for :func:`~spdl_media.load_image_batch`.
+        hw_decoder_load: As in :func:`decode_image_nvjpeg`.
+
+    Returns:
+        uint8, 0 to 255, ``(B, 3, height, width)``. DALI owns the memory. It is complete when this returns.
+
+    Raises:
+        Exception: As :func:`decode_image_nvjpeg`.
+
+    Thread safety: safe.
+    """
+    check_on_error(on_error)
+    return _as_spdl(
+        srcs, cuda, cuda_config, (width, height), pix_fmt, layout, hw_decoder_load, on_error
+    )
+
+
+def _as_spdl(
+    srcs: Iterable[Source],
+    cuda: DeviceLike | None,
+    cuda_config: DeviceLike | None,
+    size: tuple[int | None, int | None],
+    pix_fmt: str,
+    layout: ArrayLayout,
+    hw_decoder_load: float | None,
+    on_error: OnError = "raise",
+    *,
+    is_single: bool = False,
+) -> Buffer:
+    """Load images as SPDL does."""
+    if (cuda is None) == (cuda_config is None):
+        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
+        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
+    device = _slot_device(cuda_config if cuda is None else cuda)
+    if pix_fmt not in _SPDL_COLORS:
+        raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
+    check_array_layout(layout)
+    if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
+        raise ValueError(
+            f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
+        )
+    ops = PictureOps(*size, _SPDL_COLORS[pix_fmt], scale_mode=None)
+    inputs = as_list(srcs, one="decode_image_nvjpeg")
+    if not inputs:
+        raise ConvertError("there are no inputs to load: the sequence is empty")
+    request = ImageRequest(
+        ops=ops,
+        desc=None,
+        cuts=CropPlan(len(inputs)),
+        is_plain=True,
+        demux_config=None,
+        decode_config=None,
+        storage=None,
+        layout=layout,
+        values=None,
+        on_error=on_error,
+        is_single=is_single,
+    )
+    return load_by_dali(inputs, request, device, hw_decoder_load=hw_decoder_load)
+
+
+def _slot_device(device: Any) -> SlotDevice:
+    """The device that an argument names; its stream is not used, and must be of it all the same."""
+    if isinstance(device, str) and device == "cpu":
+        return SlotDevice("cpu")
+    if isinstance(device, CUDAConfig):
+        check_stream(device)
+    index = getattr(device, "device_index", device)
+    if isinstance(index, bool) or not isinstance(index, SupportsIndex):
+        raise TypeError(
+            f"cuda must be the number of a device, such as 0, a CUDAConfig or 'cpu', not {device!r}"
+        )
+    return SlotDevice("gpu", operator.index(index))
