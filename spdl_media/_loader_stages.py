@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from asyncio import CancelledError, current_task
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from types import CoroutineType
@@ -14,8 +14,11 @@ from typing import Any, Self, TypeAlias
 from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media._loader_arguments import AnySource
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
+from spdl_media.image_folder import ImageFolder
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr
+from spdl_media.pipeline.stages import ReadyItems
+from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
 
 # A source's state may be large, and it is copied. After a resume, up to so many items less one are
@@ -24,6 +27,13 @@ _SNAPSHOT_INTERVAL = 16
 
 # How long a new iteration waits for a read that the former one began.
 _FORMER_READ_SECONDS = 30.0
+
+# Their items are there, or computed in no time, and take no thread of their own. Not classes that derive from
+# these, which may do anything.
+_READY = (
+    *(list, tuple, range),
+    *(DistributedDeterministicSampler, DistributedRandomSampler, ImageFolder),
+)
 
 _END: Any = object()
 
@@ -140,7 +150,7 @@ class SharedSource:
             items: Any = given
             if items is None and not start.is_fresh:
                 items = self.begin_by_position(start)
-            for position in range(0 if items is None else len(items)):
+            for position in range(done.leading, 0 if items is None else len(items)):
                 # Asked before the item is fetched: that may be the dear part.
                 if position not in done and (item := tagged(position, items[position])):
                     yield item
@@ -163,7 +173,11 @@ class SharedSource:
                 position += 1
                 self._keep_snapshot(position, ledger, turn)
 
-        return read_async() if self.is_async else read()
+        return read_async() if self.is_async else self._without_thread(read())
+
+    def _without_thread(self, items: Iterator[Tagged]) -> Iterable[Tagged]:
+        is_ready = type(self.source if self.fetch is None else self.source.keys) in _READY
+        return ReadyItems(items) if is_ready else items
 
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch; return the position of the next item, and the iterator."""

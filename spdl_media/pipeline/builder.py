@@ -61,7 +61,7 @@ class PipelineBuilder(Generic[T_co]):
 
         Args:
             source: Iterable or async iterable. It is iterated anew for each epoch; a synchronous
-                one in a thread of its own, where it may block.
+                one in a thread of its own, where it may block. A list, tuple or range needs none.
             continuous: Start the next epoch as soon as one ends, instead of when it is asked for.
 
         Raises:

@@ -350,7 +350,7 @@ class AwaitedPool:
         future = self._submit(fn, *args)
         done = self._hub.loop.create_future()
         # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
-        future.add_done_callback(lambda _: self._hub.post(wake, done))
+        future.add_done_callback(lambda _: self._hub.post_to_loop(wake, done))
         try:
             await done
         finally:

@@ -289,7 +289,7 @@ class FailureExcess:
 
 
 class FailureLog:
-    """Keeps the last failures, and says when there are too many. Written on the event loop alone.
+    """Keeps the last failures, and says when there are too many. Written in turns of the engine alone.
 
     Args:
         limit: For all stages together that have no limit of their own: a number of failures, or the
@@ -343,7 +343,7 @@ class FailureLog:
         stage = self._stages[record.stage]
         # Of one path among several it says nothing of the whole.
         is_alone = stage.limit is not None or stage in self.chain.parts
-        fails_always = is_alone and stage.failures >= stage.calls
+        fails_always = is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
         return self._excess(record.stage, min_calls)
 

@@ -65,6 +65,16 @@ class Aggregator(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyItems:
+    """Items of a source that are there already, or computed in no time: to ask for one never waits."""
+
+    items: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SourceConfig:
     """Where items come from.

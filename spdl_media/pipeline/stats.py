@@ -189,7 +189,7 @@ def _stage_row(stage: StageStatistics) -> tuple[str, ...]:
 
 
 class StageCounters:
-    """Counters of one stage, written by the event loop. Other threads may read it at any time.
+    """Counters of one stage, written in turns of the engine. Other threads may read it at any time.
 
     Attributes:
         early: Failures that were counted before their calls have ended.

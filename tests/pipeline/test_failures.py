@@ -298,6 +298,15 @@ def test_a_merged_pipeline_loses_no_more_than_what_it_gives() -> None:
         list(builder.build(max_failures=0.54))
 
 
+def test_one_failure_of_a_stage_is_not_all_of_its_calls() -> None:
+    """The second stage fails at the first item that it gets, when the first has failed nine times of ten."""
+    builder = PipelineBuilder().add_source(range(100))
+    builder.pipe(fail_when(lambda item: item < 9, "function"))
+    builder.pipe(fail_when(lambda item: item == 9, "function"))
+
+    assert list(builder.build(max_failures=0.3)) == list(range(10, 100))
+
+
 def test_what_was_delivered_before_comes_before_the_failure() -> None:
     fn = fail_when(lambda item: item == 5, "function")
     pipeline = PipelineBuilder().add_source(range(100)).pipe(fn).add_sink(10).build(max_failures=0)

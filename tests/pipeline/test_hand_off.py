@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import resource
+import sys
 import threading
 import time
 from collections import Counter
@@ -488,3 +491,73 @@ def test_the_cost_grows_with_items_times_stages_and_no_faster(
     assert len(list(builder.build(num_threads=2))) == 1000
 
     assert advances <= 5 * 1000 * num_stages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere switches are counted otherwise")
+def test_a_thread_goes_from_item_to_item_without_being_woken() -> None:
+    """A wait for another thread, of the loop or the source, is a voluntary switch, two to four an item."""
+    data = bytes(6 << 20)
+
+    def call(item: int) -> int:
+        # Some milliseconds, in which the GIL is free, as in a decoder.
+        hashlib.sha256(data)
+        return item
+
+    builder = PipelineBuilder().add_source(range(150)).pipe(call, output_order="input")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    assert sum(map(len, builder.aggregate(50).build(num_threads=1))) == 150
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before < 110
+
+
+def test_a_source_that_may_wait_blocks_no_other_work() -> None:
+    gate = threading.Event()
+
+    class Slow(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            assert gate.wait(WAIT)
+            yield 2
+
+    pipeline = PipelineBuilder().add_source(Slow([0])).pipe(lambda i: i).add_sink(5).build()
+    with pipeline.auto_stop():
+        assert pipeline.get_item(timeout=WAIT) == 1
+        gate.set()
+        assert pipeline.get_item(timeout=WAIT) == 2
+
+
+def test_items_that_are_there_take_no_thread() -> None:
+    pipeline = PipelineBuilder().add_source(range(10)).pipe(lambda i: i).add_sink(1).build()
+    with pipeline.auto_stop():
+        assert pipeline.get_item(timeout=WAIT) == 0
+        names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if "source" in name]
+
+
+def test_an_iteration_that_ends_in_a_turn_waits_for_no_thread() -> None:
+    """The garbage collector may end one wherever it comes, and then waits for what waits for the turn."""
+    pipeline = PipelineBuilder().add_source(range(10)).pipe(lambda i: i).add_sink(1).build()
+    took: list[float] = []
+    ended = threading.Event()
+
+    def stop(_: None) -> None:
+        begin = time.monotonic()
+        pipeline.stop(timeout=WAIT)
+        took.append(time.monotonic() - begin)
+        ended.set()
+
+    with pipeline.auto_stop():
+        run: Any = pipeline._run
+        run._hub.post(stop, None)
+        assert ended.wait(2 * WAIT)
+    assert took[0] < WAIT / 2
+
+
+def test_a_busy_synchronous_stage_does_not_keep_the_loop_from_its_tasks() -> None:
+    async def call(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    builder = PipelineBuilder().add_source(range(5000)).pipe(lambda i: i, concurrency=4)
+    builder.pipe(call, concurrency=4).pipe(lambda i: i, output_order="input")
+    assert sorted(builder.build(num_threads=4)) == list(range(5000))

@@ -16,8 +16,8 @@ from typing import Any
 
 from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
-from spdl_media.pipeline.engine.workers import WorkerThreads
-from spdl_media.pipeline.stages import SourceConfig
+from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
+from spdl_media.pipeline.stages import ReadyItems, SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
 __all__ = ("END_OF_EPOCH", "Sink", "Source")
@@ -40,10 +40,10 @@ class EpochSlot(FanOutSlot):
 class Source(FanOut):
     """A fan-out whose items are epochs: each time one is wanted, the source is iterated.
 
-    A synchronous source has a thread of its own, which it may block.
+    A synchronous source has a thread of its own, which it may block. Items that are there already need none.
 
     Args:
-        hub: The loop's side.
+        hub: Where turns are taken.
         config: What is iterated.
     """
 
@@ -56,6 +56,8 @@ class Source(FanOut):
         begin: Callable[[Any], Any] = aiter if is_async else iter
         self.threads = WorkerThreads(hub, f"spdl_media source {config.name}", 1)
         super().__init__(hub, begin, "source", None if is_async else self.threads)
+        if type(config.source) in (list, tuple, range, ReadyItems):
+            self.runner = TurnRunner(self)
         # A generator is closed in the thread that it has run in.
         self.threads.at_end = self.close_generators
         # To be told when there is room for an epoch.
@@ -104,16 +106,16 @@ class Source(FanOut):
 
 
 class Sink:
-    """The last node. The loop fills it; any number of threads and tasks may take from it.
+    """The last node. The engine fills it; any number of threads and tasks may take from it.
 
     A consumer that finds something takes it without waking the loop, unless the pipeline has
-    stalled for want of room here. One that finds nothing leaves a call by which the loop can wake it.
+    stalled for want of room here. One that finds nothing leaves a call by which it can be woken.
 
     Each item goes to one consumer, and so does the end of an epoch; without a continuous source, all
     others get the end, too, that ask before the next epoch.
 
     Args:
-        hub: The loop's side.
+        hub: Where turns are taken.
         buffer_size: How many items may wait for the consumer.
         continuous: Whether epochs follow each other without being asked for.
 
@@ -158,7 +160,7 @@ class Sink:
         room = capacity - len(self._ready)
         if room <= 0:
             self._stalled = True
-            # Asked again: a consumer may have looked before it could see that the loop has stalled.
+            # Asked again: a consumer may have looked before it could see that the engine has stalled.
             room = capacity - len(self._ready)
         return max(room, 0)
 

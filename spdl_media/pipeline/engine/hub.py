@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "new_loop", "wake")
 
 
-# Items that pass at more than one in so many seconds are quick ones. Waking the loop takes a twentieth of
-# it, and a fifth on a busy machine. What passes so quickly is not big: 64 such items are some megabytes.
+# Items that pass at more than one in so many seconds are quick ones. A turn takes a fortieth of
+# it, and a tenth on a busy machine. What passes so quickly is not big: 64 such items are some megabytes.
 QUICK_SECONDS = 500e-6
 # How many in a row are looked at: as many as may be on their way because of it.
 QUICK_ITEMS = 64
@@ -57,19 +57,23 @@ class Pace:
 
 
 class Hub:
-    """Takes messages from any thread to the event loop, and lets the nodes concerned advance.
+    """Takes messages from any thread, delivers them one at a time, and lets the nodes concerned advance.
 
-    A turn of the loop delivers all messages that have come, then advances the touched nodes until
-    none is left. Waking the loop costs a system call and a switch of threads, more than all else
-    that is done for an item, so many messages share one turn.
+    A turn delivers all messages that have come, then advances the touched nodes until none is left.
+    One thread at a time takes a turn: a thread of the engine's that has a message takes it at once, as
+    waking the loop costs a system call and two switches of threads, more than all else that is done for an
+    item. Only when it comes from elsewhere, the loop does. Nodes are touched within turns alone.
 
     Args:
         loop: The event loop of the run.
         events: The run.
 
     Attributes:
+        turn: Held by the thread that takes a turn.
+        taker: The identifier of that thread.
+        loop_thread: That of the loop's, once it runs.
         closed: The run is over. Threads read it before each item.
-        is_quick: Items pass so quickly that waking the loop for each would cost more than the items do.
+        is_quick: Items pass so quickly that a turn for each would cost more than the items do.
             Only then may nodes hold more than their concurrency: what takes long may also be big.
     """
 
@@ -79,35 +83,48 @@ class Hub:
         self.closed = False
         self.is_quick = False
         self.paces: list[Pace] = []
+        self.turn = threading.Lock()
+        self.taker: int | None = None
+        self.loop_thread: int | None = None
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._turn_is_due = False
         self._touched: deque[Node] = deque()
-        self._in_turn = False
+        self._for_loop: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._loop_is_due = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
-        """Have ``handler(argument)`` called on the loop, soon. From any thread."""
+        """Have ``handler(argument)`` called in a turn, soon. From any thread."""
         self._messages.append((handler, argument))
-        # Two threads may both see it unset: the second turn then finds nothing to do.
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            try:
-                self.loop.call_soon_threadsafe(self._turn)
-            except RuntimeError:
-                # The loop has been closed: this thread was left behind in a blocking call.
-                self._messages.clear()
+        # Who takes one looks for more messages after it.
+        if not self.turn.locked():
+            self._ask_loop()
+
+    def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
+        """Have ``handler(argument)`` called in a turn, by this thread unless another one takes turns.
+
+        For threads of the engine's: in others a Ctrl-C may come.
+        """
+        if self.is_quick or self.closed:
+            # The loop serves many messages in a turn, which costs less than a turn for each.
+            self.post(handler, argument)
+        else:
+            self._messages.append((handler, argument))
+            self._take_turns()
+
+    def post_to_loop(self, handler: Callable[[Any], None], argument: Any) -> None:
+        """Have ``handler(argument)`` called on the loop, outside of turns. From any thread."""
+        self._for_loop.append((handler, argument))
+        if not self._loop_is_due:
+            self._loop_is_due = True
+            self._call_soon(self._serve_loop)
 
     def touch(self, node: Node) -> None:
-        """Have ``node`` advance in this turn. On the loop only."""
+        """Have ``node`` advance in this turn."""
         # Once in a turn is enough: it does all that it can.
-        if node.touched:
-            return
-        node.touched = True
-        self._touched.append(node)
-        # In a turn, it comes to the touched nodes by itself.
-        if not self._in_turn:
-            self._in_turn = True
-            self.loop.call_soon(self._advance)
+        if not node.touched:
+            node.touched = True
+            self._touched.append(node)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task of the engine. It handles the errors of the user's code itself."""
@@ -119,19 +136,60 @@ class Hub:
     def abandon(self) -> None:
         """Close the hub of a forked child, which has no loop and must not wake the parent's."""
         self.closed = True
-        self._turn_is_due = True
+        self._turn_is_due = self._loop_is_due = True
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         # Retrieved in any case, or asyncio would print it.
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.closed:
-            self._report_defect(error)
+            self.post(self._report_defect, error)
 
-    def _turn(self) -> None:
+    def _ask_loop(self) -> None:
+        # Two threads may both see it unset: the second turn then finds nothing to do.
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._call_soon(self._take_due_turn)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        try:
+            if threading.get_ident() == self.loop_thread:
+                self.loop.call_soon(call)
+            else:
+                self.loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            # The loop has been closed: this thread was left behind in a blocking call.
+            self._messages.clear()
+            self._for_loop.clear()
+
+    def _serve_loop(self) -> None:
+        # First, so that what comes from now on asks for a call of its own.
+        self._loop_is_due = False
+        waiting = self._for_loop
+        for _ in range(len(waiting)):
+            handler, argument = waiting.popleft()
+            handler(argument)
+
+    def _take_due_turn(self) -> None:
         # First, so that a message that comes from now on asks for a turn of its own.
         self._turn_is_due = False
-        self._in_turn = True
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        # Who finds it taken has put a message there before, for which its taker looks afterwards.
+        while self._messages and self.turn.acquire(blocking=False):
+            self.taker = threading.get_ident()
+            try:
+                self._take_turn()
+            finally:
+                self.taker = None
+                self.turn.release()
+            if self.is_quick and self._messages:
+                # The threads have items to make, and the loop has tasks to run between turns.
+                self._ask_loop()
+                return
+
+    def _take_turn(self) -> None:
         messages = self._messages
         try:
             # Only those that are there now: a quick thread must not keep the nodes from advancing.
@@ -140,9 +198,6 @@ class Hub:
                 handler(argument)
         except Exception as error:  # noqa: BLE001  # see _report_defect
             self._report_defect(error)
-        self._advance()
-
-    def _advance(self) -> None:
         touched = self._touched
         try:
             while touched:
@@ -153,7 +208,6 @@ class Hub:
                     node.advance()
         except Exception as error:  # noqa: BLE001  # see _report_defect
             self._report_defect(error)
-        self._in_turn = False
 
     def _report_defect(self, error: BaseException) -> None:
         # No code of the user's runs here. asyncio would log the error and go on without the items
@@ -207,7 +261,7 @@ class Inlet(Protocol):
 
 
 class Node:
-    """A place in the chain: accepts items, makes results of them, and hands those on.
+    """A place in the chain: accepts items, makes results of them, and hands those on. Used within turns.
 
     State: *flowing*, until the node before says that the epoch has ended; then *ending*, without
     room, until all that it holds has been handed on; then it says the same to the next node and is
@@ -333,7 +387,7 @@ class Slot:
     """An item on its way through a stage, with its result or error.
 
     Attributes:
-        released: The loop has heard of the outcome, and its failure, if any, has been reported.
+        released: The engine has heard of the outcome, and its failure, if any, has been reported.
         queued_at, started_at, ended_at: Times of ``time.perf_counter``.
     """
 

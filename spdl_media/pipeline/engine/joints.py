@@ -18,7 +18,7 @@ __all__ = ("Aggregate", "CustomAggregate", "Disaggregate", "Join", "Switch", "ro
 
 
 class Aggregate(Node):
-    """Makes lists of a number of items. On the loop, where it costs less than any hand-off would.
+    """Makes lists of a number of items. In turns, where it costs less than any hand-off would.
 
     It has room for one group, complete or not.
     """
@@ -118,7 +118,7 @@ class CustomAggregate(Stage):
 class Disaggregate(FanOut):
     """Takes groups apart, one after the other.
 
-    Lists and tuples on the loop. Other iterables, and classes that derive from these, may run code
+    Lists and tuples in turns. Other iterables, and classes that derive from these, may run code
     of the user's when they are iterated, so threads do it.
     """
 

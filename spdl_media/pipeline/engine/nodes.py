@@ -17,6 +17,7 @@ from spdl_media.pipeline.engine.hub import Hub, Node, Slot, wake
 from spdl_media.pipeline.engine.workers import (
     TaskRunner,
     ThreadRunner,
+    TurnRunner,
     WorkerThreads,
     limited,
 )
@@ -34,11 +35,11 @@ MIN_AHEAD = 2
 class Stage(Node):
     """A stage that calls a function for each item, which gives one result or none.
 
-    An item is *queued* when accepted, *running* while its call is made, *settled* when the loop has
+    An item is *queued* when accepted, *running* while its call is made, *settled* when the engine has
     heard of the outcome, and *released* when its failure, if any, has been reported.
 
     Args:
-        hub: The loop's side.
+        hub: Where turns are taken.
         fn: The function, hooks included.
         name: Name of the stage.
         threads: Who calls it; ``None`` for what is asynchronous.
@@ -66,7 +67,7 @@ class Stage(Node):
         timeout: float | None = None,
     ) -> None:
         super().__init__(hub, name, concurrency)
-        # One item waits, so that a thread that is done need not wait for the loop.
+        # One item waits, so that a thread that is done need not wait while another takes a turn.
         self.capacity += 1
         self.fn = fn
         self.concurrency = concurrency
@@ -74,7 +75,7 @@ class Stage(Node):
         self.queue: deque[Any] = deque()
         self.todo = self.queue
         self.window: deque[Any] | None = deque() if ordered else None
-        self.runner: TaskRunner | ThreadRunner = (
+        self.runner: TaskRunner | ThreadRunner | TurnRunner = (
             TaskRunner(self) if threads is None else ThreadRunner(self, threads)
         )
 
@@ -96,7 +97,7 @@ class Stage(Node):
             self.runner.dispatch()
 
     def call(self, slot: Any) -> Callable[[Any], None]:
-        """Make the call, in a thread. Returns what the loop calls with the slot afterwards.
+        """Make the call, in a thread. Returns what is called with the slot afterwards, in a turn.
 
         Raises:
             TypeError: The function returned a coroutine.
@@ -170,12 +171,12 @@ class FanOutSlot(Slot):
     may be, and *settled*. It leaves when it is released and all its values have been handed on.
 
     Attributes:
-        values: Those that the loop has not collected.
-        made: How many values there were. Written by who runs the generator alone, as others are by the loop.
+        values: Those that have not been collected.
+        made: How many values there were. Written by who runs the generator alone, as others are in turns.
         taken: How many have been handed on or dropped.
         waiting: How many wait in ``out`` of the stage.
         passed: Its last values are in ``out``.
-        is_announced: The loop has been told of the values.
+        is_announced: A message tells of the values.
         opened_at, spent: When the generator first ran, and for how many seconds in all until it last paused.
         stepped_since: When it last went on; 0.0 while it is not stepped.
         woken: What its task waits for while it is paused.
@@ -241,31 +242,32 @@ class FanOut(Stage):
         Raises:
             BaseException: What the generator raised.
         """
-        hub, values, start, ahead = self.hub, slot.values, slot.started_at, self._most_ahead()
-        slot.stepped_since = start
+        hub, values, ahead = self.hub, slot.values, self._most_ahead()
+        # Not read again: it is taken from a slot that is given up.
+        if (generator := slot.generator) is None:
+            slot.opened_at = slot.started_at
+            generator = slot.generator = self._stepped(slot, lambda: iter(self.fn(slot.item)))
+        while slot.made - slot.taken < ahead:
+            value = self._stepped(slot, next, generator, END)
+            if value is END:
+                return self.settle
+            slot.made += 1
+            values.append(value)
+            self._announce(slot)
+            if hub.closed or slot.settled:
+                # The run is over, or the item given up. Nobody else can while the generator runs.
+                self.close(generator)
+                break
+        return self._pause
+
+    def _stepped(self, slot: FanOutSlot, step: Callable[..., Any], *args: Any) -> Any:
+        # What the engine does between two values is no time of the generator's.
+        slot.started_at = slot.stepped_since = perf_counter()
         try:
-            # Not read again: the loop takes it from a slot that it gives up.
-            if (generator := slot.generator) is None:
-                slot.opened_at = start
-                generator = slot.generator = iter(self.fn(slot.item))
-            while slot.made - slot.taken < ahead:
-                slot.started_at = perf_counter()
-                value = next(generator, END)
-                if value is END:
-                    return self.settle
-                slot.made += 1
-                values.append(value)
-                if not slot.is_announced:
-                    slot.is_announced = True
-                    hub.post(self.collect, slot)
-                if hub.closed or slot.settled:
-                    # The run is over, or the item given up. The loop cannot do it while the generator runs.
-                    self.close(generator)
-                    break
+            return step(*args)
         finally:
             slot.stepped_since = 0.0
-            slot.spent += perf_counter() - start
-        return self._pause
+            slot.spent += perf_counter() - slot.started_at
 
     async def call_async(self, slot: FanOutSlot) -> None:
         """Step an asynchronous generator to its end, in a task.
@@ -281,12 +283,12 @@ class FanOut(Stage):
             while (value := await self._next(slot, iterator)) is not END:
                 slot.made += 1
                 slot.values.append(value)
-                self.collect(slot)
+                self._announce(slot)
                 if self.hub.closed or slot.settled:
                     return
                 if slot.made - slot.taken >= self._most_ahead():
-                    slot.paused = True
                     slot.woken = self.hub.loop.create_future()
+                    self.hub.deliver(self._pause, slot)
                     await slot.woken
         finally:
             if iterator is not self.borrowed and (close := getattr(iterator, "aclose", None)):
@@ -308,6 +310,11 @@ class FanOut(Stage):
             slot.spent + (now - since if (since := slot.stepped_since) else 0.0)
             for slot in list(self._open)
         )
+
+    def _announce(self, slot: FanOutSlot) -> None:
+        if not slot.is_announced:
+            slot.is_announced = True
+            self.hub.deliver(self.collect, slot)
 
     def collect(self, slot: FanOutSlot) -> None:
         """Let values leave that have been made, if it is their turn."""
@@ -427,12 +434,12 @@ class FanOut(Stage):
         self._resume_if_behind(slot)
 
     def _resume_if_behind(self, slot: FanOutSlot) -> None:
-        # Half, so that one switch of threads serves several values.
-        if slot.settled or slot.made - slot.taken > self._most_ahead() // 2:
+        # Half, or none of two, so that one switch of threads serves several values.
+        if slot.settled or slot.made - slot.taken > (self._most_ahead() - 1) // 2:
             return
         slot.paused = False
         if slot.woken is not None:
-            wake(slot.woken)
+            self.hub.post_to_loop(wake, slot.woken)
         else:
             self.todo.append(slot)
             self.hub.touch(self)

@@ -18,7 +18,7 @@ from typing import Any
 
 from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
-from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop
+from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
@@ -202,8 +202,10 @@ class Run:
         """
         deadline = perf_counter() + timeout
         self.request_stop()
-        # Else start() sees that it was asked to stop, or waiting would be for this thread itself.
-        if not self.has_begun or threading.current_thread() is self._thread:
+        # Else start() sees that it was asked to stop, or waiting would be for this thread itself: the garbage
+        # collector may end an iteration in a turn.
+        own = (self._thread.ident, self._hub.taker)
+        if not self.has_begun or threading.get_ident() in own:
             return
         self.graph.stop()
         # The loop first: it may be just starting the others.
@@ -323,15 +325,17 @@ class Run:
             except BaseException as error:
                 if task.done():
                     raise
-                self.fail("pipeline", _stopped_from_inside(error), error)
-                self._end(None)
+                with self._hub.turn:
+                    self.fail("pipeline", _stopped_from_inside(error), error)
+                    self._end(None)
 
     async def _live(self) -> None:
+        self._hub.loop_thread = threading.get_ident()
         # Before anything of the user's runs on the loop.
         executor = LoopExecutor(self._hub, self._to_thread)
         self._loop.set_default_executor(executor)
         try:
-            self._begin_epoch(None)
+            self._hub.post(self._begin_epoch, None)
             self._loop.call_later(self._watchdog.silence, self._look_out)
             if (interval := self._options.report_stats_interval) is not None:
                 Reporter(self.graph).report_every(interval, self._loop)
@@ -342,13 +346,15 @@ class Run:
     async def _wind_down(self) -> None:
         self.is_live = False
         self._hub.closed = True
-        self._ended_at = perf_counter()
-        if summary := self.log.summary():
-            LOG.warning("failures of this epoch, which ended early: %s", summary)
-        self.graph.stop()
-        self.graph.close_pools()
-        # Consumers need not wait for what follows.
-        self.graph.sink.close(self._why_over, keep=self._failure is not None)
+        # Another thread may take one. Those that come from now on change nothing.
+        with self._hub.turn:
+            self._ended_at = perf_counter()
+            if summary := self.log.summary():
+                LOG.warning("failures of this epoch, which ended early: %s", summary)
+            self.graph.stop()
+            self.graph.close_pools()
+            # Consumers need not wait for what follows.
+            self.graph.sink.close(self._why_over, keep=self._failure is not None)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             # Those of the user's, too: whatever a stage has started on this loop.
@@ -374,8 +380,7 @@ class Run:
 
     def _end(self, _: None) -> None:
         self._hub.closed = True
-        if not self._stop.done():
-            self._stop.set_result(None)
+        self._hub.post_to_loop(wake, self._stop)
 
     def _look_out(self) -> None:
         self._loop.call_later(self._watchdog.look(), self._look_out)

@@ -23,7 +23,7 @@ from spdl_media.pipeline.failures import describe, short_repr
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.nodes import Stage
 
-__all__ = ("LoopExecutor", "TaskRunner", "ThreadRunner", "WorkerThreads", "limited")
+__all__ = ("LoopExecutor", "TaskRunner", "ThreadRunner", "TurnRunner", "WorkerThreads", "limited")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
@@ -174,7 +174,7 @@ class WorkerThreads:
 class ThreadRunner:
     """Has threads make the calls.
 
-    The loop issues a ticket for each thread that may come. A thread with a ticket takes one slot after
+    The stage issues a ticket for each thread that may come. A thread with a ticket takes one slot after
     another, so that none is taken while its taker still works on another, and hands its ticket back when
     there are no more. After each slot it looks whether other stages wait for threads, and queues up
     behind them if so.
@@ -203,7 +203,7 @@ class ThreadRunner:
 
     def _serve(self, worker: Worker) -> None:
         stage, hub, requeue = self._stage, self._stage.hub, self._threads.requeue
-        todo, call, post, timed = stage.todo, stage.call, hub.post, stage.timeout is not None
+        todo, call, deliver, timed = stage.todo, stage.call, hub.deliver, stage.timeout is not None
         while not hub.closed:
             try:
                 slot = todo.popleft()
@@ -220,13 +220,13 @@ class ThreadRunner:
             slot.ended_at = perf_counter()
             if not timed:
                 worker.slot = None
-            # Given up meanwhile: the loop has settled the slot.
+            # Given up meanwhile: the slot has been settled.
             elif not worker.leave_call():
                 return
-            post(handler, slot)
+            deliver(handler, slot)
             if requeue(self._serve):
                 return
-        post(self._take_ticket_back, None)
+        deliver(self._take_ticket_back, None)
 
     def _take_ticket_back(self, _: None) -> None:
         self._tickets -= 1
@@ -238,9 +238,13 @@ class ThreadRunner:
         hub = self._stage.hub
         if self._tickets and not self._watching and not hub.closed:
             self._watching = True
-            hub.loop.call_later(seconds, self._look_for_overdue)
+            hub.post_to_loop(self._set_timer, seconds)
 
-    def _look_for_overdue(self) -> None:
+    def _set_timer(self, seconds: float) -> None:
+        hub = self._stage.hub
+        hub.loop.call_later(seconds, hub.post, self._look_for_overdue, None)
+
+    def _look_for_overdue(self, _: None) -> None:
         self._watching = False
         timeout = self._stage.timeout
         assert timeout is not None
@@ -279,6 +283,31 @@ class ThreadRunner:
         self.dispatch()
 
 
+class TurnRunner:
+    """Makes the calls itself, where they never wait: in the turn."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def dispatch(self) -> None:
+        """Make all calls."""
+        stage = self._stage
+        while stage.todo:
+            slot = stage.todo.popleft()
+            slot.started_at = perf_counter()
+            try:
+                handler = stage.call(slot)
+            except BaseException as error:  # noqa: BLE001  # as for threads
+                slot.fail(error)
+                handler = stage.settle
+            slot.ended_at = perf_counter()
+            handler(slot)
+
+    def running(self) -> list[Slot]:
+        """None is ever seen."""
+        return []
+
+
 class TaskRunner:
     """Has tasks of the event loop make the calls.
 
@@ -290,11 +319,18 @@ class TaskRunner:
         self._stage = stage
         self._idle: deque[asyncio.Future[None]] = deque()
         self._num_tasks = 0
-        self._is_waking = False
+        self._is_waking = self._is_asked = False
         self._running: dict[asyncio.Task[None], Any] = {}
 
     def dispatch(self) -> None:
-        """Wake a task, or start one, unless one is about to look for slots."""
+        """Have the loop wake a task, or start one, unless one is about to look for slots."""
+        if not (self._is_asked or self._is_waking):
+            self._is_asked = True
+            self._stage.hub.post_to_loop(self._wake_task, None)
+
+    def _wake_task(self, _: None) -> None:
+        # First, so that slots that come from now on ask once more.
+        self._is_asked = False
         stage = self._stage
         if self._is_waking or not stage.todo:
             return
@@ -321,8 +357,8 @@ class TaskRunner:
                 await self._wait(task)
                 continue
             slot = todo.popleft()
-            if todo and not self._is_waking:
-                self.dispatch()
+            if todo:
+                self._wake_task(None)
             self._running[task] = slot
             slot.started_at = perf_counter()
             try:
@@ -340,7 +376,10 @@ class TaskRunner:
                 slot.fail(error)
             slot.ended_at = perf_counter()
             del self._running[task]
-            stage.settle(slot)
+            # This one is about to look for slots.
+            self._is_waking = True
+            hub.deliver(stage.settle, slot)
+            self._is_waking = False
             # The task may wait for its next slot for long, and would keep this one alive.
             del slot
 
