@@ -206,7 +206,6 @@ def test_all_cells_in_one_run(
     assert set(document["results"][VIDEO[1]]["ratios"]) == {VIDEO[0]}
     assert {call for call in machine.calls if call[0] == "images"} == {
         ("images", None, None),
-        ("images", 0, "cpu"),
         ("images", 0, "dali"),
     }
     assert {call for call in machine.calls if call[0] == "video"} == {
