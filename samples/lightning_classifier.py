@@ -10,9 +10,11 @@ Output::
 
     batches of an epoch: 6 to train on, 2 to validate
     after two epochs, the loss is lower than a guess: True
+    a checkpoint after 3 of 6 batches, and a resume: the other 3 come, in the same order: True
 
-Lightning takes a loader as it is: it has a length, and each iteration is an epoch. The loader's own source
-shares the samples out over ranks, so Lightning must put no sampler there (``use_distributed_sampler=False``).
+Lightning takes a loader as it is: it has a length, each iteration is an epoch, and its state goes into
+checkpoints. The loader's own source shares the samples out over ranks, so Lightning must put no sampler there
+(``use_distributed_sampler=False``).
 """
 
 from __future__ import annotations
@@ -87,14 +89,27 @@ class Classifier(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
-def main(folder: Path) -> None:
-    """Run the program; see the module."""
-    make_photos(folder / "train", 36)
-    make_photos(folder / "valid", 12)
-    data = Data(folder)
-    print(f"batches of an epoch: {len(data.train)} to train on, {len(data.valid)} to validate")
-    trainer = lightning.Trainer(
-        max_epochs=2,
+class Seen(lightning.Callback):
+    """Notes the labels of all batches, and saves a checkpoint after some."""
+
+    def __init__(self, path: Path, save_after: int = -1) -> None:
+        self.path, self.save_after = path, save_after
+        self.labels: list[list[int]] = []
+
+    def on_train_batch_end(
+        self, trainer: Any, _module: Any, _outputs: Any, batch: Any, _index: int
+    ) -> None:
+        """Called by Lightning."""
+        self.labels.append(batch[1].tolist())
+        if len(self.labels) == self.save_after:
+            trainer.save_checkpoint(self.path)
+
+
+def trainer_for(epochs: int, *callbacks: lightning.Callback) -> lightning.Trainer:
+    """A trainer that writes and prints nothing of its own."""
+    return lightning.Trainer(
+        max_epochs=epochs,
+        callbacks=list(callbacks),
         accelerator="cpu",
         use_distributed_sampler=False,
         logger=False,
@@ -103,9 +118,27 @@ def main(folder: Path) -> None:
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
+
+
+def main(folder: Path) -> None:
+    """Run the program; see the module."""
+    make_photos(folder / "train", 36)
+    make_photos(folder / "valid", 12)
+    data = Data(folder)
+    print(f"batches of an epoch: {len(data.train)} to train on, {len(data.valid)} to validate")
+    trainer = trainer_for(2)
     trainer.fit(Classifier(), datamodule=data)
     loss = float(trainer.callback_metrics["loss"])
     print(f"after two epochs, the loss is lower than a guess: {loss < math.log(len(COLORS))}")
+
+    checkpoint = folder / "middle.ckpt"
+    whole, rest = Seen(checkpoint, save_after=3), Seen(checkpoint)
+    trainer_for(1, whole).fit(Classifier(), datamodule=Data(folder))
+    trainer_for(1, rest).fit(Classifier(), datamodule=Data(folder), ckpt_path=checkpoint)
+    same = rest.labels == whole.labels[3:]
+    print(
+        f"a checkpoint after 3 of 6 batches, and a resume: the other 3 come, in the same order: {same}"
+    )
 
 
 if __name__ == "__main__":
