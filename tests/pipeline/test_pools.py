@@ -350,8 +350,13 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     futures = [pool.submit("meet") for _ in range(2)]
     while len(pool.processes._busy) < 2:
         time.sleep(0.01)
-    os.kill(pids[0], signal.SIGKILL)
-    os.kill(next(pid for pid in pids if pid != pids[0]), signal.SIGKILL)
+    workers = filter(None, {*pool.processes._busy, *pool.processes._idle})
+    children = {worker.child.process.pid: worker.child.process for worker in workers}
+    for pid in set(pids):
+        os.kill(pid, signal.SIGKILL)
+    for child in children.values():
+        # An item for one that is about to die is lost with it.
+        child.join(WAIT)
     assert all(isinstance(error, WorkerDied) for error in results(futures))
     again = results([pool.submit("meet") for _ in range(6)])
     assert sorted(again.count(pid) for pid in again) == [3] * 6

@@ -82,7 +82,7 @@ def test_html_marks_the_row_and_holds_names_as_text() -> None:
 
 def test_rich_prints_names_as_they_are() -> None:
     console = pytest.importorskip("rich.console").Console(
-        file=io.StringIO(), width=140, force_terminal=True
+        file=io.StringIO(), width=140, force_terminal=True, no_color=False
     )
     console.print(made_up(stage("first", 0.1), stage(NAME, 0.9)))
     (row,) = (line for line in console.file.getvalue().splitlines() if NAME in line)
