@@ -73,7 +73,9 @@ class State:
         self._lock = threading.Lock()
         self._committed = time.monotonic()
         with self._sentences():
-            self._db = sqlite3.connect(path or "", 0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path or "", timeout=0, isolation_level=None, check_same_thread=False
+            )
         try:
             with self._sentences():
                 self._open(os.fsencode(folder.resolve()))

@@ -153,9 +153,10 @@ def descendants() -> set[int]:
 
 
 def segments() -> list[str]:
-    """Named shared memory on this machine, and files without a name that this process has."""
+    """Named shared memory of Python programs, and files without a name that this process has."""
     folder = Path("/dev/shm")  # noqa: S108  # where it is listed
-    found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    # Other programs have files there as well.
+    found = [path.name for path in folder.glob("psm_*")] if folder.is_dir() else []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             found += [name] if "memfd" in (name := str(link.readlink())) else []
