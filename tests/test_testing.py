@@ -522,8 +522,8 @@ def test_wrong_arguments_of_audio(
 @pytest.mark.parametrize(
     ("picture", "codec", "message"),
     [
-        (np.zeros((9, 9, 3)), "png", "of uint8 or uint16, or planes, not .* of float64"),
-        (np.zeros((9, 9, 2), np.uint8), "png", r"not \(9, 9, 2\) of uint8"),
+        (np.zeros((9, 9, 3)), "png", "an array of float64 .* of uint8 or uint16"),
+        (np.zeros((9, 9, 2), np.uint8), "png", r"uint8 and shape \(9, 9, 2\) is neither"),
         (np.zeros((9, 9, 3), np.uint8), "nope", "this FFmpeg has no encoder 'nope'"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import av
 import numpy as np
+from av.codec.codec import find_best_pix_fmt_of_list
 from numpy.typing import NDArray
 
 from spdl_media.array_frames import frames_from_array
@@ -201,40 +202,15 @@ def best_pix_fmt(codec: str, image: Image) -> str:
     Raises:
         ValueError: The image is given as planes, which do not say what they are.
     """
-    formats = [format.name for format in find_encoder(codec, "video").video_formats or ()]
-    given = _given_format(image)
-    if given is None:
+    if not isinstance(image, np.ndarray):
         raise ValueError("planes need a pix_fmt that says what they are")
+    encoder, given = find_encoder(codec, "video"), _frame_of(image).format.name
     # Its list begins with 4:2:0, which loses most of the chroma.
     if codec == "mjpeg":
         return "yuvj444p"
-    return next((like for like in _LIKES[given] if like in formats), formats[0])
-
-
-# The channels and type of an array: the pixel format that it has as it stands, and the formats of encoders
-# that keep all of it, the best first.
-_ARRAYS = {
-    ((), "uint8"): ("gray", ("gray",)),
-    ((3,), "uint8"): ("rgb24", ("rgb24", "bgr24", "bgra", "gbrp", "rgb8")),
-    ((4,), "uint8"): ("rgba", ("rgba", "bgra")),
-    ((), "uint16"): ("gray16le", ("gray16be", "gray16le")),
-    ((3,), "uint16"): ("rgb48le", ("rgb48be", "rgb48le")),
-    ((4,), "uint16"): ("rgba64le", ("rgba64be", "rgba64le")),
-}
-_LIKES = dict(_ARRAYS.values())
-
-
-def _given_format(image: Image) -> str | None:
-    """The pixel format that an array has as it stands; None for planes."""
-    if not isinstance(image, np.ndarray):
-        return None
-    known = _ARRAYS.get((image.shape[2:], image.dtype.name))
-    if image.ndim not in (2, 3) or known is None:
-        raise ValueError(
-            "an image must be (H, W), (H, W, 3) or (H, W, 4) of uint8 or uint16, or planes, "
-            f"not {image.shape} of {image.dtype}"
-        )
-    return known[0]
+    formats = [format.name for format in encoder.video_formats or ()]
+    best, _ = find_best_pix_fmt_of_list(formats, given, True)  # noqa: FBT003  # alpha counts
+    return str(best and best.name)
 
 
 def video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
@@ -243,18 +219,22 @@ def video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
     Raises:
         ValueError: Its shape or type does not fit.
     """
-    given = _given_format(image)
-    if given is None or not isinstance(image, np.ndarray):
-        return _frame_of_planes(list(image), pix_fmt)
-    if given == "gray" and pix_fmt.startswith("yuv"):
-        shapes, shift = _plane_shapes(pix_fmt, image.shape[1], image.shape[0])
+    if not isinstance(image, np.ndarray):
+        return _frame_of(tuple(image), pix_fmt)
+    frame = _frame_of(image)
+    if frame.format.name == "gray" and pix_fmt.startswith("yuv"):
+        shapes, shift = _plane_shapes(pix_fmt, frame.width, frame.height)
         dtype = np.uint16 if shift else np.uint8
         neutral = [np.full(shape, 128 << shift, dtype) for shape in shapes[1:]]
-        return _frame_of_planes([np.left_shift(image, shift, dtype=dtype), *neutral], pix_fmt)
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format=given)
-    return frame if pix_fmt == given else frame.reformat(format=pix_fmt)
+        return _frame_of((np.left_shift(image, shift, dtype=dtype), *neutral), pix_fmt)
+    return frame if pix_fmt == frame.format.name else frame.reformat(format=pix_fmt)
 
 
-def _frame_of_planes(planes: Sequence[NDArray[Any]], pix_fmt: str) -> av.VideoFrame:
-    (frame,) = av_frames(frames_from_array(tuple(planes), pix_fmt))  # type: ignore[arg-type]
+def _frame_of(image: Any, pix_fmt: str | None = None) -> av.VideoFrame:
+    """One of FFmpeg's frames.
+
+    Raises:
+        ValueError: It is several, or its shape or type does not fit.
+    """
+    (frame,) = av_frames(frames_from_array(image, pix_fmt))  # type: ignore[arg-type]
     return frame

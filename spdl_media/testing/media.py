@@ -13,11 +13,12 @@ from typing import Any
 
 import av
 import av.error
-import numpy as np
 from av.codec.context import CodecContext
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
+from spdl_media._ffmpeg import check_codec_options
+from spdl_media.array_frames import channel_layout, frames_from_array
 from spdl_media.encode import find_encoder
 from spdl_media.orientation import display_matrix, rotation
 from spdl_media.testing.images import Image, best_pix_fmt, video_frame
@@ -125,7 +126,7 @@ class AudioTrack:
         find_encoder(self.codec, "audio")
         if self.sample_rate <= 0:
             raise ValueError(f"sample_rate must be above 0, not {self.sample_rate!r}")
-        if self.samples.ndim != 2 or self.samples.shape[1] not in _LAYOUTS:
+        if self.samples.ndim != 2 or not 1 <= self.samples.shape[1] <= 8:
             raise ValueError(
                 f"samples must be (num_samples, num_channels) with 1 to 8 channels, "
                 f"not of shape {self.samples.shape}"
@@ -137,7 +138,6 @@ class AudioTrack:
 
 
 _SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt"}
-_LAYOUTS = dict(enumerate(("mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1"), start=1))
 
 
 def _video_options(track: VideoTrack) -> dict[str, str]:
@@ -162,11 +162,7 @@ def _time_base(track: VideoTrack) -> Fraction:
 
 def _checked_options(track: VideoTrack | AudioTrack) -> dict[str, str]:
     """The caller's options; FFmpeg would ignore those that the encoder does not have."""
-    supported = CodecContext.create(track.codec, "w").supported_options
-    # An encoder has FFmpeg's options for all codecs, and its own.
-    names = {option.name for option in (*supported.generic, *supported.private)}
-    if unknown := sorted(set(track.options) - names):
-        raise ValueError(f"encoder {track.codec!r} has no option {', '.join(map(repr, unknown))}")
+    check_codec_options(track.codec, track.options, "w")
     return dict(track.options)
 
 
@@ -390,11 +386,9 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
 
 def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any]:
     given = _SAMPLE_FORMATS[track.samples.dtype.name]
-    layout = _LAYOUTS[track.samples.shape[1]]
     options = {**_OPTIONS.get(track.codec, {}), **_checked_options(track)}
-    stream: Any = container.add_stream(
-        track.codec, rate=track.sample_rate, layout=layout, options=options
-    )
+    stream: Any = container.add_stream(track.codec, rate=track.sample_rate, options=options)
+    stream.layout = channel_layout(track.samples.shape[1])
     # The encoder's own format that is closest to the samples as they are.
     formats = [format.name for format in find_encoder(track.codec, "audio").audio_formats or ()]
     likes = [name for name in (given, f"{given}p") if name in formats]
@@ -404,9 +398,10 @@ def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any
     yield None
     # One frame a second; the encoder cuts them to its own size.
     for first in range(0, len(track.samples), track.sample_rate):
-        block = np.ascontiguousarray(track.samples[first : first + track.sample_rate])
-        frame = av.AudioFrame.from_ndarray(block.reshape(1, -1), format=given, layout=layout)
-        frame.sample_rate = track.sample_rate
-        frame.pts, frame.time_base = track.start + first, Fraction(1, track.sample_rate)
-        yield from stream.encode(frame)
+        block = track.samples[first : first + track.sample_rate]
+        frames: Any = frames_from_array(
+            block, sample_fmt=given, sample_rate=track.sample_rate, pts=track.start + first
+        )
+        for chunk in frames.chunks:
+            yield from stream.encode(chunk.frame)
     yield from stream.encode(None)
