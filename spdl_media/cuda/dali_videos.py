@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +20,6 @@ from spdl_media._batch import TimedFrames
 from spdl_media._h264_fields import may_have_fields
 from spdl_media._rows import no_frames
 from spdl_media.bitstream import make_filter
-from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda.dali import ready_buffer
 from spdl_media.cuda.nvdec import has_lengths
@@ -65,14 +65,11 @@ def load_by_dali(
         )
     if missing := cut_short_error(packets, DEFAULT_DECODE_CONFIG):
         raise missing
-    shown, hidden = (
-        sorted(packet.pts or 0 for packet in av_packets(packets)),
-        discarded_pts(packets),
-    )
     base, zero, window = packets.time_base, metadata_of(packets).zero, packets.window
+    hidden = discarded_pts(packets)
     times = {
         number: float(seconds)
-        for number, pts in enumerate(shown)
+        for number, pts in enumerate(sorted(packet.pts or 0 for packet in av_packets(packets)))
         if pts not in hidden and (seconds := ticks_to_seconds(pts, base, zero)) in window
     }
     numbers = list(times)[:num_frames]
@@ -88,17 +85,11 @@ def _decoded(packets: VideoPackets, numbers: Sequence[int], device: SlotDevice) 
             wanted = {"frames": [np.array(numbers, np.int32)]}
             frames = slot.first(slot.run("decoders.Video", [encoded], _DECODE, wanted))
         except DALI_ERRORS as error:
-            if is_out_of_memory(error):
-                nbytes = 3 * len(numbers) * codec.width * codec.height
-                raise TransferError(
-                    f"{len(numbers)} frames of {codec.width}x{codec.height}, {nbytes / 1e6:.1f} MB of RGB, "
-                    f"do not fit into the memory of {device}: DALI says {error!s}. Load fewer frames at a "
-                    "time: timestamp=, num_frames=",
-                    source=packets.source,
-                ) from error
-            raise DecodeError(
-                f"DALI cannot decode this {codec.name} video: {error}. decoder='pyav' takes another way to "
-                "the same hardware",
+            kind = TransferError if is_out_of_memory(error) else DecodeError
+            what = f"{len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} video"
+            raise kind(
+                f"DALI cannot decode {what} on {device}: {error}. Load fewer frames at a time, or take "
+                "decoder='pyav', another way to the same hardware",
                 source=packets.source,
             ) from error
         return ready_buffer(frames, slot.stream)
@@ -106,7 +97,8 @@ def _decoded(packets: VideoPackets, numbers: Sequence[int], device: SlotDevice) 
 
 def _refusals(packets: VideoPackets, device: SlotDevice) -> Iterator[str]:
     """What the operator needs, and the video does not have."""
-    codec, coded, codecs = packets.codec, av_packets(packets), _CODECS[device.kind]
+    codec, codecs = packets.codec, _CODECS[device.kind]
+    coded: Sequence[Any] = av_packets(packets)
     if codec.name not in codecs:
         yield f"{' or '.join(codecs)}, and this is {codec.name}"
     if codec.pix_fmt not in ("yuv420p", "nv12"):
@@ -116,32 +108,21 @@ def _refusals(packets: VideoPackets, device: SlotDevice) -> Iterator[str]:
         yield f"limited range and BT.601, and this states {codec.color[:2]} (range and matrix in H.273)"
     if codec.width % 2 or codec.height % 2:
         yield f"even sides, and this is {codec.width}x{codec.height}"
-    if codec.name == "h264" and may_have_fields(_headers(codec)):
+    headers = codec.extradata
+    if codec.name == "h264" and has_lengths(codec):
+        headers = make_filter("h264_mp4toannexb", codec)[1].extradata
+    if codec.name == "h264" and may_have_fields(headers):
         yield "progressive pictures, and this H.264 may have fields"
     if len({packet.pts for packet in coded} - {None}) != len(coded):
         yield "a time of its own for each packet"
-    elif not _is_closed(packets):
+    # None is shown before a key frame that it follows.
+    keys: Iterator[Any] = accumulate(coded, lambda key, one: one if one.is_keyframe else key)
+    if any(
+        not k.is_keyframe or (p.pts or 0) < (k.pts or 0) for k, p in zip(keys, coded, strict=True)
+    ):
         yield "closed groups of pictures, from a key frame on"
     if metadata_of(packets).orientation != 1:
         yield "pictures that stand upright"
-
-
-def _headers(codec: VideoCodec) -> bytes | None:
-    """The headers of H.264 behind start codes."""
-    if not has_lengths(codec):
-        return codec.extradata
-    _, after = make_filter("h264_mp4toannexb", codec)
-    return after.extradata
-
-
-def _is_closed(packets: VideoPackets) -> bool:
-    """Whether no frame is shown before a key frame that it follows."""
-    key: int | None = None
-    for packet in av_packets(packets):
-        key = packet.pts if packet.is_keyframe else key
-        if key is None or packet.pts is None or packet.pts < key:
-            return False
-    return not metadata_of(packets).continues
 
 
 def remux(packets: VideoPackets) -> bytes:

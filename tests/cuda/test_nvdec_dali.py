@@ -64,7 +64,10 @@ def test_what_dali_cannot_decode_is_an_error_and_harms_no_later_call() -> None:
     noise = [make_packet(bytes(range(256)), packets.time_base) for _ in range(4)]
     for number, packet in enumerate(noise):
         packet.pts = packet.dts = number
-    with pytest.raises(sm.DecodeError, match=r"(?s)DALI cannot decode this vp9 video: .*'pyav'"):
+    with pytest.raises(
+        sm.DecodeError,
+        match=r"(?s)DALI cannot decode 4 frames of this 64x48 vp9 video on the CPU: .*'pyav'",
+    ):
         load_by_dali(packets.with_packets(noise, packets.codec), CPU)
     assert load_by_dali(packets, CPU)[0].shape == (20, 48, 64, 3)
 
@@ -82,7 +85,7 @@ def test_a_full_device_is_told_with_sizes(
         raise error
 
     monkeypatch.setattr(slots.Slot, "run", fails)
-    words = r"20 frames of 64x48, 0\.2 MB of RGB, do not fit .*the CPU"
+    words = r"DALI cannot decode 20 frames of this 64x48 vp9 video on the CPU: .*Load fewer"
     with pytest.raises(sm.TransferError, match=words):
         load_by_dali(sm.demux_video(CLIP), CPU)
 
