@@ -198,31 +198,6 @@ class StandIn(VideoDevice):
         return buffer.array
 
 
-class Driver:
-    """libcuda with so many devices."""
-
-    def __init__(self, count: int | None) -> None:
-        self._count = count
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802  # the driver's name
-        return 100 if self._count is None else 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802  # the driver's name
-        count._obj.value = self._count
-        return 0
-
-
-def loader(driver: Driver | None, *, video: bool) -> Any:
-    def load(name: str) -> Any:
-        if name == "libcuda.so.1" and driver is not None:
-            return driver
-        if name == "libnvcuvid.so.1" and video:
-            return object()
-        raise OSError(f"{name}: cannot open shared object file")
-
-    return load
-
-
 class FakeFFmpeg:
     """PyAV's CodecContext with a decoder of the CPU, and what FFmpeg's ``hwcontext_cuda.c`` asks for.
 

@@ -23,11 +23,11 @@ import av
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
+from spdl_media._driver import driver_version
 from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
 from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
-from spdl_media.devices import no_such_device
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
 from spdl_media.packets import shared_packet, with_prefix
 
@@ -91,11 +91,9 @@ def open_on_device(
     is told ``hwaccel_flags=unsafe_output``.
 
     Raises:
-        MissingDependencyError: The driver, or its video library, is missing.
-        ValueError: There is no device of this index, no decoder option of that name, or ``config`` names
-            a decoder of the CPU's.
+        ValueError: There is no decoder option of that name, or ``config`` names a decoder of the CPU's.
         TransferError: The driver is too old.
-        DecodeError: The device is there, but does not open.
+        DecodeError: The device does not open.
     """
     # FFmpeg's own decoders alone have hardware support, not libraries such as dav1d.
     name = codec.name
@@ -124,45 +122,23 @@ def open_on_device(
             context.options = dict(config.decoder_options)
             context.open(strict=False)
         except av.FFmpegError as error:
-            raise device_error(device_index, describe(error, lines), source) from error
+            raise _why_not(device_index, describe(error, lines), source) from error
     return context
 
 
-def device_error(
-    device_index: int,
-    text: str,
-    source: str | None,
-    load: Callable[[str], Any] = ctypes.CDLL,
-) -> MediaError | ValueError:
-    """Find out why NVDEC does not open: FFmpeg says "Operation not permitted" for whatever is missing.
-
-    Args:
-        device_index: The device that was asked for.
-        text: FFmpeg's words.
-        source: What was to be decoded.
-        load: Opens a shared library, or raises OSError.
-    """
-    missing = missing_library(source, load)
-    if missing is not None:
-        return missing
-    driver = load(DRIVER)
-    count = ctypes.c_int(0)
-    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if failed or not 0 <= device_index < count.value:
-        return no_such_device(device_index, 0 if failed else count.value)
-    if "dynamically load" in text or "Cannot load" in text:
-        return TransferError(
-            f"NVIDIA's driver, which is of {_cuda_version(driver)}, lacks functions that FFmpeg "
-            f"{av.ffmpeg_version_info} in the wheel of PyAV {av.__version__} calls: {text}. Install a newer "
-            "driver, or decode with cuda=None",
-            source=source,
-        )
-    return DecodeError(f"NVDEC cannot be opened on device {device_index}: {text}", source=source)
+def _why_not(index: int, text: str, source: str) -> MediaError:
+    """Why NVDEC does not open although the device and the libraries are there, from FFmpeg's words."""
+    if "dynamically load" not in text and "Cannot load" not in text:
+        return DecodeError(f"NVDEC cannot be opened on device {index}: {text}", source=source)
+    return TransferError(
+        f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks functions that FFmpeg "
+        f"{av.ffmpeg_version_info} in the wheel of PyAV {av.__version__} calls: {text}. Install a newer "
+        "driver, or decode with cuda=None",
+        source=source,
+    )
 
 
-def missing_library(
-    source: str | None = None, load: Callable[[str], Any] = ctypes.CDLL
-) -> MissingDependencyError | None:
+def missing_library(load: Callable[[str], Any] = ctypes.CDLL) -> MissingDependencyError | None:
     """The first of the libraries of NVIDIA's driver that decoding needs and that is missing, as an error."""
     for library, text in LIBRARIES.items():
         try:
@@ -171,16 +147,9 @@ def missing_library(
             return MissingDependencyError(
                 f"decoding video on the GPU needs {library}: {text.format(error)}. cuda=None decodes on the "
                 "CPU",
-                source=source,
                 name=library,
             )
     return None
-
-
-def _cuda_version(driver: Any) -> str:
-    version = ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
 class DeviceDecoder:
@@ -268,7 +237,7 @@ class DeviceDecoder:
             return
         self.is_sound = False
         if old:
-            raise device_error(self._index, old[0], self._source) from cause
+            raise _why_not(self._index, old[0], self._source) from cause
         assert failed is not None
         remedy = (
             "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, "

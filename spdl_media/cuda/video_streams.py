@@ -9,7 +9,6 @@ from typing import Any
 from spdl_media._checks import check_int
 from spdl_media._picture_decoder import PicturePath
 from spdl_media.buffer import Buffer
-from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda.nvdec import NotOnDeviceError
@@ -18,12 +17,8 @@ from spdl_media.cuda.video_path import DevicePath
 from spdl_media.cuda.video_rows import DeviceRows, VideoDevice
 from spdl_media.cuda.videos import (
     DeviceLike,
-    PacketDecoderName,
-    check_packet_decoder,
-    cpu_filter,
-    host_buffer,
+    not_on_nvdec,
     one_device,
-    say_fallback,
     video_device,
 )
 from spdl_media.decoders import VideoDecoder
@@ -54,7 +49,6 @@ def streaming_load_video_nvdec(
     stream_index: int | None = None,
     demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
-    decoder: PacketDecoderName = "auto",
     name: str | None = None,
 ) -> Iterator[Buffer]:
     """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
@@ -76,7 +70,6 @@ def streaming_load_video_nvdec(
         stream_index: Index of the stream in its container. The default is FFmpeg's best one.
         demux_config: How to open the source.
         decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
-        decoder: As in :func:`decode_packets_nvdec`.
         name: What to call the source in messages.
 
     Returns:
@@ -97,7 +90,6 @@ def streaming_load_video_nvdec(
     Thread safety: one thread at a time for each iterator.
     """
     check_int("num_frames", num_frames)
-    check_packet_decoder(decoder)
     crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
     size = scale_width, scale_height
     output = Output("nv12", "NHWC", crop, *size, scale_algo=scale_algo)
@@ -105,7 +97,7 @@ def streaming_load_video_nvdec(
     device = video_device(one_device(cuda, cuda_config))
     # Opened here and not in the generator, so that a bad source is an error of this call.
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
-    return _batches(demuxer, device, options, stream_index, decoder)
+    return _batches(demuxer, device, options, stream_index)
 
 
 def _batches(
@@ -113,14 +105,13 @@ def _batches(
     device: VideoDevice,
     options: tuple[Output, DecodeConfig, int],
     stream_index: int | None,
-    decoder: str,
 ) -> Iterator[Buffer]:
     with demuxer:
         chunks = _video_chunks(demuxer, stream_index)
         first = next(chunks, None)  # which tells the codec
         if first is None:
             return
-        # Kept until the first frame shows whether the hardware takes the stream.
+        # Kept until frames are out: decoders that wait for other clips take memory, too.
         untried: list[VideoPackets] | None = []
         todo: Iterator[VideoPackets] = chain([first], chunks)
         while True:
@@ -130,24 +121,20 @@ def _batches(
                 for packets in todo:
                     if untried is not None:
                         untried.append(packets)
-                    for buffer in stream.batches(packets):
+                    for buffer in stream.decode(packets):
                         untried = None
-                        yield buffer
-                yield from stream.batches(None)
+                        yield buffer  # type: ignore[misc]  # a VideoDecoder gives frames
+                yield from stream.flush()  # type: ignore[misc]  # likewise
                 return
             except NotOnDeviceError as found:
-                # Once frames are out, those of the CPU cannot take their place.
-                say_fallback(found, "pyav" if untried is None else decoder, first.source)
-                break
+                raise not_on_nvdec(found, first.source) from found.__cause__
             except TransferError:
-                # Decoders that wait for other clips take memory, too.
                 if untried is None or not device.decoders.clear():
                     raise
                 todo, untried = chain(untried, todo), []
             finally:
                 if stream is not None:
                     stream.close()
-        yield from _by_cpu(chain(untried or (), todo), first.codec, device, *options)
 
 
 def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:
@@ -176,10 +163,6 @@ class _DeviceStream(VideoDecoder):
     def _new_path(self) -> PicturePath:
         return DevicePath(self._device, self._codec, self._first, None, self._config)
 
-    def batches(self, packets: VideoPackets | None) -> Iterator[Any]:
-        """Batches that are ready after these packets; ``None`` gives the rest."""
-        return self.flush() if packets is None else self.decode(packets)
-
     def _count(self) -> int:
         return int(self._ready.count)
 
@@ -192,24 +175,3 @@ class _DeviceStream(VideoDecoder):
     def close(self) -> None:
         """Give the decoder back."""
         self._path.close()
-
-
-def _by_cpu(
-    chunks: Iterator[VideoPackets],
-    codec: VideoCodec,
-    device: VideoDevice,
-    output: Output,
-    config: DecodeConfig,
-    num_frames: int,
-) -> Iterator[Buffer]:
-    decoder = VideoDecoder(
-        codec,
-        filter_desc=cpu_filter(codec, output),
-        decode_config=config,
-        num_frames=num_frames,
-    )
-    for packets in chunks:
-        for frames in decoder.decode(packets):
-            yield device.upload(host_buffer(frames, output))
-    for frames in decoder.flush():
-        yield device.upload(host_buffer(frames, output))

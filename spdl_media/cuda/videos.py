@@ -11,33 +11,29 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, SupportsIndex, TypeAlias, get_args
+from typing import Literal, SupportsIndex, TypeAlias
 
 from spdl_media._batch import TimedFrames, VideoRequest
 from spdl_media._checks import check_choice, check_int
 from spdl_media._lengths import check_enough
-from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.codec import VideoCodec
+from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
-from spdl_media.convert import convert_frames
 from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.cuda.fallback import warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_output import ArrayLayout, Crop, Output, OutputFormat
 from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import VideoDevice
-from spdl_media.decode import Default, decode_packets
+from spdl_media.decode import Default
 from spdl_media.devices import open_device
 from spdl_media.errors import DecodeError
-from spdl_media.filter_desc import FilterDesc, get_video_filter_desc
-from spdl_media.image_frames import VideoFrames
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.transfer import on_its_way
 
 __all__ = ("decode_packets_nvdec",)
 
 DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
-PacketDecoderName: TypeAlias = Literal["auto", "pyav"]
 
 _PURPOSE = "decoding video on the GPU"
 _FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
@@ -78,7 +74,9 @@ def device_frame_steps(
             else:
                 buffer, timestamps = _by_nvdec(packets, config, request)
         except NotOnDeviceError as refusal:
-            say_fallback(refusal, request.decoder, packets.source)
+            if request.decoder != "auto":
+                raise not_on_nvdec(refusal, packets.source) from refusal.__cause__
+            warn_of_fallback(f"{packets.source}: {refusal}")
             return by_cpu(packets)
         found, wanted, on_short = buffer.shape[0], request.num_frames or 0, request.on_short
         check_enough(found, wanted, on_short, "frames", packets.window, packets.source)
@@ -157,14 +155,12 @@ def _has_nvdec() -> bool:
     return missing is None
 
 
-def say_fallback(found: NotOnDeviceError, decoder: str, source: str) -> None:
-    """Warn that the CPU decodes, or raise if it may not."""
-    if decoder != "auto":
-        raise DecodeError(
-            f"decoder='pyav': {found}. decoder='auto' decodes it on the CPU and copies its frames there",
-            source=source,
-        ) from found.__cause__
-    warn_of_fallback(f"{source}: {found}")
+def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
+    """The error for a stream that NVDEC does not decode, where nothing else may."""
+    return DecodeError(
+        f"{found}. load_video(cuda=, decoder='auto') decodes it on the CPU and copies its frames there",
+        source=source,
+    )
 
 
 def decode_packets_nvdec(
@@ -183,7 +179,6 @@ def decode_packets_nvdec(
     layout: ArrayLayout = "NCHW",
     num_frames: int | None = None,
     decode_config: DecodeConfig | None = None,
-    decoder: PacketDecoderName = "auto",
 ) -> Buffer:
     """Decode video packets on a GPU, cut to their window and upright.
 
@@ -202,8 +197,6 @@ def decode_packets_nvdec(
         layout: ``"NCHW"`` or ``"NHWC"``.
         num_frames: At most so many frames, and no more are decoded than they need.
         decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
-        decoder: ``"pyav"``: an error where NVDEC does not decode the stream; ``"auto"``: the CPU decodes it,
-            and its frames are copied to the device, with a :class:`CPUFallbackWarning`.
 
     Returns:
         uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when its
@@ -223,7 +216,6 @@ def decode_packets_nvdec(
     check_choice("pix_fmt", pix_fmt, tuple(_FORMATS))
     if num_frames is not None:
         check_int("num_frames", num_frames)
-    check_packet_decoder(decoder)
     crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
     size = scale_width, scale_height
     output = Output(_FORMATS[pix_fmt], layout, crop, *size, scale_algo=scale_algo)
@@ -232,40 +224,7 @@ def decode_packets_nvdec(
     try:
         return decode_clip(packets, device, output, config, num_frames).buffer
     except NotOnDeviceError as found:
-        say_fallback(found, decoder, packets.source)
-    desc = cpu_filter(packets.codec, output)
-    frames = decode_packets(packets, desc, config, num_frames=num_frames)
-    return device.upload(host_buffer(frames, output))
-
-
-def cpu_filter(codec: VideoCodec, output: Output) -> str | None:
-    """The filter graph that makes on the CPU what is made on a device."""
-    pix_fmt: str = output.pix_fmt
-    if pix_fmt == "nv12" and any(depth in str(codec.pix_fmt) for depth in ("p10", "p12")):
-        # As on the device, where deep planes have 16 bits with the value in the high ones.
-        pix_fmt = "p010le" if "p10" in str(codec.pix_fmt) else "p016le"
-    desc = get_video_filter_desc(
-        scale_width=output.width,
-        scale_height=output.height,
-        scale_mode=output.scale_mode,
-        scale_algo=output.scale_algo,
-        pix_fmt=pix_fmt,
-        # The device converts exactly as well.
-        quality="accurate",
-    )
-    left, top, right, bottom = output.crop.sides
-    # By itself it is no text alone, and has the values that it was made of.
-    cut = f"crop=iw-{left + right}:ih-{top + bottom}:{left}:{top},"
-    return f"{cut}{desc}" if any(output.crop.sides) else desc
-
-
-def host_buffer(frames: VideoFrames, output: Output) -> CPUBuffer:
-    """Frames of the CPU in the shape that the output has on a device."""
-    if output.pix_fmt != "nv12":
-        return convert_frames(frames, layout=output.layout)
-    found = convert_frames(frames)
-    array, matrix, range = found.array[:, 0], found.colorspace, found.color_range
-    return CPUBuffer(array, colorspace=matrix, color_range=range)
+        raise not_on_nvdec(found, packets.source) from found.__cause__
 
 
 def video_device(cuda: DeviceLike) -> VideoDevice:
@@ -299,12 +258,3 @@ def one_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> Devic
     device = cuda_config if cuda is None else cuda
     assert device is not None
     return device
-
-
-def check_packet_decoder(decoder: str) -> None:
-    if decoder == "dali":
-        raise ValueError(
-            "decoder='dali' decodes whole files alone; load_video(cuda=, decoder='dali') does that. Packets "
-            "and streams take 'auto' or 'pyav'"
-        )
-    check_choice("decoder", decoder, get_args(PacketDecoderName))

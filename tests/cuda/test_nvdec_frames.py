@@ -16,7 +16,6 @@ from oriented import FRAMES, oriented_clip, upright
 import spdl_media as sm
 from spdl_media.codec import make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda.fallback import CPUFallbackWarning
 from spdl_media.cuda.video_output import Output
 from spdl_media.cuda.video_rows import DeviceRows, Shown
 from spdl_media.cuda.video_streams import streaming_load_video_nvdec
@@ -139,14 +138,11 @@ def odd(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("width", [62, 63])
-def test_an_odd_height_is_decoded_on_the_cpu(width: int) -> None:
+def test_an_odd_height_is_for_the_cpu(width: int) -> None:
     packets = sm.demux_video(odd(width, 47))
     words = rf"NVDEC's chroma of pictures with an odd height, here {width}x47, lies where FFmpeg does not"
-    with pytest.warns(CPUFallbackWarning, match=words):
-        got = decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC")
-    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
     with pytest.raises(sm.DecodeError, match=words):
-        decode_packets_nvdec(packets, cuda=StandIn(), decoder="pyav")
+        decode_packets_nvdec(packets, cuda=StandIn())
 
 
 @pytest.mark.parametrize(("width", "height"), [(63, 48), (33, 46)])
@@ -339,24 +335,20 @@ def test_real_videos(media_dir: Any) -> None:
         check_close(got, sm.load_video(path, num_frames=3, quality="accurate"))
 
 
-@pytest.mark.parametrize("codec", ["libx264", "ffv1"])
-def test_what_the_hardware_does_not_decode_is_decoded_on_the_cpu(codec: str) -> None:
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [("libx264", "this is yuv444p"), ("ffv1", "no decoder for ffv1, but for av1")],
+)
+def test_what_the_hardware_does_not_decode_is_an_error_that_names_who_does(
+    codec: str, words: str
+) -> None:
     format = "mp4" if codec == "libx264" else "matroska"
-    packets = sm.demux_video(clip(codec, format, pix_fmt="yuv444p"), timestamp=(0.5, 1.5))
-    device, words = (
-        StandIn(),
-        {"libx264": "this is yuv444p", "ffv1": "no decoder for ffv1, but for av1"},
-    )
-    sides = {"crop_left": 4, "crop_bottom": 8, "scale_width": 30}
-    with pytest.warns(
-        CPUFallbackWarning, match=rf"NVDEC .*{words[codec]}.*The CPU decodes this video"
-    ):
-        got = decode_packets_nvdec(packets, cuda=device, layout="NHWC", **sides)
-    filter = sm.get_video_filter_desc(scale_width=30, quality="accurate")
-    want = sm.decode_packets(packets, f"crop=iw-4:ih-8:4:0,{filter}")
-    assert np.array_equal(got, sm.convert_frames(want).array)
-    with pytest.raises(sm.DecodeError, match=rf"'pyav': NVDEC .*{words[codec]}.*'auto' decodes it"):
-        decode_packets_nvdec(packets, cuda=device, decoder="pyav")
+    data, device = clip(codec, format, pix_fmt="yuv444p"), StandIn()
+    words = rf"NVDEC .*{words}.*load_video\(cuda=, decoder='auto'\) decodes it on the CPU"
+    with pytest.raises(sm.DecodeError, match=words):
+        decode_packets_nvdec(sm.demux_video(data), cuda=device)
+    with pytest.raises(sm.DecodeError, match=words):
+        next(streaming_load_video_nvdec(data, device, num_frames=7))
     assert device.opened == []
 
 
@@ -370,12 +362,12 @@ class NoHardware(StandIn):
 
 
 def test_frames_that_are_in_host_memory_after_all() -> None:
-    packets, device = sm.demux_video(clip()), NoHardware()
-    with pytest.warns(
-        CPUFallbackWarning, match=r"this h264 stream: FFmpeg gave yuv420p frames, not on"
-    ):
-        got = decode_packets_nvdec(packets, cuda=device, layout="NHWC")
-    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
+    data, device = clip(), NoHardware()
+    words = r"this h264 stream: FFmpeg gave yuv420p frames, not on the device\. load_video"
+    with pytest.raises(sm.DecodeError, match=words):
+        decode_packets_nvdec(sm.demux_video(data), cuda=device)
+    with pytest.raises(sm.DecodeError, match=words):
+        next(streaming_load_video_nvdec(data, device, num_frames=7))
     assert device.decoders.clear() is False  # such a decoder is not kept
 
 
@@ -393,19 +385,13 @@ def cut(data: bytes, **sides: int) -> sm.VideoPackets:
     return sm.demux_video(b"".join(map(bytes, av_packets(packets))))
 
 
-def test_streams_cut_on_the_left_or_at_the_top_are_decoded_on_the_cpu() -> None:
+def test_streams_cut_on_the_left_or_at_the_top_are_for_the_cpu() -> None:
     data = make_video(index_planes(6, 128, 48), codec="libx264", format="h264")
     # On the CPU FFmpeg cuts 64 columns or none, for the sake of its filters.
     for sides in ({"left": 64}, {"top": 16}, {"left": 64, "top": 16}):
         packets = cut(data, **sides)
-        want = sm.convert_frames(sm.decode_packets(packets, EXACT)).array
-        assert len(want) == 6
-        assert want.shape[1:3] == (48 - sides.get("top", 0), 128 - sides.get("left", 0))
-        with pytest.warns(CPUFallbackWarning, match=r"NVDEC gives 128x48 for .* cuts on the left"):
-            got = decode_packets_nvdec(packets, cuda=CutByDevice(), layout="NHWC")
-        assert np.array_equal(got, want)
-        with pytest.raises(sm.DecodeError, match=r"decoder='pyav': NVDEC gives 128x48"):
-            decode_packets_nvdec(packets, cuda=CutByDevice(), decoder="pyav")
+        with pytest.raises(sm.DecodeError, match=r"NVDEC gives 128x48 for .* cuts on the left"):
+            decode_packets_nvdec(packets, cuda=CutByDevice())
 
 
 class Refused(StandIn):
@@ -415,35 +401,26 @@ class Refused(StandIn):
         raise sm.DecodeError("NVDEC cannot be opened on device 0: not supported", source=source)
 
 
-def test_a_device_that_does_not_open_leaves_the_cpu() -> None:
-    data = clip()
-    packets, refused = sm.demux_video(data), r"NVDEC cannot be opened on device 0: not supported"
-    with pytest.warns(CPUFallbackWarning, match=rf": {refused}\. The CPU decodes this video"):
-        got = decode_packets_nvdec(packets, cuda=Refused(), layout="NHWC")
-    assert np.array_equal(got, sm.load_video(data, quality="accurate"))
-    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}\. .*'auto'") as caught:
-        decode_packets_nvdec(packets, cuda=Refused(), decoder="pyav")
+def test_a_device_that_does_not_open_is_an_error() -> None:
+    refused = r"NVDEC cannot be opened on device 0: not supported\. load_video\(cuda="
+    with pytest.raises(sm.DecodeError, match=refused) as caught:
+        decode_packets_nvdec(sm.demux_video(clip()), cuda=Refused())
     assert isinstance(caught.value.__cause__, sm.DecodeError)
-    stream = streaming_load_video_nvdec(data, Refused(), num_frames=7)
-    with pytest.warns(CPUFallbackWarning, match=refused):
-        batches = list(stream)
-    assert np.array_equal(np.concatenate(batches), sm.load_video(data, pix_fmt="nv12").array[:, 0])
-    with pytest.raises(sm.DecodeError, match=rf"decoder='pyav': {refused}"):
-        next(streaming_load_video_nvdec(data, Refused(), num_frames=7, decoder="pyav"))
+    with pytest.raises(sm.DecodeError, match=refused):
+        next(streaming_load_video_nvdec(clip(), Refused(), num_frames=7))
 
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
 def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
-    """FFmpeg's own AV1 decoder is nothing but hardware, and fails without; another one runs on the CPU."""
+    """FFmpeg's own AV1 decoder is nothing but hardware, and fails without."""
 
     class Older(StandIn):
         def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
             return make_decoder(replace(codec, decoder="av1", pix_fmt=None), config, source)
 
     packets, config = sm.demux_video(clip("libsvtav1")), sm.decode_config(on_corrupt=on_corrupt)
-    with pytest.warns(CPUFallbackWarning, match=r"FFmpeg gave no frames"):
-        got = decode_packets_nvdec(packets, cuda=Older(), decode_config=config, layout="NHWC")
-    assert np.array_equal(got, sm.convert_frames(sm.decode_packets(packets, EXACT)).array)
+    with pytest.raises(sm.DecodeError, match=r"FFmpeg gave no frames"):
+        decode_packets_nvdec(packets, cuda=Older(), decode_config=config)
 
 
 def test_one_decoder_serves_one_clip_after_another() -> None:
@@ -516,10 +493,6 @@ def test_misuse_of_packets() -> None:
         decode_packets_nvdec(packets, cuda=StandIn(), pix_fmt="rgb24")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_frames must be at least 1, not 0"):
         decode_packets_nvdec(packets, cuda=StandIn(), num_frames=0)
-    with pytest.raises(ValueError, match="decoder must be 'auto' or 'pyav', not 'nvdec'"):
-        decode_packets_nvdec(packets, cuda=StandIn(), decoder="nvdec")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="decoder='dali' decodes whole files alone"):
-        decode_packets_nvdec(packets, cuda=StandIn(), decoder="dali")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"crop_left must be even.*not 3"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_left=3)
     with pytest.raises(ValueError, match=r"crop_top must be 0 or more, not -2"):

@@ -11,7 +11,6 @@ from nvdec_stand_in import StandIn
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
-from spdl_media.cuda.fallback import CPUFallbackWarning
 from spdl_media.cuda.video_streams import streaming_load_video_nvdec
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media, make_video
 
@@ -98,29 +97,6 @@ def test_the_stream_that_is_asked_for() -> None:
         next(streaming_load_video_nvdec(data, StandIn(), num_frames=9, stream_index=1))
 
 
-def test_the_cpu_decodes_what_the_hardware_does_not() -> None:
-    data = make_video(
-        index_planes(70, 32, 16, "yuv444p"), codec="libx264", pix_fmt="yuv444p", gop_size=9
-    )
-    device = StandIn()
-    with pytest.warns(CPUFallbackWarning, match="yuv444p"):
-        batches = list(streaming_load_video_nvdec(data, device, num_frames=20))
-    assert [len(batch) for batch in batches] == [20, 20, 20, 10]
-    assert np.array_equal(np.concatenate(batches), sm.load_video(data, pix_fmt="nv12").array[:, 0])
-    with pytest.raises(sm.DecodeError, match=r"yuv444p"):
-        next(streaming_load_video_nvdec(data, device, num_frames=20, decoder="pyav"))
-
-
-def test_deep_video_on_the_cpu_has_its_values_in_the_high_bits() -> None:
-    data = make_video(
-        index_planes(4, 32, 16, "yuv422p10le"), codec="libx264", pix_fmt="yuv422p10le"
-    )
-    with pytest.warns(CPUFallbackWarning):
-        (got,) = streaming_load_video_nvdec(data, StandIn(), num_frames=9)
-    assert got.dtype == np.uint16
-    assert not (got & 63).any()
-
-
 def test_a_file_that_is_cut_short_gives_its_frames_and_then_an_error() -> None:
     data = make_video(PLANES, codec="libx264", format="mp4", gop_size=16, faststart=True)
     short = data[: len(data) * 2 // 3]
@@ -156,17 +132,8 @@ def test_a_batch_has_one_matrix() -> None:
         list(streaming_load_video_nvdec(two_matrices(), StandIn(), num_frames=5))
 
 
-def test_a_batch_of_the_cpu_says_its_matrix() -> None:
-    device = StandIn()
-    with pytest.warns(CPUFallbackWarning):
-        list(streaming_load_video_nvdec(two_matrices("yuv444p"), device, num_frames=4))
-    assert device.colors == [("bt709", "tv"), ("bt601", "tv")]
-
-
 def test_misuse() -> None:
     with pytest.raises(ValueError, match="num_frames must be at least 1, not 0"):
         streaming_load_video_nvdec(CLIP, StandIn(), num_frames=0)
     with pytest.raises(ValueError, match=r"scale_width must be even.*not 7"):
         streaming_load_video_nvdec(CLIP, StandIn(), num_frames=1, scale_width=7)
-    with pytest.raises(ValueError, match="decoder='dali' decodes whole files alone"):
-        streaming_load_video_nvdec(CLIP, StandIn(), num_frames=1, decoder="dali")  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ int cuMemcpy2DAsync_v2(const Copy *copy, void *stream)
 
 int cuMemcpy2D_v2(const Copy *copy) { return cuMemcpy2DAsync_v2(copy, 0); }
 
-/* FFmpeg looks these up by name, and calls none of them here. */
+/* FFmpeg and this library look these up by name, and call none of them here. */
 #define UNUSED(name) int name(void) { return UNKNOWN; }
 #define FOUR(a, b, c, d) UNUSED(a) UNUSED(b) UNUSED(c) UNUSED(d)
 FOUR(cuArray3DCreate_v2, cuArrayCreate_v2, cuArrayDestroy, cuCtxCreate_v2)
@@ -126,14 +126,15 @@ FOUR(cuEventSynchronize, cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMap
 FOUR(cuGraphicsGLRegisterImage, cuGraphicsMapResources, cuGraphicsSubResourceGetMappedArray, cuGraphicsUnmapResources)
 FOUR(cuGraphicsUnregisterResource, cuGraphicsResourceGetMappedPointer_v2, cuImportExternalMemory, cuImportExternalSemaphore)
 FOUR(cuLaunchKernel, cuLinkAddData, cuLinkComplete, cuLinkCreate)
-FOUR(cuLinkDestroy, cuMemAllocManaged, cuMemAllocPitch_v2, cuMemcpy)
+FOUR(cuLinkDestroy, cuStreamWaitEvent, cuMemAllocPitch_v2, cuMemcpy)
 FOUR(cuMemcpyAsync, cuMemcpyDtoDAsync_v2, cuMemcpyDtoD_v2, cuMemcpyDtoHAsync_v2)
 FOUR(cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2, cuMemcpyHtoD_v2, cuMemsetD8Async)
 FOUR(cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel, cuModuleGetFunction, cuModuleGetGlobal)
 FOUR(cuModuleLoadData, cuModuleUnload, cuSignalExternalSemaphoresAsync, cuStreamAddCallback)
 FOUR(cuStreamCreate, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize)
 FOUR(cuTexObjectCreate, cuTexObjectDestroy, cuWaitExternalSemaphoresAsync, cuEGLStreamProducerReturnFrame)
+FOUR(cuCtxSynchronize, cuMemGetInfo_v2, cuPointerGetAttribute, cuStreamGetCtx)
 FOUR(cuEGLStreamConsumerDisconnect, cuEGLStreamProducerConnect, cuEGLStreamProducerDisconnect, cuEGLStreamProducerPresentFrame)
 #ifndef OLD
-UNUSED(cuStreamWaitEvent)
+UNUSED(cuMemAllocManaged)
 #endif
