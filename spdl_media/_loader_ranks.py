@@ -19,6 +19,8 @@ LOG = logging.getLogger("spdl_media.pipeline")
 ANSWER_SECONDS = 60.0
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
+# Of loaders whose ranks get equally many items.
+_BATCHES = ("batch_size", "drop_last")
 # How many loaders were made at each line of the program.
 _loaders: Counter[str] = Counter()
 
@@ -56,6 +58,12 @@ class RankCheck:
                 for name in {**self._order, **theirs}
                 if self._order.get(name) != theirs.get(name)
             ]
+            if differences and differences[0].startswith(_BATCHES):
+                raise ValueError(
+                    f"ranks {self._rank} and {other} make different batches of equally many items, so one "
+                    f"would wait for the other: {', '.join(differences)}. Make their loaders with the same "
+                    'arguments, or with uneven="keep" for ranks that need no equal number of batches'
+                )
             if differences:
                 raise ValueError(
                     f"ranks {self._rank} and {other} share out different epochs, so some items would come "
@@ -71,11 +79,12 @@ class RankCheck:
             self._waiting = []
 
 
-def check_of_ranks(source: Any, epoch: int, key: str) -> RankCheck | None:
+def check_of_ranks(loader: Any, source: Any, epoch: int, key: str) -> RankCheck | None:
     """Write down the order of an epoch for the other ranks of ``torch.distributed``.
 
     Args:
-        source: The source of a loader.
+        loader: The loader.
+        source: Its source.
         epoch: The epoch.
         key: The same on all ranks for the same iteration, and no other.
 
@@ -95,6 +104,9 @@ def check_of_ranks(source: Any, epoch: int, key: str) -> RankCheck | None:
     if store is None:
         return None
     order = {**order_of_ranks(source), "epoch": epoch}
+    # Other ranks give as many batches as this one if they make them of as many items.
+    if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
+        order |= {name: getattr(loader, name) for name in _BATCHES}
     return RankCheck(store, f"spdl_media/{key}", rank, world_size, order)
 
 

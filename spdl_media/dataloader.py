@@ -264,7 +264,7 @@ class DataLoader:
         start = self._begin()
         self._num_iterations += 1
         key = f"{self._origin}/{self._num_iterations}"
-        self._ranks = check_of_ranks(self._source.source, start.epoch, key)
+        self._ranks = check_of_ranks(self, self._source.source, start.epoch, key)
         if self._ranks is not None:
             self._ranks.look()
         ledger = Ledger(self._from_here(start))

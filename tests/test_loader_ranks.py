@@ -129,6 +129,26 @@ def test_the_sources_of_a_mixture_are_compared(
         iter(second)
 
 
+@pytest.mark.parametrize("uneven", ["drop", "pad", "keep"])
+def test_other_batches_are_told_where_ranks_need_equally_many(ranks: Ranks, uneven: Any) -> None:
+    def loader(rank: int, batch_size: int) -> sm.DataLoader:
+        ranks.choose(rank)
+        sampler = DistributedRandomSampler(9, uneven=uneven)
+        return sm.DataLoader(sampler, batch_size=batch_size, num_threads=1)
+
+    first, second = loader(0, 2), loader(1, 3)
+    ranks.rank = 0
+    batches = iter(first)
+    ranks.rank = 1
+    if uneven == "keep":
+        assert len([*batches, *second]) == 5
+        return
+    with pytest.raises(
+        ValueError, match=r"ranks 1 and 0 make different batches.*batch_size 3 and 2"
+    ):
+        iter(second)
+
+
 def test_another_epoch_is_told(ranks: Ranks) -> None:
     first, second = ranks.loader(0), ranks.loader(1)
     second.set_epoch(4)

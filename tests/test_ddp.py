@@ -1,0 +1,89 @@
+"""Ranks of gloo, as torchrun starts them: an epoch is shared out, stopped, and gone on with by more ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+# Steps wait for all ranks, so a rank with a batch more would never end.
+RANK = """
+    import itertools, json, pathlib, sys
+    import torch
+    import torch.distributed as dist
+    import spdl_media as sm
+    from spdl_media.source import DistributedRandomSampler
+
+    folder, stop_after = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+
+    def load(item, rng):
+        return item, int(rng.integers(2**40))
+
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    source = DistributedRandomSampler(31, seed=4, uneven="pad")
+    loader = sm.DataLoader(source, preprocessor=load, batch_size=3, output_order="input")
+    states = sorted(folder.glob("state-*.json"))
+    if states:
+        loader.load_state_dict([json.loads(path.read_text()) for path in states])
+    epochs = []
+    for epoch in range(loader.epoch, 2):
+        items = []
+        for batch in itertools.islice(loader, stop_after if epoch == 1 and stop_after else None):
+            dist.all_reduce(torch.ones(1))
+            items += batch
+        epochs.append(items)
+    dist.barrier()
+    (folder / f"state-{rank}.json").write_text(json.dumps(loader.state_dict()))
+    (folder / f"given-{world_size}-{rank}.json").write_text(json.dumps(epochs))
+    dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, world_size: int, stop_after: int) -> list[Any]:
+    """By rank, the items of each epoch."""
+    script = folder / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={world_size}", str(script), str(folder), str(stop_after)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [
+        json.loads((folder / f"given-{world_size}-{rank}.json").read_text())
+        for rank in range(world_size)
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    two = run(tmp_path, 2, stop_after=2)
+    three = run(tmp_path, 3, stop_after=0)
+
+    first = [tuple(item) for rank in two for item in rank[0]]
+    assert [len(rank[0]) for rank in two] == [16, 16]
+    assert len({item for item, _ in first}) == 31
+    assert [item for item, _ in two[0][0]] != [item for item, _ in two[0][1]]
+
+    assert [len(rank[1]) for rank in two] == [6, 6]
+    assert all(len(rank) == 1 for rank in three)
+    before = [item for rank in two for item, _ in rank[1]]
+    after = [item for rank in three for item, _ in rank[0]]
+    # 19 are left, and two come again, so that the ranks stay in step.
+    assert [len(rank[0]) for rank in three] == [7, 7, 7]
+    assert len(set(before)) == 12
+    assert not set(before) & set(after)
+    assert len(set(after)) == 19
+    # Random numbers belong to the place in the epoch, so that even those that come again have others.
+    second = [number for rank in (*two, *three) for _, number in rank[-1]]
+    assert len(set(second)) == 12 + 21
