@@ -24,10 +24,8 @@ import os
 import tempfile
 from pathlib import Path
 
-# Before Ray is imported: this program talks to nobody, and shows its own lines alone.
-os.environ.update(
-    RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal"
-)
+# Before Ray is imported: this program talks to nobody.
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 import ray
 from made_media import cut_short, make_photos

@@ -22,6 +22,7 @@ from spdl_media.pipeline import PipelineBuilder, PipelineError, PipelineFailure,
 from spdl_media.testing import make_image
 
 distributed = pytest.importorskip("distributed")
+psutil = pytest.importorskip("psutil")
 
 # Each test waits for processes that another machine would start in a second.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
@@ -33,13 +34,21 @@ def local_cluster(n_workers: int) -> Any:
     )
 
 
+def workers() -> set[Any]:
+    found = psutil.Process().children(recursive=True)
+    return {one for one in found if "spawn_main" in " ".join(one.cmdline())}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     # It logs whole tracebacks of what the tests provoke.
     logging.disable(logging.ERROR)
+    before = workers()
     with local_cluster(2) as cluster:
         yield cluster
     logging.disable(logging.NOTSET)
+    # None is left, those included that took the place of others.
+    assert psutil.wait_procs(workers() - before, timeout=30)[1] == []
 
 
 @pytest.fixture
@@ -201,6 +210,13 @@ def test_what_is_closed_in_the_middle_ends_the_run(what: str) -> None:
         client.close()
         with pytest.raises(PipelineFailure, match=r"Client is closed.*The client was closed, or"):
             list(on(client.get_executor(), with_pid, [1]))
+
+
+def test_dasks_own_threads_are_an_executor_like_others() -> None:
+    from distributed.threadpoolexecutor import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(on(threads, lock_at_3, range(3))) == [0, 1, 2]
 
 
 def test_a_cluster_that_does_not_answer_is_told_before_any_item(

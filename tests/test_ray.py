@@ -142,6 +142,7 @@ def test_batches_take_turns_in_the_memory_of_a_pool() -> None:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     pytest.importorskip("ray.data")
+    psutil = pytest.importorskip("psutil")
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -157,7 +158,10 @@ def ray() -> Iterator[Any]:
             runtime_env={"env_vars": {"PYTHONPATH": str(Path(sm.__file__).parents[1])}},
         )
         yield ray
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        left = psutil.wait_procs(started, timeout=30)[1]
+        assert [one for one in left if "ray" in " ".join(one.cmdline())] == []
 
 
 @pytest.mark.long

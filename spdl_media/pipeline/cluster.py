@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any
 
 from spdl_media._optional import require
@@ -21,10 +21,14 @@ from spdl_media.pipeline.stages import PipeConfig
 
 __all__ = ("DaskPool", "is_dask")
 
+# By name, so that nothing is imported for it. Dask has executors of threads, too.
+_DASK = ("distributed.cfexecutor", "ClientExecutor")
+
 
 def is_dask(executor: object) -> bool:
     """Whether an executor hands calls to a Dask cluster."""
-    return isinstance(executor, Executor) and type(executor).__module__.startswith("distributed.")
+    kinds = type(executor).__mro__
+    return any((kind.__module__, kind.__name__) == _DASK for kind in kinds)
 
 
 class DaskPool(AwaitedPool):
