@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ import pytest
 import spdl_media
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline.engine import run as engine_run
 from spdl_media.pipeline.engine.hub import new_loop
 from spdl_media.pipeline.engine.run import Run
 
@@ -218,6 +220,27 @@ def test_one_while_the_event_loop_is_made_closes_it(
     monkeypatch.undo()
     threads[0].join()
     assert [loop.is_closed() for loop in loops] == [True]
+
+
+def test_runs_that_other_threads_start_meanwhile_do_not_keep_exit_from_stopping_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Growing(weakref.WeakSet[Run]):
+        num_reads = 0
+
+        def __iter__(self) -> Iterator[Run]:
+            self.num_reads += 1
+            if self.num_reads % 2:
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    pipeline = PipelineBuilder().add_source(range(10**6)).build()
+    pipeline.start()
+    run = pipeline._run
+    assert run is not None
+    monkeypatch.setattr(engine_run, "_LIVE", Growing([run]))
+    engine_run._stop_all()
+    assert not run.is_live
 
 
 def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

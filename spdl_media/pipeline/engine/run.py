@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -429,27 +429,30 @@ _NUMBERS = itertools.count(1)
 _LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
-def _live_runs() -> Iterator[Run]:
-    for run in list(_LIVE):
-        if run.is_live:
-            yield run
+def _runs() -> list[Run]:
+    while True:
+        # Another thread may start a run, or end one, in the middle. No lock: a fork might copy it locked.
+        with contextlib.suppress(RuntimeError):
+            return list(_LIVE)
 
 
 def _stop_all() -> None:
     # Asked all together first, so that many pipelines take no longer than one.
-    for run in _live_runs():
-        run.request_stop()
+    for run in _runs():
+        if run.is_live:
+            run.request_stop()
     deadline = perf_counter() + EXIT_SECONDS
-    for run in list(_LIVE):
+    for run in _runs():
         if run.has_reported:
             continue
         run.stop(max(0.0, deadline - perf_counter()))
 
 
 def _disown_all() -> None:
-    for run in _live_runs():
-        with contextlib.suppress(RuntimeError):
-            run.disown()
+    for run in _runs():
+        if run.is_live:
+            with contextlib.suppress(RuntimeError):
+                run.disown()
 
 
 atexit.register(_stop_all)
