@@ -172,6 +172,17 @@ def test_dataloader_compares_with_torch(folder: Path) -> None:
     assert rows[-1][5] == "1.00 (1.00-1.00)"
 
 
+@pytest.mark.long
+def test_ipc_writes_figures_of_every_way(tmp_path: Path) -> None:
+    small = ("--rounds", "1", "--batches", "4", "--megabytes", "2", "--items", "20")
+    done = run(BENCHMARKS / "ipc.py", *small, "--json", tmp_path / "ipc.json")
+    assert "DataLoader, num_processes=2" in done.stdout
+    results = json.loads((tmp_path / "ipc.json").read_text())["results"]
+    assert set(results) == {"landed", "copied", "GIL held"}
+    assert all(row["rate"] > 0 for rows in results.values() for row in rows.values())
+    assert results["landed"]["spdl_media"]["ratio"] == 1.0
+
+
 def test_dataloader_says_what_is_wrong(tmp_path: Path) -> None:
     script = BENCHMARKS / "dataloader.py"
     assert "no .jpg" in run(script, "--images", tmp_path, status=2).stderr

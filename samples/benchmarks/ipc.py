@@ -1,0 +1,251 @@
+"""Batches from another process, a second: this library, PyTorch's DataLoader and SPDL's shared memory.
+
+Two cases. *Landed*: rows of 1 MB, which lie in the cache as if they were just decoded, become a batch by
+``collate`` here and by ``default_collate`` in PyTorch's worker, each in the memory in which it crosses. SPDL
+has no such way: it copies what ``np.stack`` made. *Copied*: the batch is an ordinary array, made before.
+The consumer reads a byte of each page. One round runs all, in an order that alternates from round to round;
+the time begins with the third batch.
+
+The last case is a preprocessor in pure Python: items a second of ``DataLoader(num_processes=2)``, and of two
+processes that call it in a loop and do nothing else.
+
+    python samples/benchmarks/ipc.py [--rounds 5] [--batches 40] [--megabytes 64] [--json FILE]
+
+PyTorch and SPDL are left out, and named, where they are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spdl_media as sm
+from spdl_media.pipeline import iterate_in_subprocess
+
+ROW = 1 << 20
+PAGE = 4096
+WARM = 2
+
+
+class Batches:
+    """The batches of one epoch, from rows that are there."""
+
+    def __init__(self, case: str, num_rows: int, count: int) -> None:
+        self.case = case
+        self.num_rows = num_rows
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = [np.full(ROW, 7, np.uint8)] * self.num_rows
+        batch = np.stack(rows)
+        for _ in range(self.count):
+            yield sm.collate(rows) if self.case == "landed" else batch
+
+
+class Stacked(Batches):
+    """The same for SPDL, without this library."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = [np.full(ROW, 7, np.uint8)] * self.num_rows
+        batch = np.stack(rows)
+        for _ in range(self.count):
+            yield np.stack(rows) if self.case == "landed" else batch
+
+
+class Rows:
+    """The same as a dataset of PyTorch's: rows for ``default_collate``, or the batch for nobody."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._made: list[Any] = []
+
+    def __len__(self) -> int:
+        is_landed = self._batches.case == "landed"
+        return self._batches.count * (self._batches.num_rows if is_landed else 1)
+
+    def __getitem__(self, _: int) -> Any:
+        torch = importlib.import_module("torch")
+        if not self._made:
+            row = np.full(ROW, 7, np.uint8)
+            self._made = [torch.from_numpy(row), np.stack([row] * self._batches.num_rows)]
+        if self._batches.case == "landed":
+            return self._made[0]
+        # Anew: PyTorch leaves a tensor that it has sent in shared memory, and the next time costs nothing.
+        return torch.from_numpy(self._made[1])
+
+
+def ours(batches: Batches) -> Iterator[Any]:
+    """Batches through this library."""
+    with iterate_in_subprocess(functools.partial(_same, batches)) as iterable:
+        yield from iterable
+
+
+def _same(batches: Batches) -> Batches:
+    return batches
+
+
+def with_torch(num_workers: int, batches: Batches) -> Iterable[Any]:
+    """Batches through PyTorch's DataLoader."""
+    data: Any = importlib.import_module("torch.utils.data")
+    size = batches.num_rows if batches.case == "landed" else None
+    return data.DataLoader(  # type: ignore[no-any-return]
+        Rows(batches), batch_size=size, num_workers=num_workers, prefetch_factor=3
+    )
+
+
+def with_spdl(batches: Batches) -> Iterable[Any]:
+    """Batches through SPDL's pool of segments, whose arrays are views; its ring copies once more."""
+    spdl: Any = importlib.import_module("spdl.pipeline")
+    pool = spdl.SharedMemorySegmentPool((batches.num_rows + 1) * ROW, 7)
+    stacked = Stacked(batches.case, batches.num_rows, batches.count)
+    # Its locks are of the default start method.
+    return spdl.iterate_in_subprocess(  # type: ignore[no-any-return]
+        functools.partial(_same, stacked), arena=pool
+    )
+
+
+def rate(batches: Iterable[Any], count: int, nbytes: int) -> float:
+    """Batches a second, from the third on."""
+    total, last, begin = 0, 0, 0.0
+    for number, batch in enumerate(batches, 1):
+        flat = np.asarray(batch).reshape(-1)
+        total += flat.nbytes
+        last = int(flat[::PAGE].max())
+        # Whoever made it may have it back.
+        del batch, flat
+        if number == WARM:
+            begin = time.perf_counter()
+    seconds = time.perf_counter() - begin
+    assert total == count * nbytes, (total, count, nbytes)
+    assert last == 7
+    return (count - WARM) / seconds
+
+
+def compute(item: int) -> int:
+    """Some milliseconds of Python that holds the GIL."""
+    total = item
+    for number in range(100_000):
+        total = (total * 31 + number) & 0xFFFFFF
+    return total
+
+
+def loop(barrier: Any, results: Any, count: int) -> None:
+    """What a bare process does."""
+    barrier.wait()
+    begin = time.perf_counter()
+    for item in range(count):
+        compute(item)
+    results.put(time.perf_counter() - begin)
+
+
+def bare(count: int) -> float:
+    """Items a second of two bare processes."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    both = [context.Process(target=loop, args=(barrier, results, count // 2)) for _ in range(2)]
+    for process in both:
+        process.start()
+    seconds = max(results.get() for _ in both)
+    for process in both:
+        process.join()
+    return count / seconds
+
+
+def in_loader(count: int) -> float:
+    """Items a second of a DataLoader with two processes, once both run."""
+    warm = 8
+    loader = sm.DataLoader(
+        range(count + warm), preprocessor=compute, num_processes=2, num_threads=1
+    )
+    begin = 0.0
+    for number, _ in enumerate(loader, 1):
+        if number == warm:
+            begin = time.perf_counter()
+    return count / (time.perf_counter() - begin)
+
+
+def compare(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
+    """Median rates, and the medians of the ratios of the rounds to the first side."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            rates[name].append(sides[name]())
+    first = next(iter(rates.values()))
+    return {
+        name: {
+            "rate": round(statistics.median(values), 2),
+            "ratio": round(statistics.median(a / b for a, b in zip(first, values, strict=True)), 3),
+        }
+        for name, values in rates.items()
+    }
+
+
+def makers() -> dict[str, Callable[[Batches], Iterable[Any]]]:
+    """Those that are installed."""
+    found: dict[str, Callable[[Batches], Iterable[Any]]] = {"spdl_media": ours}
+    for name, package in (("PyTorch", "torch"), ("SPDL", "spdl.pipeline")):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            print(f"{name} is left out: it is not installed", file=sys.stderr)
+            continue
+        if package == "torch":
+            for workers in (1, 2):
+                found[f"PyTorch, num_workers={workers}"] = functools.partial(with_torch, workers)
+        else:
+            found[name] = with_spdl
+    return found
+
+
+def main() -> None:
+    """Measure, print the table, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--items", type=int, default=400, help="of the preprocessor in pure Python")
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    options = parser.parse_args()
+    results = {}
+    for case in ("landed", "copied"):
+        batches = Batches(case, options.megabytes, options.batches)
+        sides = {
+            name: functools.partial(_rate_of, make, batches) for name, make in makers().items()
+        }
+        results[case] = compare(sides, options.rounds)
+    loaders = {
+        "DataLoader, num_processes=2": functools.partial(in_loader, options.items),
+        "two bare processes": functools.partial(bare, options.items),
+    }
+    results["GIL held"] = compare(loaders, options.rounds)
+    print(f"{'case':10}{'':30}{'a second':>10}{'first / it':>12}")
+    for case, rows in results.items():
+        for name, row in rows.items():
+            print(f"{case:10}{name:30}{row['rate']:>10.1f}{row['ratio']:>12.2f}")
+    if options.json is not None:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        text = json.dumps(
+            {"machine": machine | vars(options), "results": results}, indent=1, default=str
+        )
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def _rate_of(make: Callable[[Batches], Iterable[Any]], batches: Batches) -> float:
+    return rate(make(batches), batches.count, batches.num_rows * ROW)
+
+
+if __name__ == "__main__":
+    main()
