@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -108,13 +108,12 @@ class Ring:
         """Make a value whose arrays are views of blocks."""
         is_full = len(self._views) + len({place[0] for place in places}) > self._num_views
         blocks: dict[int, Bytes] = {}
-        for number, start, nbytes in places:
-            if self._pin_memory:
-                self.blocks.pin(number, start + nbytes)
-            if number not in blocks:
-                self._views.append(None)
-                post = (self.freeing, number, os.getpid(), self._views)
-                blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *post))
+        for number in {place[0] for place in places}:
+            self._views.append(None)
+            post = (self.freeing, number, os.getpid(), self._views)
+            blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *post))
+        for number, start, nbytes in places if self._pin_memory else ():
+            self.blocks.pin(number, start + nbytes)
         buffers = [blocks[number][start : start + nbytes] for number, start, nbytes in places]
         if is_full:
             self._warn_once()
@@ -160,6 +159,8 @@ class Sender:
         self._own: set[int] = set()
         # Of the biggest array that was sent last. Others in a process are parts of it.
         self._usual = math.inf
+        # The thread that reads numbers of blocks. A finalizer that runs in it meanwhile must not read others.
+        self._reader: int | None = None
 
     def offer(self, nbytes: int, *, is_meant: bool = False) -> Bytes | None:
         """Lease a block to an array that may be sent; ``None`` if it is too small for that, or none is free.
@@ -170,6 +171,8 @@ class Sender:
         """
         is_usual = is_meant or nbytes >= self._usual / 2
         if not (is_usual and _LEAST_SHARED <= nbytes <= self._blocks.block_size):
+            return None
+        if self._reader == threading.get_ident():
             return None
         with self._lock:
             self._settle()
@@ -185,8 +188,12 @@ class Sender:
         post = (self._freeing, number | _OWN, os.getpid())
         return np.asarray(Lease(self._blocks.block(number), _give_back, *post))
 
-    def pack(self, value: object) -> bytes | memoryview:
+    def pack(self, box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
         """Pickle a value; its arrays are in blocks then. Waits for one that is free.
+
+        Args:
+            box: Holds the value, and is emptied.
+            is_alone: Whether the other process gets memory that nothing here looks at, of any size.
 
         Raises:
             ValueError: Its arrays are larger than a block.
@@ -195,25 +202,61 @@ class Sender:
         """
         arrays: list[Bytes] = []
         # What is pickled holds its arrays until they are copied.
-        pickled: bytes | memoryview | None = dumps(value, arrays)
+        pickled: bytes | memoryview | None = dumps(box[0], arrays)
         assert pickled is not None
         if len(pickled) >= _LEAST_STREAM:
             arrays.append(np.frombuffer(pickled, np.uint8))
             pickled = None
-        elif not arrays:
-            return pickled
+        if not arrays:
+            return pickled or b""
+        if is_alone and sum(_aligned(array.nbytes) for array in arrays) > self._blocks.block_size:
+            return dumps(box.pop())
         places = [self._blocks.place(array) for array in arrays]
-        copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
-        block = self._copy(copied) if copied else 0
-        start, found = 0, list[_Place]()
-        for array, place in zip(arrays, places, strict=True):
-            found.append((*(place or (block, start)), array.nbytes))
-            start += 0 if place else _aligned(array.nbytes)
+        sizes = [array.nbytes for array in arrays]
+        landed = {place[0] for place in places if place is not None}
         with self._lock:
-            self._usual = max(array.nbytes for array in arrays)
-            for number in {place[0] for place in found}:
+            # Those of an array that is sent again and again would fill the pipe.
+            self._settle()
+            self._usual = max(sizes)
+            # From here on nobody else gets them.
+            for number in landed:
                 self._num_sent[number] += 1
+        try:
+            if is_alone and landed:
+                box.clear()
+                self._part_from(arrays, places)
+            copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
+            block = self._copy(copied) if copied else 0
+        except BaseException:
+            self._take_back(landed)
+            raise
+        self._take_back(landed - {place[0] for place in places if place is not None})
+        start, found = 0, list[_Place]()
+        for size, place in zip(sizes, places, strict=True):
+            found.append((*(place or (block, start)), size))
+            start += 0 if place else _aligned(size)
         return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
+
+    def _part_from(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
+        """Have arrays in blocks copied, whose memory somebody here still holds."""
+        sizes = [array.nbytes for array in arrays]
+        arrays[:] = [
+            array if place is None else np.empty(0, np.uint8)
+            for array, place in zip(arrays, places, strict=True)
+        ]
+        with self._lock:
+            self._settle()
+            held = self._own.copy()
+        for index, place in enumerate(places):
+            if place is not None and place[0] in held:
+                number, start = place
+                arrays[index] = self._blocks.block(number)[start : start + sizes[index]]
+                places[index] = None
+
+    def _take_back(self, numbers: Iterable[int]) -> None:
+        """Note that blocks were not sent after all."""
+        for number in numbers:
+            _give_back(self._freeing, number, os.getpid())
 
     def _copy(self, arrays: Sequence[Bytes]) -> int:
         nbytes = sum(_aligned(array.nbytes) for array in arrays)
@@ -224,6 +267,7 @@ class Sender:
                 "block_size="
             )
         number = self._take()
+        self._num_sent[number] = 1
         try:
             self._blocks.reserve(number, nbytes)
             block, start = self._blocks.block(number), 0
@@ -232,8 +276,7 @@ class Sender:
                 np.copyto(block[start : start + array.nbytes], array)
                 start += _aligned(array.nbytes)
         except BaseException:
-            with self._lock:
-                self._free.append(number)
+            self._take_back((number,))
             raise
         return number
 
@@ -248,6 +291,7 @@ class Sender:
 
     def _settle(self) -> None:
         """Take note of blocks that were given back."""
+        self._reader = threading.get_ident()
         while self._freed.poll():
             (token,) = self._freed.recv_bytes()
             number = token & ~_OWN
@@ -257,6 +301,7 @@ class Sender:
                 self._num_sent[number] -= 1
             if not self._num_sent[number] and number not in self._own:
                 self._free.append(number)
+        self._reader = None
 
 
 def ring_or_none(context: BaseContext, block_size: int, **options: Any) -> Ring | None:
@@ -277,13 +322,13 @@ def unpack(data: bytes, ring: Ring | None) -> Any:
     return ring.unpack(*pickle.loads(memoryview(data)[1:]))  # noqa: S301  # as above
 
 
-def pack(value: object) -> bytes | memoryview:
-    """Pickle a value for :func:`unpack` in the process that started this one.
+def pack(box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
+    """Pickle a value for :func:`unpack` in the process that started this one; see :meth:`Sender.pack`.
 
     Raises:
-        Exception: As in :meth:`Sender.pack`.
+        Exception: As there.
     """
-    return dumps(value) if _sender is None else _sender.pack(value)
+    return dumps(box.pop()) if _sender is None else _sender.pack(box, is_alone=is_alone)
 
 
 def _aligned(nbytes: int) -> int:

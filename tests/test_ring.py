@@ -35,7 +35,7 @@ class Rig:
         self.sender: Sender = _ring._sender
 
     def cross(self, value: Any) -> Any:
-        return unpack(bytes(_ring.pack(value)), self.ring)
+        return unpack(bytes(_ring.pack([value])), self.ring)
 
     @property
     def num_free(self) -> int:
@@ -85,7 +85,7 @@ def test_arrays_cross_as_they_are(name: str, rig: Rig) -> None:
 
 def test_nothing_big_is_in_the_message(rig: Rig) -> None:
     arrays = {"a": [big(), (big(1)[:, ::-1],)], "bytes": b"x" * 100_000}
-    message = bytes(_ring.pack(arrays))
+    message = bytes(_ring.pack([arrays]))
     assert len(message) < 2000
     found = unpack(message, rig.ring)
     assert found["bytes"] == arrays["bytes"]
@@ -146,7 +146,7 @@ def test_tensors_cross(rig: Rig) -> None:
 def test_what_is_made_in_a_block_is_not_copied(rig: Rig) -> None:
     rows = shared_empty((100, 100), np.float32)
     np.stack([np.arange(100, dtype=np.float32)] * 100, out=rows)
-    message = bytes(_ring.pack((rows, big())))
+    message = bytes(_ring.pack([(rows, big())]))
     # Written after it was pickled: it is one memory.
     rows[0] = -1
     found, other = unpack(message, rig.ring)
@@ -205,6 +205,41 @@ def test_a_sender_that_keeps_its_arrays_gets_ordinary_ones(rig: Rig) -> None:
     np.testing.assert_array_equal(found[0], 38)
     for index, array in enumerate(kept):
         np.testing.assert_array_equal(array, index)
+
+
+def test_what_a_function_keeps_is_not_what_the_other_process_gets(rig: Rig) -> None:
+    def alone(box: list[Any]) -> Any:
+        return unpack(bytes(_ring.pack(box, is_alone=True)), rig.ring)
+
+    free = rig.num_free
+    kept, box = shared_empty((100, 100)), [{"new": shared_empty((100, 100)), "other": big(5)}]
+    kept[:], box[0]["new"][:] = 3, 4
+    place = rig.sender._blocks.place(box[0]["new"])
+    box[0]["kept"] = kept[10:]
+    found = alone(box)
+    assert box == []
+    assert rig.sender._blocks.place(found["new"]) == place
+    for name, value in {"kept": 3, "new": 4, "other": 5}.items():
+        np.testing.assert_array_equal(found[name], value)
+        found[name][:] = 99
+    np.testing.assert_array_equal(kept, 3)
+    del kept, found
+    assert rig.num_free == free
+    # Larger than a block: pickled.
+    np.testing.assert_array_equal(alone([big(shape=(2 * BLOCK,))]), 7)
+    assert rig.num_free == free
+
+
+def test_one_array_may_be_sent_any_number_of_times(rig: Rig) -> None:
+    free = rig.num_free
+    rows = shared_empty(5000)
+    rows[:] = 6
+    # More than a pipe has room for, if nobody read what comes back.
+    for _ in range(15_000):
+        rig.cross(rows)
+    np.testing.assert_array_equal(rig.cross(rows), 6)
+    del rows
+    assert rig.num_free == free
 
 
 def test_a_receiver_that_keeps_much_gets_copies_and_is_told_once(rig: Rig) -> None:
@@ -352,4 +387,4 @@ def test_without_cuda_pinning_warns_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_messages_without_arrays_are_plain_pickles(rig: Rig) -> None:
-    assert pickle.loads(_ring.pack({"a": 1})) == {"a": 1}  # made above
+    assert pickle.loads(_ring.pack([{"a": 1}])) == {"a": 1}  # made above

@@ -300,8 +300,9 @@ def _initialize(initializer: Callable[..., object] | None, initargs: tuple[Any, 
 def _outcome(fn: Callable[[Any], Any], data: bytes) -> bytes | memoryview:
     """Result or exception of a call, as the bytes of ``(succeeded, value, traceback)``."""
     try:
-        result = fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
-        return pack((True, result, ""))
+        item = pickle.loads(data)  # noqa: S301  # from the process that started this one
+        # What the function keeps stays its own, as if all were pickled.
+        return pack([(True, fn(item), "")], is_alone=True)
     except BaseException as error:  # noqa: BLE001  # even SystemExit fails the item, not the worker
         return dumps((False, *failure(error)))
 

@@ -381,6 +381,8 @@ def _send_epoch(
         while not left or pipe.poll():
             told = pipe.recv_bytes()
             if told != _TAKEN:
+                # The blocks that it is in come back with it.
+                pipe.send_bytes(message)
                 return told
             left += 1
         pipe.send_bytes(message)
@@ -407,7 +409,7 @@ def _messages(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[b
 
 def _packed(item: object, epoch: int) -> bytes | memoryview:
     try:
-        return pack((_ITEM, epoch, item))
+        return pack([(_ITEM, epoch, item)])
     except Exception as error:
         error.add_note(f"While an item of class {type(item).__name__} was sent to another process.")
         raise
