@@ -69,6 +69,7 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Path(os.fsdecode(os.fsencode(folder) + b"/[red]\xff\n\x1b[2J.jpg")).write_bytes(photo[:9000])
     (folder / "empty.mp4").touch()
     (folder / "notes.txt").write_text("no media")
+    (folder / "subtitles.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n")
     (folder / ".hidden.jpg").write_text("left out")
     (folder / "sound.mp4").write_bytes((MEDIA / "nasa_13013.mp4").read_bytes())
     sm.save_audio(folder / "tone.mp4", make_tone(8000, 8000).T, 8000)
@@ -119,7 +120,7 @@ def test_check_reports_all_that_is_wrong_in_each_form(odd_folder: Path) -> None:
     report = json.loads(output)
     assert errors == ""
     assert report["complete"]
-    assert (report["sound"], report["other"], report["unchecked"]) == (4, 1, 0)
+    assert (report["sound"], report["other"], report["unchecked"]) == (4, 2, 0)
     check_rows(report["files"])
 
     output, errors = run("check", "data", "-o", "report.csv", cwd=odd_folder, status=1)
@@ -127,7 +128,7 @@ def test_check_reports_all_that_is_wrong_in_each_form(odd_folder: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     check_rows(rows)
     assert errors == ""
-    summary = r"14 files in \d+\.\d s: 4 sound, 3 damaged, 2 unreadable, 5 odd, 2 duplicate; not media: 1\n"
+    summary = r"14 files in \d+\.\d s: 4 sound, 3 damaged, 2 unreadable, 5 odd, 2 duplicate; not media: 2\n"
     assert re.fullmatch(summary, output.decode())
 
     # Not a terminal: a line for each file, without colours.
@@ -149,7 +150,7 @@ def test_check_in_a_terminal(odd_folder: Path, columns: int) -> None:
     assert "left" not in joined
     assert "data/[red]\\xff\\n\\x1b[2J.jpg" in "".join(line.strip() for line in lines[:3])
     assert "a link to a folder that it lies in; not followed" in joined
-    assert joined.endswith("not media: 1")
+    assert joined.endswith("not media: 2")
     assert b" bad  " in terminal.output
     assert b"\x1b[31mdamaged" in terminal.output
 
@@ -247,11 +248,11 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
         (folder / f"{number}.jpg").write_bytes(photo + number.to_bytes(4, "big"))
     command = [*COMMAND, "check", folder, "--state", state, "--threads", 1]
     terminal = Terminal(command, 80, ENVIRONMENT)
-    terminal.read_until(lambda text: re.search(r"decoding.* [1-9][\d,]*/", text) is not None)
+    terminal.read_until(lambda text: re.search(r"decoding.* [1-9][\d,]{2,}/", text) is not None)
     terminal.press(b"\x03")
     assert terminal.wait() == 130
     text = " ".join(terminal.text().split())
-    (left,) = map(int, re.findall(r"interrupted with (\d+) files found and not checked\.", text))
+    (left,) = map(int, re.findall(r"interrupted: (\d+) files are found and not checked,", text))
     assert 0 < left < count
     assert "Run it again to go on" in text
 

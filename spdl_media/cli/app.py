@@ -133,12 +133,12 @@ def _command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], cli
     "spdl-media probe photo.jpg movie.mp4",
     "spdl-media probe *.mp4 --json | jq '.[].duration'",
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_file["type"])
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each file.")
-def probe(files: tuple[Path, ...], *, as_json: bool) -> int:
+def probe(files: tuple[str, ...], *, as_json: bool) -> int:
     """Show what is in media files: streams, codecs, sizes, rates, durations, colour.
 
-    The exit status is 1 if a file cannot be read.
+    A FILE may be a URL, where fsspec is installed. The exit status is 1 if a file cannot be read.
     """
     from spdl_media.cli.probe import show
 

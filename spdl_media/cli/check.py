@@ -68,14 +68,9 @@ def check_folder(
             )
         report.write(form, output)
     if interrupted:
-        more = (
-            "Run it again to go on"
-            if state
-            else "With --state FILE another run could go on from here"
-        )
-        write_error(
-            f"interrupted with {report.counts['unchecked']} files found and not checked. {more}"
-        )
+        left = f"{report.counts['unchecked']} files are found and not checked"
+        more = "Run it again to go on" if state else "With --state FILE another run can go on"
+        write_error(f"interrupted: {left}, and not all duplicates are known. {more}")
         return 130
     return int(report.num_found > 0)
 
@@ -258,4 +253,5 @@ class _Report:
         num_checked = sum(counts[kind] for kind in ("sound", "damaged", "unreadable", "odd"))
         found = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("sound", *_STYLES))
         others = f"; not media: {counts['other']:,}" if counts["other"] else ""
-        return f"{num_checked:,} files in {self._seconds:.1f} s: {found}{others}"
+        files = "file" if num_checked == 1 else "files"
+        return f"{num_checked:,} {files} in {self._seconds:.1f} s: {found}{others}"

@@ -25,6 +25,8 @@ _CODECS = {
 }
 """What still images are, by their names."""
 
+_STREAMS = (VideoStreamInfo, AudioStreamInfo)
+
 # FFmpeg takes text of these formats for pictures.
 _NO_MEDIA = frozenset({"tty"})
 
@@ -40,7 +42,10 @@ def check_file(path: Path) -> Verdict:
     """Decode all streams of a file to their ends."""
     try:
         info = probe(path)
-        if info.format in _NO_MEDIA and not named_kind(path):
+        is_media = info.format not in _NO_MEDIA and any(
+            isinstance(stream, _STREAMS) for stream in info.streams
+        )
+        if not is_media and not named_kind(path):
             return Verdict("other")
         oddity = _check_still(path, info) if info.is_still else _check_streams(path, info)
         oddity = oddity or _oddity_of_name(path, info)
@@ -118,8 +123,7 @@ class _Stream:
 
 
 def _check_streams(path: Path, info: MediaInfo) -> str | None:
-    kinds = VideoStreamInfo, AudioStreamInfo
-    streams = {one.index: _Stream(one) for one in info.streams if isinstance(one, kinds)}
+    streams = {one.index: _Stream(one) for one in info.streams if isinstance(one, _STREAMS)}
     if not streams:
         return "holds no image, video or audio that can be decoded"
     with Demuxer(path) as demuxer:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
@@ -16,9 +15,9 @@ from spdl_media.errors import MediaError
 _HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "turn", "colour")
 
 
-def show(files: Sequence[Path], *, as_json: bool) -> int:
+def show(files: Sequence[str], *, as_json: bool) -> int:
     """Print what is in each file, and a line to stderr for each that cannot be read."""
-    found: list[tuple[Path, MediaInfo]] = []
+    found: list[tuple[str, MediaInfo]] = []
     for path in files:
         try:
             found.append((path, probe(path)))
@@ -32,8 +31,8 @@ def show(files: Sequence[Path], *, as_json: bool) -> int:
     return int(len(found) < len(files))
 
 
-def _as_json(path: Path, info: MediaInfo) -> dict[str, Any]:
-    values = {"file": str(path), **dataclasses.asdict(info), "metadata": dict(info.metadata)}
+def _as_json(path: str, info: MediaInfo) -> dict[str, Any]:
+    values = {"file": path, **dataclasses.asdict(info), "metadata": dict(info.metadata)}
     for stream, one in zip(values["streams"], info.streams, strict=True):
         kind = {VideoStreamInfo: "video", AudioStreamInfo: "audio"}.get(type(one))
         stream["kind"] = kind or stream["kind"]
@@ -43,7 +42,7 @@ def _as_json(path: Path, info: MediaInfo) -> dict[str, Any]:
     return values
 
 
-def _rows(path: Path, info: MediaInfo) -> Iterator[tuple[str, ...]]:
+def _rows(path: str, info: MediaInfo) -> Iterator[tuple[str, ...]]:
     name = printable(path)
     for stream in info.streams:
         if isinstance(stream, VideoStreamInfo):
