@@ -24,9 +24,9 @@ from rich.table import Table
 from spdl_media._loader_arguments import usable_cores
 from spdl_media.cli.files import find_files, named_kind
 from spdl_media.cli.terminal import Refused, make_console, printable, show_table, writing
-from spdl_media.cli.tuning import Measured, Setting, best_of, measure, search
+from spdl_media.cli.tuning import TIMEOUT, Measured, Setting, best_of, measure, search
 from spdl_media.cuda.capabilities import cuda_capabilities
-from spdl_media.pipeline import PipelineFailure
+from spdl_media.pipeline import PipelineError, PipelineFailure
 
 _LOOKED_AT, _USED = 20_000, 256
 _STEPS = ("decode", "convert", "transfer")
@@ -117,7 +117,12 @@ def bench_folder(
 
     def run(setting: Setting) -> Measured:
         status.update(f"measuring {setting}")
-        found[setting] = measure(paths, options, setting, seconds)
+        try:
+            found[setting] = measure(paths, options, setting, seconds)
+        except PipelineError as error:
+            if setting.is_processes:
+                console.print(f"(processes cannot be used: {error})")
+            raise
         return found[setting]
 
     results = _Results(imports, arguments, unit, found)
@@ -131,6 +136,8 @@ def bench_folder(
         raise Refused(
             f"these files cannot be loaded: {problem}. See: spdl-media check"
         ) from failure
+    except TimeoutError as error:
+        raise Refused(f"no batch of {batch_size} came within {TIMEOUT} s") from error
     except KeyboardInterrupt:
         if Setting(1) in found:
             _show(console, results)
@@ -180,8 +187,6 @@ def _show(console: Console, results: _Results) -> None:
     most, unit = max(rates.values()), f"{results.unit[0]}/s"
     rows = [(str(setting), f"{rate:,.1f}", f"{rate / most:.0%}") for setting, rate in rates.items()]
     show_table(console, ("setting", unit, "of best"), rows, right=(unit, "of best"))
-    if not any(setting.is_processes for setting in rates):
-        console.print("(processes cannot be used: the preprocessor cannot be pickled)")
 
 
 def _bottleneck(results: _Results, best: Setting) -> str:

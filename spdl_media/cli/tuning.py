@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineError, ProcessPoolExecutorConfig
 
+TIMEOUT = 120
+"""Seconds after which a loader that gives nothing is given up."""
+
 _MOST_THREADS = 64
 # A setting that gains less than this is not worth its threads, and is within the noise of a measurement.
 _GAIN = 1.04
@@ -73,7 +76,11 @@ def measure(
         ProcessPoolExecutorConfig(max_workers=setting.number) if setting.is_processes else None
     )
     loader = DataLoader(
-        itertools.cycle(paths), num_threads=setting.number, executor=executor, **options
+        itertools.cycle(paths),
+        num_threads=setting.number,
+        executor=executor,
+        timeout=TIMEOUT,
+        **options,
     )
     begin, start, at_start, cpu = time.monotonic(), 0.0, 0, 0.0
     for _ in loader:
