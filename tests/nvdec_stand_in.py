@@ -26,7 +26,7 @@ from spdl_media.cuda import _color_numpy
 from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.cuda.video_output import Output
 from spdl_media.cuda.video_path import DeviceClip, decode_clip
-from spdl_media.cuda.video_rows import DevicePlane, VideoDevice
+from spdl_media.cuda.video_rows import VideoDevice
 from spdl_media.formats import picture_planes
 
 PITCH = 256
@@ -142,18 +142,6 @@ class SoftwareFrame:
         setattr(self._frame, name, value)
 
 
-class HostPlane:
-    """A plane at an address in host memory, for NumPy."""
-
-    def __init__(self, plane: DevicePlane) -> None:
-        self.__array_interface__ = {**plane.__cuda_array_interface__}
-        self.owner = plane
-
-
-def on_host(values: Any) -> np.ndarray:
-    return np.asarray(HostPlane(values) if isinstance(values, DevicePlane) else values)
-
-
 class StandIn(VideoDevice):
     """A device in host memory that notes the decoders it opened, and counts its waits and conversions."""
 
@@ -179,12 +167,12 @@ class StandIn(VideoDevice):
         return Block(array, lambda stream: None)
 
     def array(self, values: Any) -> Any:
-        return on_host(values)
+        return values
 
     def convert(self, planes: Any, plan: Any, out: Any) -> None:
         self.launches.append(len(planes))
-        for number, (y, u, v) in enumerate(planes):
-            _color_numpy.convert((on_host(y), on_host(u), on_host(v)), plan, out[number][None])
+        for number, frame in enumerate(planes):
+            _color_numpy.convert(frame, plan, out[number][None])
 
     def copy(self, target: Any, source: Any) -> None:
         target[: len(source)] = source
@@ -192,10 +180,6 @@ class StandIn(VideoDevice):
     def buffer(self, block: Block, colors: Any) -> Any:
         self.colors.append(colors)
         return block.array
-
-    def upload(self, buffer: Any) -> Any:
-        self.colors.append((buffer.colorspace, buffer.color_range))
-        return buffer.array
 
 
 class FakeFFmpeg:

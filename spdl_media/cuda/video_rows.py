@@ -11,9 +11,10 @@ import numpy as np
 from spdl_media._driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media._handover import Block
 from spdl_media._rows import Colors, colors_differ, matrix_and_range
-from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
-from spdl_media.config import CUDAConfig, DecodeConfig
+from spdl_media.config import DecodeConfig
+from spdl_media.cuda._color_formats import Planes
 from spdl_media.cuda._color_launch import convert_on_device, in_place
 from spdl_media.cuda._color_plan import Plan, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
@@ -28,7 +29,7 @@ from spdl_media.cuda.video_output import (
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.geometry import Placement, Size
-from spdl_media.transfer import buffer_on_stream, transfer_buffer
+from spdl_media.transfer import buffer_on_stream
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
@@ -49,41 +50,32 @@ def _kind_of(shown: Shown) -> Kind:
     return Kind(format_name(frame), (shown.width, frame.height), shown.orientation, *colors)
 
 
-class DevicePlane:
-    """Samples of a frame, in place, which it keeps alive: FFmpeg uses the memory again for a later one.
+class _Surface:
+    """Memory of a frame, which it keeps alive: FFmpeg uses it again for a later one."""
+
+    def __init__(self, frame: Any, address: int, shape: Any, strides: Any, typestr: str) -> None:
+        self.frame = frame
+        interface = {"shape": shape, "strides": strides, "typestr": typestr, "version": 3}
+        self.__cuda_array_interface__ = {**interface, "data": (address, True)}
+
+
+def frame_planes(shown: Shown) -> Planes:
+    """Y, U and V of a frame of NVDEC's, each ``(1, rows, samples)``, as :func:`in_place` has them.
 
     PyAV's own DLPack export cuts the chroma of odd sizes and has fewer formats. No stream is stated: the
     reader waits for the decoder by an event.
     """
-
-    __slots__ = ("__cuda_array_interface__", "dtype", "owner", "shape", "strides")
-
-    def __init__(self, owner: Any, address: int, shape: Any, strides: Any, dtype: Any) -> None:
-        self.owner, self.shape, self.strides, self.dtype = owner, shape, strides, dtype
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": dtype.str,
-            "data": (address, True),
-            "strides": strides,
-            "version": 3,
-            "stream": None,
-        }
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-
-def frame_planes(shown: Shown) -> tuple[DevicePlane, DevicePlane, DevicePlane]:
-    """Y, U and V of a frame of NVDEC's, each ``(1, rows, samples)``, without a copy."""
-    dtype = np.dtype(SEMI_PLANAR[format_name(shown.frame)][0])
-    size, (luma, chroma) = dtype.itemsize, shown.frame.planes
+    typestr = SEMI_PLANAR[format_name(shown.frame)][0]
+    size, (luma, chroma) = np.dtype(typestr).itemsize, shown.frame.planes
     wide, high = shown.width, shown.frame.height
-    shape, half = (1, high, wide), (1, -(-high // 2), -(-wide // 2))
-    steps, pairs = (0, luma.line_size, size), (0, chroma.line_size, 2 * size)
-    y = DevicePlane(shown.frame, luma.buffer_ptr, shape, steps, dtype)
-    u, v = (
-        DevicePlane(shown.frame, chroma.buffer_ptr + place, half, pairs, dtype)
-        for place in (0, size)
+    half, pairs = (1, -(-high // 2), -(-wide // 2)), (0, chroma.line_size, 2 * size)
+    y, u, v = (
+        in_place(_Surface(shown.frame, address, shape, strides, typestr))
+        for address, shape, strides in (
+            (luma.buffer_ptr, (1, high, wide), (0, luma.line_size, size)),
+            (chroma.buffer_ptr, half, pairs),
+            (chroma.buffer_ptr + size, half, pairs),
+        )
     )
     return y, u, v
 
@@ -136,7 +128,7 @@ class VideoDevice:
         return block
 
     def array(self, values: Any) -> Any:
-        """A plane or an array in place, as one of NumPy's that must not be read."""
+        """An array in place, as one of NumPy's that must not be read."""
         return in_place(values)
 
     def convert(self, planes: Sequence[Any], plan: Plan, out: Any) -> None:
@@ -151,10 +143,6 @@ class VideoDevice:
         """The buffer over an array that is ready when the stream gets where it is now."""
         matrix, range = colors
         return buffer_on_stream(block, self._device, colorspace=matrix, color_range=range)
-
-    def upload(self, buffer: CPUBuffer) -> Buffer:
-        """A copy of frames that the CPU decoded."""
-        return transfer_buffer(buffer, cuda_config=CUDAConfig(self.index, self._device.stream))
 
 
 class DeviceRows:
@@ -299,11 +287,8 @@ class DeviceRows:
         parts = zip(*map(frame_planes, frames), strict=True)
         for number, (target, planes) in enumerate(zip(targets, parts, strict=True)):
             left, top, right, bottom = (side // 2 if number else side for side in crop.sides)
-            views = [self._device.array(plane) for plane in planes]
-            down, across = (
-                side - cut for side, cut in zip(views[0].shape[1:], (bottom, right), strict=True)
-            )
-            views = [view[:, top:down, left:across] for view in views]
+            down, across = planes[0].shape[1] - bottom, planes[0].shape[2] - right
+            views = [plane[:, top:down, left:across] for plane in planes]
             into = upright(target, INVERSE[kind.orientation], 1)
             source, size = (array.shape[:0:-1] for array in (views[0], into))
             plan = plane_plan(source, size, self._output.scale_algo, bits, unused)
