@@ -133,6 +133,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """The places of a page that links may name, as GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_name_headings_that_there_are(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    named = [(page.parent / target if target else page, place) for target, place in links]
+    missing = [
+        f"{target.name}#{place}"
+        for target, place in named
+        if target.suffix == ".md" and place not in anchors(target)
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_fence_is_seen(page: Path) -> None:
     """A block that the pattern above misses would never be run."""
