@@ -22,6 +22,7 @@ from effort import examples
 from http_server import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 
 import spdl_media as sm
 from spdl_media import (
@@ -42,52 +43,6 @@ from spdl_media.testing import (
     make_media,
     make_video,
 )
-
-NUM_FRAMES = 30
-# Seconds of frames that do not come evenly.
-UNEVEN = [0, 40, 80, 81, 83, 120, 500, 533, 566, 600, 601, 602, 900, 1400, 1401, 1433, 1999, 2000]
-
-
-@cache
-def planes() -> list[tuple[np.ndarray, ...]]:
-    return index_planes(NUM_FRAMES, 64, 48)
-
-
-@cache
-def clip(kind: str) -> bytes:
-    """``container/codec/B frames/how``: 30 frames, 10 a second, a key frame each 8."""
-    format, codec, b_frames, how = kind.split("/")
-    x264 = {"refresh": "intra-refresh=1", "interlaced": "interlaced=1"}.get(how)
-    muxing = {
-        "fragments": {"movflags": "frag_keyframe+empty_moov+default_base_moof"},
-        "dash": {"movflags": "dash+frag_every_frame+delay_moov"},
-        "negative": {"movflags": "negative_cts_offsets"},
-        "hybrid": {"movflags": "frag_keyframe"},
-    }
-    track = VideoTrack(
-        frames=planes(),
-        codec=codec,
-        gop_size=8,
-        max_b_frames=int(b_frames),
-        open_gop=how == "open",
-        options={"x264-params": x264} if x264 else {},
-    )
-    data = make_media([track], format=format, options=muxing.get(how))
-    # A recording that began in mid-group.
-    return data[188 * 40 :] if how == "cut" else data
-
-
-@cache
-def uneven() -> bytes:
-    track = VideoTrack(
-        frames=planes()[: len(UNEVEN)],
-        codec="libx265",
-        max_b_frames=2,
-        gop_size=5,
-        pts=UNEVEN,
-        time_base=Fraction(1, 1000),
-    )
-    return make_media([track], format="mp4")
 
 
 def remuxed(data: bytes, change: Callable[[Any], Any], **options: str) -> bytes:
@@ -220,7 +175,7 @@ EACH_TIME = [
     *("asf/libx264/2/closed", "asf/mpeg2video/2/closed", "wtv/msmpeg4v2/0/closed"),
 ]
 OTHERS = {
-    "uneven": uneven,
+    "uneven": lambda: uneven("mp4"),
     "trimmed": trimmed,
     "two streams": two_streams,
     "damaged": damaged,
@@ -319,7 +274,7 @@ def test_one_frame_a_slice_and_arrays_of_indices() -> None:
 
 
 def test_times_show_the_frame_that_began_last() -> None:
-    video = sm.VideoFile(uneven(), filter_desc=None)
+    video = sm.VideoFile(uneven("mp4"), filter_desc=None)
     seconds = [pts / 1000 for pts in UNEVEN]
     assert video.numbers_at(seconds) == list(range(len(UNEVEN)))
     assert video.numbers_at([0.05, "0.499", 0.5, Fraction(1, 2), 1.99]) == [1, 5, 6, 6, 15]

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 
 import spdl_media as sm
 from spdl_media.testing import (
@@ -32,45 +32,9 @@ from spdl_media.testing import (
     make_video,
 )
 
-NUM_FRAMES = 30
-# Seconds of frames that do not come evenly: a pause, a burst, thirds of a millisecond.
-UNEVEN = [0, 40, 80, 81, 83, 120, 500, 533, 566, 600, 601, 602, 900, 1400, 1401, 1433, 1999, 2000]
-
 
 def indices(frames: sm.VideoFrames) -> list[int]:
     return [frame_index(frame.planes[0]) for frame in frames]
-
-
-@cache
-def planes() -> list[tuple[np.ndarray, ...]]:
-    return index_planes(NUM_FRAMES, 64, 48)
-
-
-@cache
-def clip(kind: str) -> bytes:
-    """``container/codec/B frames/open or closed``: 30 frames, 10 a second, a key frame each 8."""
-    format, codec, b_frames, gop = kind.split("/")
-    return make_video(
-        planes(),
-        codec=codec,
-        format=format,
-        gop_size=8,
-        max_b_frames=int(b_frames),
-        open_gop=gop == "open",
-    )
-
-
-@cache
-def uneven(format: str) -> bytes:
-    track = VideoTrack(
-        frames=planes()[: len(UNEVEN)],
-        codec="libx265",
-        max_b_frames=2,
-        gop_size=5,
-        pts=UNEVEN,
-        time_base=Fraction(1, 1000),
-    )
-    return make_media([track], format=format)
 
 
 CLIPS = [
