@@ -147,8 +147,18 @@ class VideoSource:
                     source=container.name,
                 )
             if not len(table):
+                self._check_is_empty(container)
                 return empty_index()
             return make_index(table, codec, self.metadata, self._config, container.format, restart)
+
+    def _check_is_empty(self, container: Container) -> None:
+        stream = container.av.streams[self._stream]
+        if self._config.on_corrupt == "raise" and (stream.duration or stream.frames):
+            raise DecodeError(
+                "there is no frame in the file, and its header states some. "
+                "decode_config(on_corrupt='keep') opens it as a video of none",
+                source=container.name,
+            )
 
     def packets_from(self, number: int) -> Iterator[AvPacket]:
         """The packets of the stream from the one with a number on, a key frame or the first."""

@@ -617,6 +617,26 @@ def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
     assert 0 < len(sm.VideoFile(cut, decode_config=keep)) < NUM_FRAMES
 
 
+def test_a_video_whose_frames_are_not_found_is_an_error() -> None:
+    whole = clip("mp4/libx264/3/open")
+    count = NUM_FRAMES.to_bytes(4, "big")
+    start = whole.index(b"stsz") + 12
+    data = bytearray(whole)
+    assert data[start : start + 4] == count
+    data[start : start + 4] = bytes(4)
+    with pytest.raises(sm.DecodeError, match="there is no frame in the file, and its header stat"):
+        sm.VideoFile(bytes(data))
+    keep = sm.decode_config(on_corrupt="keep")
+    with sm.VideoFile(bytes(data), decode_config=keep) as video:
+        assert (len(video), video.timestamps, video.keyframes) == (0, (), ())
+        with pytest.raises(IndexError, match="there is no frame 0 among 0 frames"):
+            video[0]
+        with pytest.raises(ValueError, match="no frame is shown at 0 s: 0 frames"):
+            video.at([0])
+        with pytest.raises(sm.ConvertError, match="the video has no frames, so there is no clip"):
+            sm.sample_clips(video, num_frames=1)
+
+
 def test_damage_is_an_error() -> None:
     with pytest.raises(sm.DecodeError, match=r"damaged mpeg4 data at .* \(packet \d+\)"):
         sm.VideoFile(damaged())[:]
