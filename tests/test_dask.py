@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +31,9 @@ psutil = pytest.importorskip("psutil")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
 
 
-def local_cluster(n_workers: int) -> Any:
-    return distributed.LocalCluster(
-        n_workers=n_workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    )
+def local_cluster(n_workers: int, **options: Any) -> Any:
+    options = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"} | options
+    return distributed.LocalCluster(n_workers=n_workers, **options)
 
 
 def workers() -> set[Any]:
@@ -210,6 +212,48 @@ def test_what_is_closed_in_the_middle_ends_the_run(what: str) -> None:
         client.close()
         with pytest.raises(PipelineFailure, match=r"Client is closed.*The client was closed, or"):
             list(on(client.get_executor(), with_pid, [1]))
+
+
+def fill_memory_at_3(number: int) -> int:
+    kept = []
+    while number == 3:
+        kept.append(os.urandom(2**20) * 20)
+        time.sleep(0.02)
+    return number
+
+
+def test_an_item_that_fills_the_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_cluster(1, memory_limit="500MiB") as cluster, distributed.Client(cluster) as client:
+        monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
+        pipeline = on(client.get_executor(), fill_memory_at_3, range(6), concurrency=1)
+        with pipeline.auto_stop():
+            assert list(pipeline) == [0, 1, 2, 4, 5]
+    assert "KilledWorker: " in failures_of(pipeline)[0]
+
+
+def test_a_scheduler_that_hangs_fails_items_by_their_timeout_and_holds_nobody(
+    tmp_path: Path,
+) -> None:
+    address = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1"]
+    command += ["--port=0", "--no-dashboard", f"--scheduler-file={address}"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    scheduler = subprocess.Popen(command, **quiet)
+    try:
+        while not address.exists():
+            assert scheduler.poll() is None
+            time.sleep(0.05)
+        client = distributed.Client(json.loads(address.read_text())["address"], timeout=60)
+        os.kill(scheduler.pid, signal.SIGSTOP)
+        pipeline = on(client.get_executor(), with_pid, range(4), timeout=0.2)
+        with pipeline.auto_stop():
+            assert list(pipeline) == []
+        assert [type(one.exception) for one in pipeline.failures] == [TimeoutError] * 4
+        os.kill(scheduler.pid, signal.SIGCONT)
+        client.close()
+    finally:
+        scheduler.kill()
+        scheduler.wait()
 
 
 def test_dasks_own_threads_are_an_executor_like_others() -> None:
