@@ -20,6 +20,7 @@ from spdl_media.pipeline.executors import (
     kind_of,
     name_of,
 )
+from spdl_media.pipeline.stages import source_length
 from spdl_media.source import MapIterator
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
@@ -160,6 +161,33 @@ def executor_of(
     # Beyond the cores, processes only cost memory; each has one thread at least.
     threads = num_threads or -(-usable_cores() // num_processes)
     return ProcessPoolExecutorConfig(num_processes, num_threads=threads)
+
+
+def num_batches(
+    source: object,
+    preprocessor: Callable[..., Any] | None,
+    batch_size: int | None,
+    *,
+    drop_last: bool,
+) -> int:
+    """The batches of an epoch in which nothing is dropped or fails; without ``batch_size``, the samples.
+
+    Raises:
+        TypeError: The source has no length, or the preprocessor is a generator.
+    """
+    if preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise TypeError(
+            "the loader has no length: its preprocessor is a generator, so an item may give any "
+            "number of samples"
+        )
+    length = source_length(source)
+    if length is None:
+        raise TypeError(
+            f"the loader has no length, because its source, a {type(source).__name__}, has none"
+        )
+    if batch_size is None:
+        return length
+    return length // batch_size if drop_last else -(-length // batch_size)
 
 
 def check_calls(

@@ -162,11 +162,12 @@ class Sender:
         # The thread that reads numbers of blocks. A finalizer that runs in it meanwhile must not read others.
         self._reader: int | None = None
 
-    def offer(self, nbytes: int, *, is_meant: bool = False) -> Bytes | None:
+    def offer(self, nbytes: int, spare: int = 0, *, is_meant: bool = False) -> Bytes | None:
         """Lease a block to an array that may be sent; ``None`` if it is too small for that, or none is free.
 
         Args:
             nbytes: Of the array.
+            spare: Further ones that it may have, but will hardly touch.
             is_meant: Whether it surely will be sent, whatever its size.
         """
         is_usual = is_meant or nbytes >= self._usual / 2
@@ -186,7 +187,8 @@ class Sender:
                 return None
             self._own.add(number)
         post = (self._freeing, number | _OWN, os.getpid())
-        return np.asarray(Lease(self._blocks.block(number), _give_back, *post))
+        memory = self._blocks.block(number)[: nbytes + spare]
+        return np.asarray(Lease(memory, _give_back, *post))
 
     def pack(self, box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
         """Pickle a value; its arrays are in blocks then. Waits for one that is free.
@@ -349,9 +351,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: begin_to_send(None))
 
 
-def offered(nbytes: int) -> Bytes | None:
+def offered(nbytes: int, spare: int = 0) -> Bytes | None:
     """Memory in a block for an array that will likely be sent to another process, if this one is for that."""
-    return None if _sender is None else _sender.offer(nbytes)
+    return None if _sender is None else _sender.offer(nbytes, spare)
 
 
 def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> npt.NDArray[Any]:
@@ -377,7 +379,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
     memory = None
     if _sender is not None and not dtype.hasobject:
         memory = _sender.offer(nbytes, is_meant=True)
-    return np.empty(shape, dtype) if memory is None else memory[:nbytes].view(dtype).reshape(shape)
+    return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
 
 def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:

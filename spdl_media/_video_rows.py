@@ -113,7 +113,7 @@ class VideoRows:
         # Page-locked memory is there from the start, touched or not.
         if self._storage is None and not self._is_exact:
             try:
-                return lease_memory(_RESERVE * count * nbytes, None)
+                return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
             except MemoryError:  # the system does not reserve more than it has
                 pass
         return lease_memory(count * nbytes, self._storage)

@@ -33,6 +33,7 @@ from spdl_media._loader_arguments import (
     check_policy,
     checked_source,
     executor_of,
+    num_batches,
     rng_parameter,
     usable_cores,
 )
@@ -222,20 +223,8 @@ class DataLoader:
         Raises:
             TypeError: The source has no length, or the preprocessor is a generator.
         """
-        if self.preprocessor is not None and "generator" in kind_of(self.preprocessor):
-            raise TypeError(
-                "the loader has no length: its preprocessor is a generator, so an item may give any "
-                "number of samples"
-            )
         source = self._source.source
-        length = source_length(source)
-        if length is None:
-            raise TypeError(
-                f"the loader has no length, because its source, a {type(source).__name__}, has none"
-            )
-        if self.batch_size is None:
-            return length
-        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
+        return num_batches(source, self.preprocessor, self.batch_size, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on with that of :meth:`load_state_dict`.

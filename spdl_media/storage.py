@@ -363,18 +363,23 @@ class PinnedMemory:
 Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
 
 
-def lease_memory(nbytes: int, storage: Storage | None) -> Bytes:
+def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Bytes:
     """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable.
 
     In a process that makes batches for another one, fresh memory may be what they share.
+
+    Args:
+        nbytes: What is needed.
+        storage: Where it comes from.
+        spare: Bytes that fresh memory may have beyond that. They are hardly touched.
 
     Raises:
         TypeError: ``storage`` is none.
         StorageTooSmallError: It has fewer bytes.
     """
     if storage is None:
-        shared = offered(nbytes)
-        return _pageable(nbytes) if shared is None else shared
+        shared = offered(nbytes, spare)
+        return _pageable(nbytes + spare) if shared is None else shared
     if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
         raise TypeError(
             f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "

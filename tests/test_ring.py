@@ -19,7 +19,7 @@ from spdl_media import _ring
 from spdl_media._optional import is_available, require
 from spdl_media._ring import Ring, Sender, begin_to_send, shared_empty, unpack
 from spdl_media.pipeline.processes import multiprocessing
-from spdl_media.testing import make_image
+from spdl_media.testing import make_image, make_video
 
 BLOCK = 1 << 20
 
@@ -39,7 +39,6 @@ class Rig:
 
     @property
     def num_free(self) -> int:
-        gc.collect()
         with self.sender._lock:
             self.sender._settle()
         return len(self.sender._free)
@@ -175,6 +174,7 @@ def test_what_is_kept_by_both_sides_is_free_when_both_let_go(rig: Rig) -> None:
 
 def test_batches_of_the_library_are_made_in_a_block(rig: Rig) -> None:
     images = [make_image(big(50 * index, shape=(48, 64, 3)), codec="mjpeg") for index in range(4)]
+    video = make_video(big(80, shape=(5, 48, 64, 3)))
     makers: dict[str, Any] = {
         "load_image_batch": lambda: sm.load_image_batch(images),
         "load_image": lambda: sm.load_image(images[0]),
@@ -182,6 +182,7 @@ def test_batches_of_the_library_are_made_in_a_block(rig: Rig) -> None:
             [sm.decode_packets(sm.demux_image(image)) for image in images]
         ),
         "collate": lambda: sm.collate([{"x": big(index)} for index in range(4)])["x"],
+        "load_video": lambda: sm.load_video(video),
     }
     for name, make in makers.items():
         # The first one tells how large they are.
