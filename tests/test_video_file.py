@@ -23,6 +23,7 @@ from http_server import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
+from test_windows_video import packed_avi
 
 import spdl_media as sm
 from spdl_media import (
@@ -183,6 +184,7 @@ OTHERS = {
     "edited": edited,
     "MPEG-1 in AVI": mpeg1_in_avi,
     "raw H.263": raw_h263,
+    "packed B-frames": packed_avi,
 }
 
 
