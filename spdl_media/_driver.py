@@ -1,8 +1,7 @@
 """NVIDIA's driver through ctypes: streams, events, copies and kernels, whichever library gives the memory.
 
 PyTorch, CuPy and DALI work in the primary context of a device, where a stream or an event has one address
-for all of them. So none of them is needed for what they have in common. ctypes lets go of the GIL in each
-call.
+for all of them. So none of them is needed for what they have in common.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from spdl_media.errors import TransferError
@@ -61,6 +61,17 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamGetCtx": (c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
+
+
+# They take a microsecond. To let go of the GIL would cost as much, and milliseconds where other threads
+# want it.
+_QUICK = frozenset(
+    name
+    for name in _ARGUMENTS
+    if name.startswith(
+        ("cuCtxGet", "cuCtxP", "cuEvent", "cuGet", "cuPointer", "cuStreamGet", "cuStreamWait")
+    )
+) - {"cuEventSynchronize"}
 
 
 class DriverError(TransferError):
@@ -127,16 +138,18 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The driver's library, started.
+    """The driver's functions by name, started.
 
     Raises:
         OSError: There is none.
     """
-    library = ctypes.CDLL(LIBRARY)
+    library, quick, functions = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY), SimpleNamespace()
     for name, types in _ARGUMENTS.items():
-        getattr(library, name).argtypes = types
-    library.cuInit(0)
-    return library
+        function = getattr(quick if name in _QUICK else library, name)
+        function.argtypes = types
+        setattr(functions, name, function)
+    functions.cuInit(0)
+    return functions
 
 
 def call(name: str, *arguments: Any) -> None:

@@ -215,9 +215,9 @@ class Keeper:
         with suppress(Exception):
             event.synchronize()
         del kept  # before the next wait, not after it
-        with self._changed:
+        with (changed := self._changed):
             line.num_kept -= 1
-            self._changed.notify_all()
+            changed.notify_all()
         return True
 
 

@@ -507,6 +507,10 @@ class HostTensor:
 class TorchTensor(DeviceArray):
     torch: FakeTorch
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.values.__array_interface__, "version": 2}
+
     def __dlpack__(self, *, stream: int | None = None) -> DeviceArray:
         if self.index != self.torch.selected:
             raise BufferError("Can't export tensors on a different CUDA device index.")

@@ -88,18 +88,23 @@ def color_device(arrays: Sequence[Any], cuda_config: Any, index: int) -> Device:
             f"an array lies on CUDA device {index}, and device {config.device_index} is to work on it. Copy "
             "it there first, or name its own device"
         )
-    torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
-    stream = config.stream
-    if torch is not None and any(isinstance(one, torch.Tensor) for one in arrays):
-        if stream is None:
-            stream = torch.cuda.current_stream(config.device_index).cuda_stream
-        return Device(torch, config.device_index, stream)
-    if cupy is not None and any(isinstance(one, cupy.ndarray) for one in arrays):
-        if stream is None:
-            with cupy.cuda.Device(config.device_index):
-                stream = int(cupy.cuda.get_current_stream().ptr)
-        return Device(cupy, config.device_index, stream)
+    for array in arrays:
+        library, stream = _current_stream(array, index)
+        if library is not None:
+            return Device(library, index, stream if config.stream is None else config.stream)
     return device
+
+
+def _current_stream(array: Any, index: int) -> tuple[Any, int | None]:
+    """The library of an array, if it is PyTorch or CuPy, and the stream that it uses in this thread."""
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch, int(torch.cuda.current_stream(index).cuda_stream)
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        with cupy.cuda.Device(index):
+            return cupy, int(cupy.cuda.get_current_stream().ptr)
+    return None, None
 
 
 def on_device(array: Any, device: Device) -> Array:
@@ -109,11 +114,13 @@ def on_device(array: Any, device: Device) -> Array:
     """
     if isinstance(array, CUDABuffer):
         array.wait_on(device.stream)
-        array = array.array
-    elif not hasattr(array, "__cuda_array_interface__"):
-        array = device.from_dlpack(array)
-    # PyTorch names no stream, and means its current one, which is the device's.
-    if (stream := array.__cuda_array_interface__.get("stream")) is not None:
+        return in_place(array.array)
+    if not hasattr(array, "__cuda_array_interface__"):
+        return in_place(device.from_dlpack(array))
+    stream = array.__cuda_array_interface__.get("stream")
+    if stream is None:  # PyTorch names none, and means its current one
+        _, stream = _current_stream(array, device.index)
+    if stream is not None:
         wait_for(device.index, device.stream, [stream])
     return in_place(array)
 

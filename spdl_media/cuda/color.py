@@ -20,7 +20,13 @@ from spdl_media._handover import Block
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.cuda import _color_numpy
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
-from spdl_media.cuda._color_launch import color_device, convert_on_device, device_of, on_device
+from spdl_media.cuda._color_launch import (
+    color_device,
+    convert_on_device,
+    device_of,
+    in_place,
+    on_device,
+)
 from spdl_media.cuda._color_plan import (
     COEFFICIENTS,
     Look,
@@ -316,22 +322,19 @@ def _memory(
 ) -> tuple[Block, Array]:
     """New memory, or that of ``out``, and NumPy's view of it."""
     if out is None:
-        block = (
-            Block(np.empty(shape, dtype), _nobody) if device is None else device.empty(shape, dtype)
-        )
-    else:
-        block = Block(out, _nobody)
-        if (device is None) != (device_of(out) is None):
-            place = "in host memory" if device is None else "on a CUDA device"
-            raise ValueError(f"out must lie where the planes do, {place}")
-    array = np.asarray(block.array) if device is None else on_device(block.array, device)
+        if device is not None:
+            block = device.empty(shape, dtype)
+            return block, in_place(block.array)
+        out = np.empty(shape, dtype)
+    if (device is None) != (device_of(out) is None):
+        place = "in host memory" if device is None else "on a CUDA device"
+        raise ValueError(f"out must lie where the planes do, {place}")
+    array = np.asarray(out) if device is None else on_device(out, device)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"out must be {shape} {dtype}, not {array.shape} {array.dtype}")
     if device is None and not array.flags.writeable:
         raise ValueError("out must be writable, and this array is read-only")
-    if device is None:
-        return Block(array, _nobody), array
-    return block, array
+    return Block(array if device is None else out, _nobody), array
 
 
 def _nobody(stream: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from color_kernel import DLPackArray, FakeArray, fake_cupy
 from effort import each
-from fake_cuda import FakeCupy, fresh_process
+from fake_cuda import Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
 from spdl_media.config import cuda_config as cuda_config_of
@@ -393,3 +393,31 @@ def test_planes_on_a_device_need_a_library(monkeypatch: pytest.MonkeyPatch) -> N
         sm.TransferError, match=r"needs a CUDA device, .*neither torch nor cupy.*pip install"
     ):
         yuv_to_rgb(on_device(Y, UV), "nv12")
+
+
+@pytest.mark.parametrize("stream", [None, 0x4400])
+def test_tensors_are_waited_for_on_their_current_stream(
+    monkeypatch: pytest.MonkeyPatch, stream: int | None
+) -> None:
+    """Their interface names none."""
+    fresh_process(monkeypatch)
+    torch = FakeTorch(Card(devices=1))
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    tensors = [torch.empty(array.shape, dtype=array.dtype, device="cuda:0") for array in (Y, UV)]
+    current = torch.cuda.Stream(0)
+    log = torch.card.log
+    with torch.cuda.stream(current):
+        log.clear()
+        kept = yuv_to_rgb(tensors, "nv12", cuda_config=cuda_config_of(0, stream=stream))
+    used = stream or current.cuda_stream
+    (launched,) = (place for place, line in enumerate(log) if line.startswith("yuv8_to_uint8"))
+    assert log[launched].endswith(f"on stream {used:#x} of device 0")
+    waits = [line for line in log[:launched] if line.startswith("wait on")]
+    assert bool(waits) == (stream is not None), kept
+    # What a buffer holds is ready by its own event: it waits for no work of the caller's.
+    buffer = sm.transfer_buffer(sm.CPUBuffer(NV12), cuda_config=0)
+    log.clear()
+    with torch.cuda.stream(current):
+        second = nv12_to_rgb([buffer], matrix="bt709")
+    assert not any(f"stream {current.cuda_stream:#x} " in line for line in log), second
