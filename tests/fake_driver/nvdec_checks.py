@@ -19,7 +19,7 @@ from spdl_media.config import DecodeConfig
 from spdl_media.cuda.nvdec import DECODERS, DecoderPool, NotOnDeviceError, open_on_device
 from spdl_media.cuda.video_streams import streaming_load_video_nvdec
 from spdl_media.cuda.videos import decode_packets_nvdec
-from spdl_media.packets import av_packets
+from spdl_media.packets import av_packets, make_packet
 from spdl_media.testing import index_planes, make_video
 
 CUDA, CUVID = Part("cuda"), Part("cuvid")
@@ -218,6 +218,36 @@ def test_damage_is_not_taken_for_a_device_that_fails() -> None:
     CUVID.good_pictures, CUVID.decode_error = CUVID.pictures + 3, 1
     with pytest.raises(sm.DecodeError, match="damaged h264 data"):
         clip_of(packets, device)
+
+
+@pytest.mark.parametrize(
+    ("codec", "format"), [("libx264", "mp4"), ("libx265", "mp4"), ("libvpx-vp9", "webm")]
+)
+def test_damage_is_raised_kept_and_dropped_as_on_the_cpu(codec: str, format: str) -> None:
+    packets, device = packets_of(codec, format, count=30), Device()
+    coded = list(av_packets(packets))
+    cut = make_packet(bytes(coded[5])[:7], packets.time_base)
+    cut.pts, cut.dts, cut.is_keyframe = coded[5].pts, coded[5].dts, False
+    damaged = packets.with_packets([*coded[:5], cut, *coded[6:]], packets.codec)
+    with pytest.raises(sm.DecodeError, match=r"damaged \w+ data at 0\..*\(packet 5\)"):
+        clip_of(damaged, device)
+    for on_corrupt in ("keep", "drop"):
+        config = sm.decode_config(on_corrupt=on_corrupt)  # type: ignore[arg-type]  # one of its words
+        want = sm.decode_packets(damaged, None, config)
+        assert clip_of(damaged, device, decode_config=config).pts == want.pts
+        assert len(want) == 29
+    assert clip_of(packets, device).pts == sm.decode_packets(packets, None).pts
+
+
+@pytest.mark.parametrize("options", [{"threads": 4}, {"flags": "low_delay"}])
+def test_options_of_the_decoder_have_decoders_of_their_own(options: Any) -> None:
+    packets, device = packets_of("libx264", max_b_frames=2), Device()
+    config = sm.decode_config(decoder_options=options)
+    for _ in range(3):
+        assert len(clip_of(packets, device, decode_config=config).pts) == 12
+    assert len(device.opened) == 1
+    clip_of(packets, device)
+    assert len(device.opened) == 2
 
 
 def test_clips_in_many_threads_share_the_decoders() -> None:
