@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 from terminal import Terminal
 
 import spdl_media as sm
 from spdl_media.cli import main
+from spdl_media.cli.check import work
 from spdl_media.cli.tuning import Measured, Setting, best_of, search
 from spdl_media.testing import index_frames, make_tone, make_video
 
@@ -242,7 +245,7 @@ def test_two_checks_do_not_share_a_state(odd_folder: Path, tmp_path: Path) -> No
 def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path) -> None:
     folder, state = tmp_path / "data", tmp_path / "a.state"
     folder.mkdir()
-    count = 3000
+    count = 1500
     photo = (MEDIA / "technician.jpg").read_bytes()
     for number in range(count):
         # Of one size, and no two alike: what stands behind the end of a JPEG is left alone.
@@ -284,14 +287,32 @@ def test_a_check_that_is_killed_leaves_a_state_to_go_on_from(tmp_path: Path) -> 
     folder, state = tmp_path / "data", tmp_path / "a.state"
     folder.mkdir()
     photo = (MEDIA / "technician.jpg").read_bytes()
-    for number in range(500):
+    for number in range(200):
         (folder / f"{number}.jpg").write_bytes(photo)
     terminal = Terminal([*COMMAND, "check", folder, "--state", state], 80, ENVIRONMENT)
     terminal.read_until(lambda text: "decoding" in text)
     terminal.kill(signal.SIGKILL)
     output, _ = run("check", folder, "--state", state, "--json", cwd=tmp_path, status=1)
     report = json.loads(output)
-    assert (report["sound"], report["duplicate"], report["complete"]) == (500, 499, True)
+    assert (report["sound"], report["duplicate"], report["complete"]) == (200, 199, True)
+
+
+def test_results_are_saved_while_a_long_file_is_decoded() -> None:
+    saved, was_saved = [], threading.Event()
+
+    def save(results: list[tuple[int]]) -> None:
+        saved.extend(results)
+        if saved:
+            was_saved.set()
+
+    def decode(item: tuple[int, bytes]) -> tuple[bool, int]:
+        # The long one ends when the result of the other one is safe.
+        return item[0] == 1 or was_saved.wait(60), item[0]
+
+    items = iter([(1, b"short"), (2, b"long")])
+    with Progress(disable=True) as progress:
+        work("decoding", (2, items), decode, save, 2, progress)
+    assert sorted(saved) == [(True, 1), (True, 2)]
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from spdl_media.cli.terminal import (
     write_error,
     writing,
 )
-from spdl_media.pipeline import PipelineBuilder, PipelineFailure
+from spdl_media.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
 
 _STYLES = {"damaged": "red", "unreadable": "red", "odd": "yellow", "duplicate": "cyan"}
 """The kinds of what is reported, in order."""
@@ -136,36 +136,37 @@ def _check(folder: Path, files: State, threads: int, progress: Progress) -> None
             ).digest(), number
         return None, number
 
-    _work("decoding", files.unchecked(), decode, files.save_results, threads, progress)
-    _work("comparing", files.unhashed(), digest, files.save_digests, threads, progress)
+    work("decoding", files.unchecked(), decode, files.save_results, threads, progress)
+    work("comparing", files.unhashed(), digest, files.save_digests, threads, progress)
 
 
-def _work(
+def work(
     name: str,
-    work: tuple[int, Iterator[tuple[int, bytes]]],
+    items: tuple[int, Iterator[tuple[int, bytes]]],
     function: Callable[[tuple[int, bytes]], tuple[Any, ...]],
     save: Callable[[list[Any]], None],
     threads: int,
     progress: Progress,
 ) -> None:
     """Call a function of all files in a pipeline, and save what it gives, also when it is interrupted."""
-    total, items = work
-    task = progress.add_task(name, total=total, bad=0)
-    builder = (
-        PipelineBuilder().add_source(items).pipe(function, concurrency=threads).add_sink(threads)
-    )
-    pipeline = builder.build(num_threads=threads, max_failures=0)
+    task = progress.add_task(name, total=items[0], bad=0)
+    builder = PipelineBuilder().add_source(items[1]).pipe(function, concurrency=threads)
+    pipeline = builder.add_sink(threads).build(num_threads=threads, max_failures=0)
     unsaved: list[Any] = []
     saved, bad = time.monotonic(), 0
     try:
         with pipeline.auto_stop():
-            for result in pipeline:
-                bad += result[0] in _STYLES
-                progress.update(task, advance=1, bad=bad)
-                unsaved.append(result)
+            while True:
+                # Not for long: what came before a long video is to be safe while that is decoded.
+                with suppress(TimeoutError):
+                    unsaved.append(pipeline.get_item(timeout=_SECONDS_UNSAVED))
+                    bad += unsaved[-1][0] in _STYLES
+                    progress.update(task, advance=1, bad=bad)
                 if len(unsaved) >= _SAVED_AT_ONCE or time.monotonic() - saved > _SECONDS_UNSAVED:
                     save(unsaved)
                     unsaved, saved = [], time.monotonic()
+    except PipelineStopped:
+        pass
     except PipelineFailure as failure:
         raise failure.exceptions[0] from failure
     finally:
