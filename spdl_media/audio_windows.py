@@ -13,7 +13,7 @@ import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media._probe import MediaInfo, probe
-from spdl_media.crops import Rng
+from spdl_media.crops import Rng, check_rng
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Source
 from spdl_media.timing import Seconds, clip_window, parse_window
@@ -51,8 +51,9 @@ def sample_windows(
     Raises:
         SourceError: The source cannot be opened or read.
         DemuxError: It is no media, has no audio, or does not say how long that is.
-        ValueError: ``length`` or the seconds of ``src`` are not positive and finite, or ``num`` is below 1.
-        TypeError: ``src`` is no source, or ``rng`` no generator.
+        ValueError: ``length`` or the seconds of ``src`` are not positive and finite, ``num`` is below 1, or
+            the seed is negative.
+        TypeError: ``src`` is no source, or ``rng`` neither a generator nor a seed.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
@@ -80,7 +81,7 @@ def sample_windows(
                 source=name,
             )
     found, wanted = (parse_window((None, one)).samples(rate)[1] or 0 for one in (duration, seconds))
-    generator = np.random.default_rng(rng)
+    generator = np.random.default_rng(check_rng(rng))
     last = max(found - wanted, 0)
     starts = generator.integers(last, size=check_int("num", num), endpoint=True).tolist()
     return [(Fraction(start, rate), Fraction(start, rate) + seconds) for start in starts]

@@ -41,6 +41,20 @@ _ATTEMPTS = 10
 _GENERATOR = "a generator, such as np.random.default_rng()"
 
 
+def check_rng(rng: Rng | None) -> Rng | None:
+    """Return a generator, a seed or ``None``, for ``np.random.default_rng``.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: The seed is negative.
+    """
+    if rng is None or isinstance(rng, np.random.Generator):
+        return rng
+    if as_int(rng) is None:
+        raise TypeError(f"rng must be {_GENERATOR}, or a seed, not {rng!r}")
+    return check_int("rng", rng, at_least=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomResizedCrop:
     """Boxes of random area, aspect ratio and place for ``crops=``, as in training recipes of classifiers.
@@ -285,10 +299,7 @@ class CropPlan:
         rng: Rng | None = None,
     ) -> None:
         self.is_empty = crops is None and flips is None
-        if rng is not None and not isinstance(rng, np.random.Generator):
-            if as_int(rng) is None:
-                raise TypeError(f"rng must be {_GENERATOR}, or a seed, not {rng!r}")
-            rng = check_int("rng", rng, at_least=0)
+        rng = check_rng(rng)
         self._crops = _crop_list(crops, count)
         self._flips = _flip_list(flips, count)
         for name, entries in (("crops", self._crops), ("flips", self._flips)):

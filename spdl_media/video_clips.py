@@ -20,6 +20,7 @@ from spdl_media._lengths import OnShort
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
 from spdl_media.codec import configs_by_kind
+from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.load import frame_request, sound_ops
@@ -123,7 +124,7 @@ def sample_clips(
     check_choice("on_short", on_short, get_args(OnShort))
     check_choice("sampler", sampler, get_args(Sampler))
     step = check_int("step", step)
-    rng = np.random.default_rng(arguments["rng"])
+    rng = np.random.default_rng(check_rng(arguments["rng"]))
     draw = _Starts(num_clips, sampler, stride, rng)
     rate = None if frame_rate is None else parse_rate(frame_rate)
     places = _places(video, num_frames, step, rate, on_short, draw)

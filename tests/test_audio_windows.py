@@ -65,6 +65,11 @@ def test_what_has_no_windows() -> None:
     for seconds in (-1, 0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"src is audio of {seconds} seconds"):
             sm.sample_windows(seconds, 1)
+    bad: Any = "x"
+    with pytest.raises(TypeError, match=r"rng must be a generator, .*, or a seed, not 'x'"):
+        sm.sample_windows(12.5, 1, rng=bad)
+    with pytest.raises(ValueError, match="rng must be at least 0"):
+        sm.sample_windows(12.5, 1, rng=-1)
     with pytest.raises(ValueError, match="num must be at least 1"):
         sm.sample_windows(FILES["wav"], 1, num=0)
     stated = sm.probe(FILES["wav"])

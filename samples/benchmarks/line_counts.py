@@ -66,6 +66,13 @@ PROGRAMS = (
         "Two ranks and a damaged file",
     ),
     Program(
+        "random clips of videos, with sound",
+        "video_clips.py",
+        "PyTorch, PyAV",
+        "recipes.md",
+        "Clips of videos with sound",
+    ),
+    Program(
         "windows of speech, padded",
         "speech.py",
         "PyTorch, soundfile, SciPy",
