@@ -34,7 +34,22 @@ myst_links_external_new_tab = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+# Of what classes inherit, that of Python and PyTorch is documented there.
+FOREIGN = (
+    "object",
+    "tuple",
+    "str",
+    "dict",
+    "BaseException",
+    "BaseExceptionGroup",
+    "Generic",
+    "Protocol",
+)
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": ",".join((*FOREIGN, "DataLoader")),
+    "show-inheritance": True,
+}
 maximum_signature_line_length = 88
 # Attributes of dataclasses as a list, not as entries that autodoc makes as well.
 napoleon_use_ivar = True
