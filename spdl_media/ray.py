@@ -6,6 +6,7 @@ that cannot be decoded keeps its row: a column of its own says why.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import wave
@@ -26,6 +27,9 @@ from spdl_media.timing import Timestamp, Window
 __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
 
 Array = npt.NDArray[Any]
+
+# A row may have no input at all, or one that an option does not suit, such as the name of a decoder.
+_OF_ROWS = (MediaError, TypeError, ValueError)
 
 # Arrays on a device would not reach Ray.
 _TAKEN = {"cuda", "cuda_config", "name", "on_error", "storage"}
@@ -58,6 +62,10 @@ class _Decoder:
         if plain.get("on_short") == "error":
             plain["on_short"] = "repeat_last"
         self._blank: Array = np.zeros_like(to_numpy(self._load(self._made_file(), plain)))
+        if "filter_desc" in options:
+            # It may not suit that file, but no other option may stand beside it.
+            with contextlib.suppress(MediaError):
+                self._load(self._made_file(), {**plain, "filter_desc": options["filter_desc"]})
         self._pool: StoragePool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,7 +98,7 @@ class _Decoder:
         inputs = list(batch[name])
         errors = [""] * len(inputs)
         arrays = self._rows(inputs, errors) if self._has_one_shape else self._each(inputs, errors)
-        is_path = all(isinstance(one, str) for one in inputs)
+        is_path = all(isinstance(one, str) for one in inputs) if inputs else name == "path"
         kept = {key: column for key, column in batch.items() if key != name or is_path}
         return {**kept, self._output: arrays, self._error: np.array(errors, object)}
 
@@ -126,8 +134,7 @@ class _Decoder:
                 arrays[row] = array
             except MissingDependencyError:
                 raise
-            # A row without an input is none that can be opened.
-            except (MediaError, TypeError) as error:
+            except _OF_ROWS as error:
                 errors[row] = _described(error)
         return arrays
 
@@ -189,7 +196,7 @@ class DecodeImages(_Decoder):
         except MissingDependencyError:
             raise
         # None could be decoded, or they do not fit into one array: by themselves they say why.
-        except (MediaError, TypeError):
+        except _OF_ROWS:
             return super()._rows(inputs, errors)
         for failure in batch.failures:
             errors[failure.index] = _described(failure.error)

@@ -108,9 +108,29 @@ def test_what_does_not_fit_among_the_others_is_an_error_of_its_row() -> None:
     assert all("which does not fit among (8, 8, 3) of uint8" in one for one in result["error"][1:])
 
 
+def test_an_option_that_does_not_suit_a_file_is_an_error_of_its_row() -> None:
+    clip = make_video(index_planes(4, 32, 16), codec="libx264", format="mp4")
+    config = sm.decode_config(decoder="h264")
+    decode = DecodeVideo(width=8, height=8, num_frames=2, on_short="wrap", decode_config=config)
+    first, second = decode({"bytes": column(clip, png(3))})["error"]
+    assert first == ""
+    assert second.startswith("ValueError: decode_config(decoder='h264') decodes h264, but the")
+
+
+def test_a_batch_without_rows_has_the_columns() -> None:
+    result = DecodeImages(width=8, height=8)({"bytes": column(), "label": np.arange(0)})
+    assert {name: len(values) for name, values in result.items()} == {
+        "label": 0,
+        "image": 0,
+        "error": 0,
+    }
+    assert result["image"].shape == (0, 8, 8, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: DecodeImages(filter_desc="hflip", width=8), ValueError, "width=8 would have no"),
         (lambda: DecodeImages(widht=3), TypeError, "widht.*width"),
         (lambda: DecodeImages(width=-3), ValueError, "width"),
         (lambda: DecodeImages(cuda=0), TypeError, "DecodeImages takes no cuda=, which it chooses"),
