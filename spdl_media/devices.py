@@ -242,7 +242,10 @@ class _Cupy:
         return _foreign_streams(cuda.Stream).from_external(_Address(address))
 
     def empty(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
-        return device.guarded(self.module.empty(shape, dtype))
+        kept = [self.module.empty(shape, dtype)]
+        # CuPy's pool cannot be told of other streams.
+        guard = Guard(device.index, device.stream, self.address(kept[0]), shape, dtype, kept.clear)
+        return Block(self.module.asarray(guard), guard.used_on)
 
     def over(self, guard: Guard, _index: int) -> Any:
         return self.module.asarray(guard)
@@ -320,22 +323,8 @@ class Device:
                     f"returned {address!r}, not an address"
                 )
             free = partial(allocator[1], address)
-            return self._over(Guard(self.index, self.stream, int(address), shape, dtype, free))
-
-    def guarded(self, array: Any) -> Block:
-        """The same array of the library's, whose memory goes back only after the streams that read it."""
-        interface, kept = array.__cuda_array_interface__, [array]
-        address, dtype = interface["data"][0], np.dtype(interface["typestr"])
-        strides = interface.get("strides")
-        with self.active():
-            return self._over(
-                Guard(
-                    self.index, self.stream, address, interface["shape"], dtype, kept.clear, strides
-                )
-            )
-
-    def _over(self, guard: Guard) -> Block:
-        return Block(self._arrays.over(guard, self.index), guard.used_on)
+            guard = Guard(self.index, self.stream, int(address), shape, dtype, free)
+            return Block(self._arrays.over(guard, self.index), guard.used_on)
 
     def from_dlpack(self, array: Any) -> Any:
         """Another library's array as the library's own, in place; the stream waits for what fills it."""

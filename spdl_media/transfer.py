@@ -41,7 +41,7 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
     From pinned memory the copy runs in the background, behind what the stream has to do already. The source
     is kept until it is done: its storage or pool gives the block to nobody else, even if the buffer is
     dropped or released at once. Do not write to it until :meth:`CUDABuffer.synchronize`. From pageable memory
-    the driver copies through memory of its own, and the call takes as long as that.
+    it goes piece by piece through one pinned block, and the call returns when the last piece is in that.
 
     Args:
         buffer: From :func:`~spdl_media.convert_frames` or another function, best in pinned memory:
