@@ -137,12 +137,12 @@ def test_a_slow_consumer_and_a_slow_stage_are_told_apart() -> None:
         return item
 
     def run(consumer_waits: float, **options: Any) -> PipelineStatistics:
-        builder = PipelineBuilder().add_source(range(40)).pipe(slow, concurrency=4, **options)
+        builder = PipelineBuilder().add_source(range(20)).pipe(slow, concurrency=4, **options)
         pipeline = builder.build(num_threads=4)
         with pipeline.auto_stop():
             for _ in pipeline:
                 pause.wait(consumer_waits)
             return pipeline.statistics()
 
-    assert run(0.1).bottleneck == "consumer"
+    assert run(0.05).bottleneck == "consumer"
     assert run(0).bottleneck == "slow"
