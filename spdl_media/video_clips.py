@@ -112,6 +112,7 @@ def sample_clips(
             for :meth:`VideoFile.load`.
         TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
         ValueError: An option is invalid.
+        TypeError: ``video`` is no :class:`VideoFile`.
 
     Thread safety: safe, if no other thread uses the ``rng``; calls with one ``video`` wait for each other.
 
@@ -120,6 +121,11 @@ def sample_clips(
         with sm.VideoFile("movie.mp4") as video:
             clips = sm.sample_clips(video, num_clips=8, num_frames=16, step=2, rng=rng, width=224, height=224)
     """
+    if not isinstance(video, VideoFile):
+        raise TypeError(
+            f"sample_clips takes a VideoFile, not {type(video).__name__}; open it by sm.VideoFile(...), or "
+            "by VideoCache.open(...) for many clips of one"
+        )
     check_int("num_frames", num_frames)
     check_choice("on_short", on_short, get_args(OnShort))
     check_choice("sampler", sampler, get_args(Sampler))

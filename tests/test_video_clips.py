@@ -324,3 +324,8 @@ def test_frames_of_packets_are_those_of_the_decoded_window() -> None:
         sm.sample_decode_video(packets[3:], [0])
     with pytest.raises(TypeError, match="takes VideoPackets, not bytes"):
         sm.sample_decode_video(data, [0])  # type: ignore[arg-type]
+
+
+def test_a_path_in_place_of_a_video_is_answered_with_what_opens_it() -> None:
+    with pytest.raises(TypeError, match=r"takes a VideoFile, not str; open it by sm\.VideoFile"):
+        sm.sample_clips("movie.mp4", num_frames=2)  # type: ignore[arg-type]
