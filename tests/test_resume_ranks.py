@@ -68,16 +68,22 @@ def test_worlds_share_an_epoch(
     }
     given: list[tuple[int, int]] = []
     states = None
+    # All at once: which sample is the last of an epoch, and so whether there are more, is up to the threads.
+    stops: list[list[int | None]] = [
+        [data.draw(st.integers(0, 12)) for _ in range(world_size)] for world_size in worlds[:-1]
+    ]
+    stops.append([None] * worlds[-1])
+    orders = [data.draw(st.permutations(range(world_size))) for world_size in worlds]
     for number, world_size in enumerate(worlds):
         saved = []
         for rank in range(world_size):
             source = KINDS[kind](n, rank=rank, world_size=world_size, uneven=uneven)
             loader = DataLoader(source, preprocessor=preprocessor, num_threads=2)
-            count = data.draw(st.integers(0, 12)) if number + 1 < len(worlds) else None
+            count = stops[number][rank]
             samples, state = run(loader, states, count)
             given += samples
             saved.append(state)
-        states = data.draw(st.permutations(saved))
+        states = [saved[rank] for rank in orders[number]]
         if all(state["epoch"] > EPOCH for state in states):
             break
     counts = Counter(given)

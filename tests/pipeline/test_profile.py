@@ -304,7 +304,7 @@ def test_results_of_a_stage_that_is_not_there() -> None:
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     calls: list[int] = []
     with pytest.raises(MissingPackageError, match=r"A plot of a profile needs matplotlib, .*: pip"):
         profile(source().pipe(calls.append), plot="profile.png")

@@ -183,7 +183,8 @@ def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
     wait_until(lambda: descendants() <= before)
-    assert segments() == memory
+    # Other tests that run now may have some, for a moment.
+    wait_until(lambda: set(segments()) <= set(memory))
 
 
 def test_every_iteration_is_one_in_the_same_process() -> None:
