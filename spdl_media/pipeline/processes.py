@@ -8,6 +8,7 @@ interpreter exits.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import pickle
 import threading
@@ -65,13 +66,17 @@ class WorkerProcesses:
         self._spare: list[_Worker] = []
         self._num_coming = 0
         self._busy: set[_Worker] = set()
+        processes: list[list[_Worker]] = []
         try:
-            processes = [self._start() for _ in range(num_processes)]
+            while len(processes) < num_processes:
+                processes.append(self._start())
         except BaseException:
-            self.shutdown()
+            # There are no descriptors left, for one.
+            for worker in itertools.chain.from_iterable(processes):
+                worker.leave()
             raise
         # The first threads of all of them, then the second ones.
-        self._idle.extend(worker for workers in zip(*processes, strict=True) for worker in workers)
+        self._idle.extend(itertools.chain.from_iterable(zip(*processes, strict=True)))
 
     def call(self, item: Any) -> Any:
         """Apply the function to an item in one of the processes, and wait for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import math
 import multiprocessing
 import os
@@ -361,6 +362,26 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     again = results([pool.submit("meet") for _ in range(6)])
     assert sorted(again.count(pid) for pid in again) == [3] * 6
     assert not set(again) & set(pids)
+
+
+def test_processes_that_were_started_end_when_the_next_cannot(
+    pools: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = WorkerProcesses._start
+    started: list[Any] = []
+
+    def start_two(pool: WorkerProcesses) -> Any:
+        if len(started) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started.append(start(pool))
+        return started[-1]
+
+    monkeypatch.setattr(WorkerProcesses, "_start", start_two)
+    with pytest.raises(OSError, match="Too many open files"):
+        processes(square, pools, max_workers=3)
+    for (worker,) in started:
+        worker.child.process.join(WAIT)
+        assert worker.child.process.exitcode == 0
 
 
 def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
