@@ -34,6 +34,7 @@ __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "vid
 _QUIET_SVT = ("SVT_LOG", "1")
 _FLAGS = f"flags=bilinear+{ACCURATE}"
 _TOO_FAR = 2**40  # ticks; months, in any unit of time
+_NARROW = 128  # columns, well above those of the crash, for other processors
 _MAX_PEAK = 1000.0  # of samples as floats; what is a little above 1 is cut off
 # FFmpeg's unit of its encoders' "quality", in steps of a quantiser.
 _QP2LAMBDA = 118
@@ -324,7 +325,8 @@ class VideoEncoder:
             # its newer code, which knows 4:4:4 alone, does not. That one reads past packed images of up to 16
             # columns or one row, and crashes.
             exact = f"scale={_FLAGS}+unstable:sws_dither=none{wanted},format=yuv444p"
-            exact = f"format=gbrp|gbrp16,{exact}"
+            if frame.width <= _NARROW or frame.height == 1:
+                exact = f"format=gbrp|gbrp16,{exact}"
             return f"{exact},scale={_FLAGS}:out_range=pc,{end}"
         return f"scale={_FLAGS}{wanted},{end}"
 

@@ -351,6 +351,11 @@ class VideoFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # PyAV's containers are in cycles, which would hold the file until the collector comes.
+        if hasattr(self, "_file"):
+            self._file.close()
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         with self._lock, self._file.opened().reading():

@@ -286,6 +286,21 @@ def test_a_cache_keeps_the_videos_last_used(tmp_path: Path) -> None:
     assert (len(cache), cache.nbytes) == (0, 0)
 
 
+def test_a_video_that_nobody_holds_is_closed_at_once(tmp_path: Path) -> None:
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        pytest.skip("there is no /proc")
+    cache, files = sm.VideoCache(1), paths(tmp_path, 5)
+    gc.disable()
+    try:
+        for path in files:
+            assert cache.open(path)[1].width == 64
+        links = {one.readlink() for one in folder.iterdir() if one.is_symlink()}
+    finally:
+        gc.enable()
+    assert links & {*files} == {files[-1]}
+
+
 def test_a_cache_keeps_so_many_bytes(tmp_path: Path) -> None:
     first, second, third = paths(tmp_path, 3)
     size = sm.VideoFile(first).nbytes
