@@ -210,12 +210,12 @@ class DeviceDecoder:
             self.is_sound = False
             self._check_device(log[start:], error)
             if isinstance(error, av.error.NotImplementedError):  # AV1 has no part in software
-                raise NotOnDeviceError(self._found("no")) from error
+                raise NotOnDeviceError(self._found("no", log[start:])) from error
             raise
         if len(log) > start:
             self._check_device(log[start:])
         for frame in frames:
-            self._check(frame)
+            self._check(frame, log[start:])
         return frames
 
     def _parts(self, packet: Any) -> list[Any]:
@@ -230,7 +230,7 @@ class DeviceDecoder:
 
     def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
         """Raise what FFmpeg logs of CUDA, unless it is about the data: it goes on in software after it."""
-        text = "".join(line for _, _, line in lines)
+        text = _text(lines)
         failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
         old = re.search(r"Cannot load (\w+)", text)
         if not old and (not failed or failed[2] in _OF_THE_DATA):
@@ -251,11 +251,11 @@ class DeviceDecoder:
             source=self._source,
         ) from cause
 
-    def _check(self, frame: Any) -> None:
+    def _check(self, frame: Any, lines: list[LogLine]) -> None:
         """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not all of it."""
         is_sound, self.is_sound = self.is_sound, False
         if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
-            raise NotOnDeviceError(self._found(format_name(frame)))
+            raise NotOnDeviceError(self._found(format_name(frame), lines))
         # The decoder's own size may be that of frames to come; then these have the size that is stated.
         size, codec = (frame.width, frame.height), self._codec
         sizes = (self._context.width, self._context.height), (codec.width, codec.height)
@@ -273,10 +273,11 @@ class DeviceDecoder:
             f"{codec.name} stream cuts on the left or at the top"
         )
 
-    def _found(self, what: str) -> str:
+    def _found(self, what: str, lines: list[LogLine]) -> str:
+        said = re.search(r"Video .* not within [^\n]*|.*exceeds maximum[^\n]*", _text(lines))
         return (
             f"NVDEC does not decode this {self._codec.name} stream: FFmpeg gave {what} frames, not on the "
-            "device"
+            f"device{(said and f' ({said[0]})') or ''}"
         )
 
     def flush_buffers(self) -> None:
@@ -289,6 +290,11 @@ class DeviceDecoder:
 
 # Errors of CUDA that a stream causes: the hardware does not know it, or it is damaged.
 _OF_THE_DATA = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
+
+
+def _text(lines: list[LogLine]) -> str:
+    """What FFmpeg logged, which may write a line in pieces."""
+    return "".join(line for _, _, line in lines)
 
 
 def has_lengths(codec: VideoCodec) -> bool:

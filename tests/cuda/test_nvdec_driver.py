@@ -39,6 +39,7 @@ def test_a_driver_that_is_too_old_is_named_with_the_wheel(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["returns", "raises", "exits", "in a thread", "holds frames"])
 def test_processes_end_well_with_decoders_and_frames_at_hand(driver: Path, way: str) -> None:
     """Four of each, which makes twenty."""

@@ -17,6 +17,7 @@ long long fake_cuvid_session_error = 2;
 long long fake_cuvid_decode_error = 0;   /* what decoding a picture returns ... */
 long long fake_cuvid_good_pictures = 0;  /* ... after so many good ones of all decoders */
 long long fake_cuvid_supported = 1;      /* whether the hardware knows the codec */
+long long fake_cuvid_least = 16;         /* width and height that it decodes at least */
 
 /* Counters. */
 long long fake_cuvid_created = 0, fake_cuvid_destroyed = 0, fake_cuvid_pictures = 0, fake_cuvid_mapped = 0;
@@ -50,7 +51,7 @@ int cuvidGetDecoderCaps(Caps *caps)
     caps->outputs = 15;
     caps->most_wide = caps->most_high = 8192;
     caps->most_blocks = 1 << 18;
-    caps->least_wide = caps->least_high = 16;
+    caps->least_wide = caps->least_high = (unsigned short)fake_cuvid_least;
     return OK;
 }
 

@@ -39,6 +39,7 @@ def nothing_is_left() -> Iterator[None]:
     yield
     CUDA.memory, CUDA.gone, CUVID.create_error, CUVID.sessions = 1 << 40, 0, 0, 1 << 20
     CUVID.session_error, CUVID.decode_error, CUVID.good_pictures, CUVID.supported = 2, 0, 0, 1
+    CUVID.least = 16
     gc.collect()
     assert CUVID.created == CUVID.destroyed
     assert CUDA.allocations == CUDA.frees
@@ -167,6 +168,14 @@ def test_a_codec_that_the_hardware_does_not_know_is_for_the_cpu() -> None:
     CUVID.supported = 0
     with pytest.raises(NotOnDeviceError, match="this av1 stream: FFmpeg gave no frames"):
         clip_of(packets_of("libsvtav1"), device)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
+def test_a_size_that_the_hardware_does_not_take_is_named(codec: str) -> None:
+    CUVID.least = 144
+    words = r"not on the device \(Video width 64 not within range from 144 to 8192\)"
+    with pytest.warns(CPUFallbackWarning, match=words):
+        decode_packets_nvdec(packets_of(codec), cuda=Device())
 
 
 def test_decoders_that_wait_make_room_for_one_that_is_needed() -> None:
