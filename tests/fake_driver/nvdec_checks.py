@@ -174,7 +174,7 @@ def test_a_codec_that_the_hardware_does_not_know_is_for_the_cpu() -> None:
 def test_a_size_that_the_hardware_does_not_take_is_named(codec: str) -> None:
     CUVID.least = 144
     words = r"not on the device \(Video width 64 not within range from 144 to 8192\)"
-    with pytest.warns(CPUFallbackWarning, match=words):
+    with pytest.raises(sm.DecodeError, match=words):
         decode_packets_nvdec(packets_of(codec), cuda=Device())
 
 
