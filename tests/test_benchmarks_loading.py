@@ -178,7 +178,7 @@ def test_ipc_writes_figures_of_every_way(tmp_path: Path) -> None:
     done = run(BENCHMARKS / "ipc.py", *small, "--json", tmp_path / "ipc.json")
     assert "DataLoader, num_processes=2" in done.stdout
     results = json.loads((tmp_path / "ipc.json").read_text())["results"]
-    assert set(results) == {"landed", "copied", "GIL held"}
+    assert set(results) == {"landed", "collated", "copied", "GIL held"}
     assert all(row["rate"] > 0 for rows in results.values() for row in rows.values())
     assert results["landed"]["spdl_media"]["ratio"] == 1.0
 

@@ -1,10 +1,11 @@
 """Batches from another process, a second: this library, PyTorch's DataLoader and SPDL's shared memory.
 
-Two cases. *Landed*: rows of 1 MB, which lie in the cache as if they were just decoded, become a batch by
-``collate`` here and by ``default_collate`` in PyTorch's worker, each in the memory in which it crosses. SPDL
-has no such way: it copies what ``np.stack`` made. *Copied*: the batch is an ordinary array, made before.
-The consumer reads a byte of each page. One round runs all, in an order that alternates from round to round;
-the time begins with the third batch.
+Three cases. *Landed*: rows of 1 MB are made one after the other, as decoders do, here in the memory of the
+batch (``shared_empty``), in PyTorch's worker each for itself, for its ``default_collate``. *Collated*: rows
+that are there become a batch by ``collate`` here and by ``default_collate`` there, each in the memory in
+which it crosses. In both, SPDL copies what ``np.stack`` made: it has no such way. *Copied*: the batch is an
+ordinary array, made before. The consumer reads a byte of each page. One round runs all, in an order that
+alternates from round to round; the time begins with the third batch.
 
 The last case is a preprocessor in pure Python: items a second of ``DataLoader(num_processes=2)``, and of two
 processes that call it in a loop and do nothing else.
@@ -33,15 +34,21 @@ from typing import Any
 import numpy as np
 
 import spdl_media as sm
-from spdl_media.pipeline import iterate_in_subprocess
+from spdl_media.pipeline import iterate_in_subprocess, shared_empty
 
 ROW = 1 << 20
 PAGE = 4096
 WARM = 2
+CASES = ("landed", "collated", "copied")
+
+
+def row() -> Any:
+    """What a decoder writes."""
+    return np.full(ROW, 7, np.uint8)
 
 
 class Batches:
-    """The batches of one epoch, from rows that are there."""
+    """The batches of one epoch."""
 
     def __init__(self, case: str, num_rows: int, count: int) -> None:
         self.case = case
@@ -49,20 +56,27 @@ class Batches:
         self.count = count
 
     def __iter__(self) -> Iterator[Any]:
-        rows = [np.full(ROW, 7, np.uint8)] * self.num_rows
+        rows = [row() for _ in range(self.num_rows)]
         batch = np.stack(rows)
         for _ in range(self.count):
-            yield sm.collate(rows) if self.case == "landed" else batch
+            yield batch if self.case == "copied" else self.made(rows)
+
+    def made(self, rows: list[Any]) -> Any:
+        """A batch of rows that are there, or of new ones."""
+        if self.case == "collated":
+            return sm.collate(rows)
+        batch = shared_empty((self.num_rows, ROW))
+        for place in batch:
+            place.fill(7)
+        return batch
 
 
 class Stacked(Batches):
     """The same for SPDL, without this library."""
 
-    def __iter__(self) -> Iterator[Any]:
-        rows = [np.full(ROW, 7, np.uint8)] * self.num_rows
-        batch = np.stack(rows)
-        for _ in range(self.count):
-            yield np.stack(rows) if self.case == "landed" else batch
+    def made(self, rows: list[Any]) -> Any:
+        """As there."""
+        return np.stack(rows if self.case == "collated" else [row() for _ in rows])
 
 
 class Rows:
@@ -71,20 +85,23 @@ class Rows:
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._made: list[Any] = []
+        self._batch: Any = None
 
     def __len__(self) -> int:
-        is_landed = self._batches.case == "landed"
-        return self._batches.count * (self._batches.num_rows if is_landed else 1)
+        is_copied = self._batches.case == "copied"
+        return self._batches.count * (1 if is_copied else self._batches.num_rows)
 
-    def __getitem__(self, _: int) -> Any:
+    def __getitem__(self, number: int) -> Any:
         torch = importlib.import_module("torch")
-        if not self._made:
-            row = np.full(ROW, 7, np.uint8)
-            self._made = [torch.from_numpy(row), np.stack([row] * self._batches.num_rows)]
         if self._batches.case == "landed":
-            return self._made[0]
+            return torch.from_numpy(row())
+        if not self._made:
+            self._made = [row() for _ in range(self._batches.num_rows)]
+            self._batch = np.stack(self._made)
+        if self._batches.case == "collated":
+            return torch.from_numpy(self._made[number % self._batches.num_rows])
         # Anew: PyTorch leaves a tensor that it has sent in shared memory, and the next time costs nothing.
-        return torch.from_numpy(self._made[1])
+        return torch.from_numpy(self._batch)
 
 
 def ours(batches: Batches) -> Iterator[Any]:
@@ -100,7 +117,7 @@ def _same(batches: Batches) -> Batches:
 def with_torch(num_workers: int, batches: Batches) -> Iterable[Any]:
     """Batches through PyTorch's DataLoader."""
     data: Any = importlib.import_module("torch.utils.data")
-    size = batches.num_rows if batches.case == "landed" else None
+    size = None if batches.case == "copied" else batches.num_rows
     return data.DataLoader(  # type: ignore[no-any-return]
         Rows(batches), batch_size=size, num_workers=num_workers, prefetch_factor=3
     )
@@ -118,20 +135,20 @@ def with_spdl(batches: Batches) -> Iterable[Any]:
 
 
 def rate(batches: Iterable[Any], count: int, nbytes: int) -> float:
-    """Batches a second, from the third on."""
-    total, last, begin = 0, 0, 0.0
+    """Batches a second, from the third to the last. What processes take to end does not count."""
+    total, last, begin, end = 0, 0, 0.0, 0.0
     for number, batch in enumerate(batches, 1):
         flat = np.asarray(batch).reshape(-1)
         total += flat.nbytes
         last = int(flat[::PAGE].max())
         # Whoever made it may have it back.
         del batch, flat
+        end = time.perf_counter()
         if number == WARM:
-            begin = time.perf_counter()
-    seconds = time.perf_counter() - begin
+            begin = end
     assert total == count * nbytes, (total, count, nbytes)
     assert last == 7
-    return (count - WARM) / seconds
+    return (count - WARM) / (end - begin)
 
 
 def compute(item: int) -> int:
@@ -220,7 +237,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", type=Path)
     options = parser.parse_args()
     results = {}
-    for case in ("landed", "copied"):
+    for case in CASES:
         batches = Batches(case, options.megabytes, options.batches)
         sides = {
             name: functools.partial(_rate_of, make, batches) for name, make in makers().items()

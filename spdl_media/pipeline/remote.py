@@ -335,10 +335,17 @@ def _end_dropped(child: Child) -> None:
     child.end(child.pipes[0])
 
 
+def _running() -> list[Child]:
+    while True:
+        # Another thread may start one, or let go of one, in the middle.
+        with suppress(RuntimeError):
+            return list(_children)
+
+
 @atexit.register
 def _end_all() -> None:
     """End all processes: at exit, multiprocessing would wait for them for ever."""
-    children = list(_children)
+    children = _running()
     for child in children:
         child.pipes[0].close()
     for child in children:
