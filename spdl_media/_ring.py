@@ -125,8 +125,9 @@ class Ring:
         if self._warns:
             self._warns = False
             warnings.warn(
-                f"more than {self._num_views} batches are kept, so those that come are copied out of the "
-                "memory that is shared with the process that makes them. Let go of batches earlier",
+                f"the batches that are kept lie in more than {self._num_views} blocks of the memory that is "
+                "shared with the process that makes them, so those that come are copied. Let go of batches "
+                "earlier",
                 stacklevel=5,
             )
 

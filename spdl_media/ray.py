@@ -83,6 +83,7 @@ class _Decoder:
         Raises:
             TypeError: It is no dictionary.
             KeyError: It has no column of inputs.
+            ValueError: It has a column already of the name of one that would be added.
             MissingDependencyError: A path is a URL, and fsspec is not installed.
         """
         if not isinstance(batch, Mapping):
@@ -95,6 +96,12 @@ class _Decoder:
             raise KeyError(
                 f"the rows have columns {list(batch)}, and none named {' or '.join(names)}"
             )
+        for option, output in (("output", self._output), ("error", self._error)):
+            if output in batch and output != name:
+                raise ValueError(
+                    f"the rows have a column {output!r} already, which would be lost: give {option}= another "
+                    "name"
+                )
         inputs = list(batch[name])
         errors = [""] * len(inputs)
         arrays = self._rows(inputs, errors) if self._has_one_shape else self._each(inputs, errors)

@@ -209,3 +209,17 @@ def test_ray_decodes_in_actors_and_in_tasks(ray: Any, tmp_path: Path) -> None:
                 assert (row["image"] == 20 * number).all()
     damaged = actors.filter(lambda row: row["error"] != "").take_all()
     assert [Path(row["path"]).name for row in damaged] == ["05.png"]
+
+
+def test_columns_that_are_there_are_not_lost() -> None:
+    for decoder, option in (
+        (DecodeImages(width=8, height=8), "error"),
+        (DecodeImages(width=8, height=8, error="why"), "output"),
+    ):
+        batch = {"bytes": [b""], "error": ["mine"], "image": [1]}
+        if option == "error":
+            del batch["image"]
+        with pytest.raises(
+            ValueError, match=f"already, which would be lost: give {option}= another"
+        ):
+            decoder(batch)

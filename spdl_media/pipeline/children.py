@@ -27,7 +27,7 @@ import numpy as np
 from spdl_media._ring import Ring, begin_to_send, dumps
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 
-__all__ = ("Child", "RemoteTraceback", "Seeds", "failure")
+__all__ = ("Child", "RemoteTraceback", "Seeds", "failure", "not_started")
 
 _GRACE_SECONDS: Final = 1.0
 """How long a process may take to end by itself."""
@@ -146,7 +146,9 @@ class Child:
         Raises:
             WorkerDied: The process ended instead.
             TimeoutError: Nothing came for so many seconds. The process was ended.
+            PipelineError: It is another's: this process was forked from the one that started it.
         """
+        self._check_process()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         # The pipe alone would do, if no process forked elsewhere could hold its other end open.
         ends = (pipe, self.process.sentinel)
@@ -165,8 +167,30 @@ class Child:
             pass
         raise self.death()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started it, and was not merely forked from the one that has."""
+        return os.getpid() == self._pid
+
+    def terminate(self) -> None:
+        """Ask the process to end, whatever it does."""
+        if self.is_ours:
+            self.process.terminate()
+
+    def _check_process(self) -> None:
+        if not self.is_ours:
+            raise PipelineError(
+                f"{self._what} serves the process that started it, and this one was forked from that. Make "
+                "another pipeline or loader here"
+            )
+
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process has not ended.
+
+        Raises:
+            PipelineError: As in :meth:`receive`.
+        """
+        self._check_process()
         with self._lock:
             return self.process.is_alive()
 
@@ -191,7 +215,7 @@ class Child:
     def end(self, pipe: Connection, grace: float = _GRACE_SECONDS) -> None:
         """Close a pipe; with the last one, see that the process ends."""
         # In a process that was forked meanwhile it is another's.
-        if self.leave(pipe) > 0 or os.getpid() != self._pid:
+        if self.leave(pipe) > 0 or not self.is_ours:
             return
         with self._lock:
             self.process.join(grace)
@@ -220,6 +244,15 @@ def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def not_started(name: str, error: Exception) -> PipelineError:
+    """The error for a process that could not be started."""
+    return PipelineError(
+        f"no process can be started for {name}: {error}. It needs memory, descriptors and what can be "
+        "pickled: functions at the top of a module and objects of plain values can; lambdas, functions "
+        "within functions, locks and open files cannot."
+    )
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from spdl_media._ring import dumps, pack, ring_or_none, unpack
-from spdl_media.pipeline.children import Child, RemoteTraceback, failure
+from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure, not_started
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
 from spdl_media.pipeline.failures import PoolBroken, WorkerDied
 from spdl_media.pipeline.stages import PipeConfig
@@ -66,14 +66,17 @@ class WorkerProcesses:
         self._spare: list[_Worker] = []
         self._num_coming = 0
         self._busy: set[_Worker] = set()
+        # Forks would all draw the numbers of this process.
+        self._seeds, self._numbers = Seeds.draw(), itertools.count()
         processes: list[list[_Worker]] = []
         try:
             while len(processes) < num_processes:
                 processes.append(self._start())
-        except BaseException:
-            # There are no descriptors left, for one.
+        except BaseException as error:
             for worker in itertools.chain.from_iterable(processes):
                 worker.leave()
+            if isinstance(error, (OSError, EOFError)):  # there are no descriptors left, for one
+                raise not_started(f"stage {stage.name!r}", error) from error
             raise
         # The first threads of all of them, then the second ones.
         self._idle.extend(itertools.chain.from_iterable(zip(*processes, strict=True)))
@@ -104,7 +107,7 @@ class WorkerProcesses:
             while self._spare:
                 self._spare.pop().leave()
             for worker in self._busy:
-                worker.child.process.terminate()
+                worker.child.terminate()
 
     def _ready_worker(self) -> _Worker:
         """One that has the function; a new one in the place of one that died while it waited."""
@@ -161,7 +164,7 @@ class WorkerProcesses:
         with self._lock:
             self._busy.add(worker)
             if self._closed:
-                worker.child.process.terminate()
+                worker.child.terminate()
         return worker
 
     def _start(self) -> list[_Worker]:
@@ -176,6 +179,7 @@ class WorkerProcesses:
             what=f"A worker process of stage {stage.name!r}",
             ring=ring_or_none(self._context, _BLOCK_SIZE, **options),
             num_pipes=config.num_threads,
+            seeds=self._seeds.of_process(next(self._numbers)),
         )
         return [_Worker(child, pipe, stage) for pipe in child.pipes]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._ring import dumps, pack, ring_or_none, unpack
-from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure
+from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure, not_started
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
@@ -24,8 +24,8 @@ __all__ = ("SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subpr
 
 T = TypeVar("T")
 
-_NUM_VIEWS: Final = 8
-"""Batches that the consumer may keep without a copy."""
+_NUM_VIEWS: Final = 64
+"""Blocks that what the consumer keeps may lie in; a batch takes one for each array that was made there."""
 
 # What the two processes say. The numbers of epochs are beside them.
 _START, _STOP, _TAKEN = b"s", b"q", b"+"
@@ -258,11 +258,7 @@ class SubprocessIterable(Generic[T]):
         except Exception as error:
             if isinstance(error, PipelineError):
                 raise
-            raise PipelineError(
-                f"no process can be started for {self._name}: {error}. It needs memory, descriptors and what "
-                "can be pickled: functions at the top of a module and objects of plain values can; lambdas, "
-                "functions within functions, locks and open files cannot."
-            ) from error
+            raise not_started(self._name, error) from error
         _children.add(child)
         self._child, self._has_answered = child, False
         self._finalizer = weakref.finalize(self, _end_dropped, child)
@@ -326,9 +322,11 @@ class SubprocessIterable(Generic[T]):
         return data
 
     def _tell(self, child: Child, message: bytes) -> None:
-        # A process that has died is told of when it is asked for an item.
-        with suppress(OSError):
-            child.pipes[0].send_bytes(message)
+        # A process that was forked from this one has the pipe, too.
+        if child.is_ours:
+            # One that has died is told of when it is asked for an item.
+            with suppress(OSError):
+                child.pipes[0].send_bytes(message)
 
 
 def _end_dropped(child: Child) -> None:

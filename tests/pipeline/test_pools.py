@@ -377,7 +377,7 @@ def test_processes_that_were_started_end_when_the_next_cannot(
         return started[-1]
 
     monkeypatch.setattr(WorkerProcesses, "_start", start_two)
-    with pytest.raises(OSError, match="Too many open files"):
+    with pytest.raises(PipelineError, match=r"no process can be started .* Too many open files"):
         processes(square, pools, max_workers=3)
     for (worker,) in started:
         worker.child.process.join(WAIT)
@@ -538,3 +538,25 @@ def test_generators_end_with_a_callers_pool_that_cannot_start() -> None:
         builder = PipelineBuilder().add_source([1]).pipe(fan_out, executor=executor)
         with pytest.raises(PipelineFailure, match="ThreadPoolExecutor of stage 'fan_out' takes no"):
             list(builder.build().get_iterator(timeout=10))
+
+
+def drawn(_: int) -> tuple[int, float]:
+    return os.getpid(), float(np.random.rand())  # noqa: NPY002  # the global ones are meant
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_process_has_random_numbers_of_its_own(pools: list[Pool], method: str) -> None:
+    if method == "fork" and sys.version_info >= (3, 12):
+        pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
+    runs = []
+    for _ in range(2):
+        np.random.seed(0)  # noqa: NPY002
+        pool = processes(drawn, pools, mp_context=method, max_workers=2)
+        firsts: dict[int, float] = {}
+        while len(firsts) < 2:
+            for pid, number in results([pool.submit(0) for _ in range(4)]):
+                firsts.setdefault(pid, number)
+        runs.append(set(firsts.values()))
+    assert len(runs[0]) == 2
+    # The same for who seeds them.
+    assert runs[0] == runs[1]

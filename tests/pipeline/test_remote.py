@@ -218,14 +218,53 @@ def test_an_iteration_that_is_broken_off_leaves_nothing_to_the_next() -> None:
 
 def test_what_is_kept_stays_right_after_the_process_is_gone() -> None:
     with (
-        iterate_in_subprocess(functools.partial(Batches, 30)) as batches,
-        pytest.warns(UserWarning, match="more than 8 batches are kept"),
+        iterate_in_subprocess(functools.partial(Batches, 90)) as batches,
+        pytest.warns(UserWarning, match="in more than 64 blocks of the memory"),
     ):
         kept = list(batches)
     for index, batch in enumerate(kept):
         np.testing.assert_array_equal(batch["rows"], index)
     with pytest.raises(PipelineError, match="was closed"):
         iter(batches)
+
+
+FORKS = """
+import os, sys
+import spdl_media as sm
+from spdl_media.pipeline import iterate_in_subprocess
+
+def same(item):
+    return item
+
+if __name__ == "__main__":
+    loaders = sm.DataLoader(range(40), preprocessor=same, num_processes=2, output_order="input"), None
+    items = iter(loaders[0] if sys.argv[1] == "loader" else iterate_in_subprocess(Numbers))
+    found = [next(items)]
+    if os.fork() == 0:
+        try:
+            next(items) if sys.argv[1] == "iterable" else None
+        except Exception as error:
+            print(error, flush=True)
+        del items, loaders
+        os._exit(0)
+    assert os.wait()[1] == 0
+    print(found + list(items) == list(range(40)))
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="CPython warns of forks beside threads")
+@pytest.mark.parametrize("kind", ["loader", "iterable"])
+def test_a_process_that_is_forked_meanwhile_ends_nothing(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "forks.py"
+    numbers = "class Numbers:\n    def __iter__(self):\n        return iter(range(40))\n"
+    program.write_text(FORKS.replace("\ndef same", f"\n{numbers}\ndef same"))
+    command = [sys.executable, str(program), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    *told, last = done.stdout.splitlines()
+    assert last == "True", done.stderr
+    assert [("this one was forked from that" in line) for line in told] == [True] * (
+        kind != "loader"
+    )
 
 
 @pytest.mark.parametrize("package", ["numpy", pytest.param("torch", marks=pytest.mark.long)])
