@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import av
@@ -32,6 +35,7 @@ __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "vid
 
 # The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
 _QUIET_SVT = ("SVT_LOG", "1")
+_TASKS = Path("/proc/self/task")  # Linux's list of this process's threads
 _FLAGS = f"flags=bilinear+{ACCURATE}"
 _TOO_FAR = 2**40  # ticks; months, in any unit of time
 _NARROW = 128  # columns, well above those of the crash, for other processors
@@ -184,6 +188,25 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     if encoder.type != kind:
         raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
     return encoder
+
+
+def open_encoder(context: Any) -> None:
+    """Open an encoder, and leave the threads of the process as they are.
+
+    In processes of root SVT-AV1 makes its own threads and the one that opens it real-time, with all threads
+    that this one starts later: one that computes would keep its core from everybody else.
+    """
+    if context.name != "libsvtav1" or not _TASKS.is_dir():
+        context.open()
+        return
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    others = set(_TASKS.iterdir()) - {_TASKS / str(threading.get_native_id())}
+    try:
+        context.open()
+    finally:
+        for task in set(_TASKS.iterdir()) - others:
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(int(task.name), policy, parameter)
 
 
 def _is_encoder(name: str) -> bool:

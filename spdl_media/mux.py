@@ -23,6 +23,7 @@ from spdl_media.encode import (
     VideoEncodeConfig,
     VideoEncoder,
     find_encoder,
+    open_encoder,
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
 from spdl_media.frames import AudioFrames
@@ -182,7 +183,7 @@ class Muxer:
             else:
                 track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
             with self._errors():
-                stream.codec_context.open()
+                open_encoder(stream.codec_context)
             return self._added(track)
 
     def add_remux_stream(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import pickle
 import signal
 from collections.abc import Iterator
@@ -357,3 +358,39 @@ def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
         muxer.write(index, sm.frames_from_array(frames))
     assert not sm.cut(source, target, 0, None)
     assert len(sm.demux_video(target)) == 60
+
+
+def _real_time_threads() -> list[str]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [task.name for task in tasks if os.sched_getscheduler(int(task.name)) != os.SCHED_OTHER]
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getscheduler") or os.geteuid() != 0,
+    reason="SVT-AV1 changes the threads of root on Linux",
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sm.encode_image(FRAMES[0], format="avif"),
+        lambda: make_media([VideoTrack(frames=FRAMES, codec="libsvtav1")], format="mp4"),
+    ],
+    ids=["encode_image", "make_media"],
+)
+def test_the_av1_encoder_makes_no_thread_of_the_process_real_time(make: Any) -> None:
+    # SVT-AV1 does so in processes of root: a thread that computes would keep its core from all others.
+    assert not _real_time_threads()
+    make()
+    assert not _real_time_threads()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getscheduler") or os.geteuid() != 0,
+    reason="SVT-AV1 changes the threads of root on Linux",
+)
+def test_the_av1_encoders_own_threads_give_way_to_others() -> None:
+    with sm.Muxer(io.BytesIO(), format="mp4") as muxer:
+        video = muxer.add_encode_stream(sm.video_encode_config(**CONFIG, encoder="libsvtav1"))
+        assert not _real_time_threads()
+        muxer.write(video, sm.frames_from_array(FRAMES))
+        assert not _real_time_threads()

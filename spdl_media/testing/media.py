@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spdl_media._ffmpeg import check_codec_options
 from spdl_media.array_frames import channel_layout, frames_from_array
-from spdl_media.encode import find_encoder
+from spdl_media.encode import find_encoder, open_encoder
 from spdl_media.orientation import display_matrix, rotation
 from spdl_media.testing.images import Image, best_pix_fmt, video_frame
 
@@ -370,6 +370,7 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
     stream.time_base = _time_base(track)
     if track.orientation != 1:
         stream.set_display_matrix(display_matrix(track.orientation))
+    open_encoder(stream.codec_context)
     yield None
     for number, image in enumerate(track.frames):
         frame = video_frame(image, track.pix_fmt)
