@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,11 +145,19 @@ def driver() -> Any:
     """
     library, quick, functions = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY), SimpleNamespace()
     for name, types in _ARGUMENTS.items():
-        function = getattr(quick if name in _QUICK else library, name)
+        function: Any = getattr(quick if name in _QUICK else library, name, partial(_lacking, name))
         function.argtypes = types
         setattr(functions, name, function)
     functions.cuInit(0)
     return functions
+
+
+def _lacking(name: str, *_: Any) -> None:
+    """What stands for a function that an old driver does not have."""
+    raise DriverError(
+        f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks {name}, which the wheel of spdl_media "
+        "calls. Install a newer driver, or leave cuda= out"
+    )
 
 
 def call(name: str, *arguments: Any) -> None:

@@ -31,11 +31,13 @@ def test_a_driver_that_is_too_old_is_named_with_the_wheel(tmp_path: Path) -> Non
     build(tmp_path, "-DOLD")
     done = run(tmp_path, str(HERE.parent / "fake_driver" / "old_driver.py"))
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.strip()
-    assert said.startswith(
-        "TransferError: x: NVIDIA's driver, which is of CUDA 11.4, lacks functions"
-    )
-    assert "in the wheel of PyAV" in said
+    of_ffmpeg, own, version = done.stdout.splitlines()
+    driver = "NVIDIA's driver, which is of CUDA 11.4, lacks "
+    assert of_ffmpeg.startswith(f"TransferError: x: {driver}functions that FFmpeg")
+    assert "in the wheel of PyAV" in of_ffmpeg
+    assert own.startswith(f"DriverError: {driver}cuStreamCreate, which the wheel of spdl_media ")
+    assert own.endswith(" calls. Install a newer driver, or leave cuda= out")
+    assert version == "11.4"
 
 
 @pytest.mark.long

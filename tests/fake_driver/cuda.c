@@ -1,7 +1,7 @@
 /* A CUDA driver without a device, as far as FFmpeg needs one: its "device memory" is host memory.
  *
  * Tests load it by its soname before FFmpeg does, and read or set the variables below by ctypes. Compiled with
- * -DOLD, it lacks a function, as the driver of an old CUDA does. */
+ * -DOLD, it lacks one function that FFmpeg calls and one that this library does, as the driver of an old CUDA does. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,10 +131,10 @@ FOUR(cuMemcpyAsync, cuMemcpyDtoDAsync_v2, cuMemcpyDtoD_v2, cuMemcpyDtoHAsync_v2)
 FOUR(cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2, cuMemcpyHtoD_v2, cuMemsetD8Async)
 FOUR(cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel, cuModuleGetFunction, cuModuleGetGlobal)
 FOUR(cuModuleLoadData, cuModuleUnload, cuSignalExternalSemaphoresAsync, cuStreamAddCallback)
-FOUR(cuStreamCreate, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize)
+UNUSED(cuStreamDestroy_v2) UNUSED(cuStreamQuery) UNUSED(cuStreamSynchronize)
 FOUR(cuTexObjectCreate, cuTexObjectDestroy, cuWaitExternalSemaphoresAsync, cuEGLStreamProducerReturnFrame)
-FOUR(cuCtxSynchronize, cuMemGetInfo_v2, cuPointerGetAttribute, cuStreamGetCtx)
+UNUSED(cuCtxSynchronize) UNUSED(cuMemGetInfo_v2) UNUSED(cuPointerGetAttribute) UNUSED(cuStreamGetCtx)
 FOUR(cuEGLStreamConsumerDisconnect, cuEGLStreamProducerConnect, cuEGLStreamProducerDisconnect, cuEGLStreamProducerPresentFrame)
 #ifndef OLD
-UNUSED(cuMemAllocManaged)
+UNUSED(cuMemAllocManaged) UNUSED(cuStreamCreate)
 #endif
