@@ -21,7 +21,7 @@ from typing import (
 )
 
 from spdl_media._checks import check_choice, did_you_mean
-from spdl_media._lengths import OnShort
+from spdl_media._rows import OnShort
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default

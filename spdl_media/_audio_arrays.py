@@ -14,8 +14,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._frame_scan import CodedFrames, find_frames
 from spdl_media._jpeg import keep_freed_memory
-from spdl_media._lengths import OnShort, check_enough, fill_up
-from spdl_media._rows import Array, new_array
+from spdl_media._rows import OnShort, check_enough, fill_up, new_array
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media._sample_rows import SampleRows, layout_name
 from spdl_media._wav import WAVInfo, read_wav
@@ -26,7 +25,7 @@ from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.decode import decode_audio_into, decode_packets, naming
 from spdl_media.errors import ConvertError, DecodeError, DemuxError
 from spdl_media.filter_desc import sound_ops
-from spdl_media.formats import SAMPLE_DTYPES
+from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frames import AudioFrames, frame_metadata
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps

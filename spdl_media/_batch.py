@@ -11,24 +11,15 @@ import numpy as np
 
 from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media._decode_each import decode_each
-from spdl_media._lengths import OnShort
-from spdl_media._rows import PictureRows, colors_differ, colors_of, why_no_array
+from spdl_media._rows import FrameRows, OnShort, colors_differ, colors_of, why_no_array
 from spdl_media._video_rows import VideoRows
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
-from spdl_media.decode import (
-    Default,
-    decode_into,
-    decode_packets,
-    filtered,
-    naming,
-)
+from spdl_media.decode import Default, decode_into, decode_packets, filtered, naming
 from spdl_media.demux import demux_image
-from spdl_media.errors import (
-    ConvertError,
-)
+from spdl_media.errors import ConvertError
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
@@ -217,7 +208,7 @@ class _Batch:
         self.failures: list[Failure] = []
         self._positions: list[int] = []
         self._first: _Loaded | None = None
-        self._rows = PictureRows(count, request.storage, request.layout, request.values)
+        self._rows = FrameRows(count, request.storage, request.layout, request.values)
         self._count, self._request = count, request
         self._lock = threading.Lock()
 
@@ -228,18 +219,20 @@ class _Batch:
             ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
                 its format makes no array, or the storage is too small.
         """
-        loaded = _Loaded(position, image.source, _kind_of(image))
+        (frame,) = av_frames(image)
+        size = frame.width, frame.height, frame.format.name
+        loaded = _Loaded(position, image.source, (size, colors_of(frame)))
         with self._lock:
             is_first = self._first is None
             if self._first is None:
                 self._first = loaded
                 # Takes the memory, which no other thread may do meanwhile.
-                self._rows.put(position, image)
+                self._rows.put_image(position, image)
         if loaded.kind != self._first.kind:
             # By position, so that the message is the same whichever thread was first.
             raise _images_differ(*sorted((self._first, loaded)))
         if not is_first:
-            self._rows.put(position, image)
+            self._rows.put_image(position, image)
         self._positions.append(position)
 
     def finish(self) -> CPUBuffer:
@@ -295,11 +288,6 @@ class _Loaded(NamedTuple):
     position: int
     source: str
     kind: _Kind
-
-
-def _kind_of(image: ImageFrames) -> _Kind:
-    frame = av_frames(image)[0]
-    return (frame.width, frame.height, frame.format.name), colors_of(frame)
 
 
 def _images_differ(one: _Loaded, other: _Loaded) -> ConvertError:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.buffer import CPUBuffer
+from spdl_media._checks import check_choice, check_int
+from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import (
     COLOR_RANGES,
     COLORSPACES,
+    Array,
+    Shape,
     is_yuv,
     pixel_layout,
     plane_views,
@@ -22,11 +28,11 @@ from spdl_media.frames import frame_metadata
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
 from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage, lease_memory
+from spdl_media.timing import Window
 from spdl_media.values import Values
 
-Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = tuple[int, ...]
 Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
+OnShort: TypeAlias = Literal["error", "repeat_last", "wrap", "zeros"]
 Colors: TypeAlias = tuple[str | None, str | None]
 """Matrix and range, by the names of buffers."""
 
@@ -194,10 +200,10 @@ def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
         target[row] = plane
 
 
-class PictureRows:
-    """One array for images that come one by one, so that none has to be kept until the last.
+class FrameRows:
+    """One array for frames that come one by one, so that none has to be kept until the last.
 
-    Memory is taken with the first image, and let go of by :meth:`take` or :meth:`release`.
+    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`release`.
 
     Args:
         count: Number of rows.
@@ -215,46 +221,215 @@ class PictureRows:
         layout: Literal["NCHW", "NHWC"] | None,
         values: Values | None = None,
     ) -> None:
-        self._count = count
-        self._storage = storage
+        self._count, self._storage = count, storage
         self._layout, self._values = layout, values
         self._array: Array | None = None
         self._places: list[Array] = []
 
-    def put(self, row: int, picture: ImageFrames) -> None:
-        """Copy an image, which has the size and format of the first, into a row.
+    def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
+        """Copy a frame of FFmpeg's into rows.
 
         Raises:
-            ConvertError: The first one's format makes no array, or the storage is too small.
+            ConvertError: It differs from the first in size or format, or its format makes no array, or the
+                storage is too small.
         """
-        (frame,) = av_frames(picture)
         if self._array is None:
-            args = frame, self._layout, "the image", picture.source, self._values
-            plan = self._plan = RowPlan(*args)
+            name = f"the frame of row {rows[0]}"
+            plan = self._plan = RowPlan(frame, self._layout, name, source, self._values)
             self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
             self._places = plan.places(self._array)
-        self._plan.copy(frame, self._places, row)
+        self._plan.check(frame, lambda: f"that of row {rows[0]}", source)
+        for row in rows:
+            self._plan.copy(frame, self._places, row)
 
-    def take(self, rows: Sequence[int], zeros: Sequence[int] = ()) -> CPUBuffer:
-        """These rows, moved together, of which some become zeros."""
-        if self._array is None:
-            raise ValueError("no image was put into a row; please report this")
+    def put_image(self, row: int, image: ImageFrames) -> None:
+        """Copy an image into a row; see :meth:`put`."""
+        (frame,) = av_frames(image)
+        self.put([row], frame, image.source)
+
+    def take(
+        self,
+        rows: Sequence[int] | None = None,
+        zeros: Sequence[int] = (),
+        shape: Shape | None = None,
+    ) -> CPUBuffer:
+        """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
         array = self._array
+        assert array is not None, "a frame was put into a row"
         self.release()
-        for target, row in enumerate(rows):
-            # Rows only move towards the start, so none is overwritten before it has moved.
-            if target != row:
-                array[target] = array[row]
-        array = array[: len(rows)]
-        array[list(zeros)] = 0
-        return self._plan.buffer(array)
+        if rows is not None:
+            for target, row in enumerate(rows):
+                # Rows only move towards the start, so none is overwritten before it has moved.
+                if target != row:
+                    array[target] = array[row]
+            array = array[: len(rows)]
+        if zeros:
+            array[list(zeros)] = 0
+        return self._plan.buffer(
+            array if shape is None else array.reshape(*shape, *array.shape[1:])
+        )
 
     def release(self) -> None:
         """Let go of the memory."""
         self._array, self._places = None, []
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which frames of a video the rows of an array are.
+
+    Attributes:
+        numbers: Of each row, the frame; -1: zeros.
+        count: Into so many groups of equally many rows, each with a crop of its own.
+        shape: In place of the number of rows, in the shape of the array.
+    """
+
+    numbers: list[int]
+    count: int = 1
+    shape: tuple[int, ...] | None = None
+
+    def targets(self) -> dict[int, dict[int, list[int]]]:
+        """By frame and group, its rows."""
+        found: dict[int, dict[int, list[int]]] = {}
+        size = len(self.numbers) // self.count or 1
+        for row, number in enumerate(self.numbers):
+            if number >= 0:
+                found.setdefault(number, {}).setdefault(row // size, []).append(row)
+        return found
+
+
 def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
     """An array in memory of the storage or, without one, in fresh memory; its values are not set."""
     nbytes = prod(shape) * np.dtype(dtype).itemsize
     return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)
+
+
+def check_length(name: str, count: int | None, on_short: str | None) -> None:
+    """Check a number of frames or samples by the name of its argument, and what becomes of too few.
+
+    Raises:
+        TypeError: The number is no whole one.
+        ValueError: It is not positive, the policy is unknown, or there is no number that could be missed.
+    """
+    check_choice("on_short", on_short, (*get_args(OnShort), None))
+    if count is not None:
+        check_int(name, count)
+    elif on_short is not None:
+        raise ValueError(
+            f"on_short={on_short!r} says what becomes of too few, so it needs {name}=, which says how many"
+        )
+
+
+def check_enough(
+    found: int, wanted: int, on_short: OnShort | None, what: str, window: Window, source: str
+) -> None:
+    """Refuse too few frames or samples where the policy says so.
+
+    Raises:
+        ConvertError: They are too few.
+    """
+    if found < wanted and on_short == "error":
+        remedy = "on_short='repeat_last', 'wrap' or 'zeros' fills up"
+        if what == "samples":
+            remedy += "; decode_config(gaps='fill') puts silence where the file leaves audio out"
+        raise ConvertError(
+            f"{wanted} {what} are asked for, and there are {found} in the window {window}. {remedy}",
+            source=source,
+        )
+
+
+def fill_up(
+    rows: npt.NDArray[Any], found: int, on_short: OnShort, zero: int = 0
+) -> npt.NDArray[np.intp] | None:
+    """Fill an array behind its first rows, of which there is one at least unless zeros fill it.
+
+    Returns:
+        Which rows stand there now; ``None``: zeros do.
+    """
+    missing = np.arange(found, len(rows))
+    if on_short == "zeros":
+        rows[found:] = zero
+        return None
+    places = missing % found if on_short == "wrap" else np.full_like(missing, found - 1)
+    rows[found:] = rows[places]
+    return places
+
+
+class ImageBuffer(CPUBuffer):
+    """A buffer of a decoded image, whose array is made when somebody asks for it.
+
+    A batch does not ask: :func:`collate_images` writes the image to its row. So floats of an image are
+    written once, and until then it is kept in bytes, a quarter of their size.
+
+    Thread safety: safe.
+    """
+
+    __slots__ = ("_image", "_layout", "_lock", "_values")
+
+    def __init__(
+        self,
+        image: ImageFrames,
+        layout: Literal["NCHW", "NHWC"] | None,
+        values: Values | None,
+        **metadata: Unpack[BufferMetadata],
+    ) -> None:
+        # No array yet; None would be a released one.
+        super().__init__((), **metadata)  # type: ignore[arg-type]
+        self._image: ImageFrames | None = image
+        self._layout, self._values = layout, values
+        self._lock = threading.Lock()
+
+    def _alive(self) -> Any:
+        with self._lock:
+            if self._image is not None:
+                rows = self.rows(1, None)
+                rows.put_image(0, self._image)
+                self._array, self._image = rows.take().array[0], None
+        return super()._alive()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Planes of FFmpeg's go to no other process: a copy has the array.
+        return partial(CPUBuffer, self.array, **self.metadata), ()
+
+    def release(self) -> None:
+        """Give the memory back, as other buffers do."""
+        # The outer lock first, as whoever asks for the array interface.
+        with RELEASING, self._lock:
+            self._image = None
+            super().release()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        self._alive()  # made before the lock of all buffers is taken
+        return super().__array_interface__
+
+    def rows(self, count: int, storage: Storage | None) -> FrameRows:
+        """Rows for so many images like this one."""
+        return FrameRows(count, storage, self._layout, self._values)
+
+    def pending(self) -> tuple[ImageFrames, object] | None:
+        """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
+        image = self._image
+        if image is None:
+            return None
+        return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
+
+
+def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
+    """Copy images to the rows of a buffer, each once.
+
+    Returns:
+        The buffer; ``None``: they are no such images, or not alike, or arrays already.
+    """
+    found = [one.pending() if type(one) is ImageBuffer else None for one in images]
+    pairs = [pair for pair in found if pair is not None]
+    if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
+        return None
+    rows = images[0].rows(len(images), storage)
+    for row, (image, _) in enumerate(pairs):
+        rows.put_image(row, image)
+    buffer: CPUBuffer = rows.take()
+    if images[0].boxes is not None:
+        buffer.boxes = tuple(box for one in images for box in one.boxes)
+        buffer.flips = tuple(flip for one in images for flip in one.flips)
+    return buffer

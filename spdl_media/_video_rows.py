@@ -9,11 +9,11 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._lengths import OnShort, check_enough, fill_up
-from spdl_media._rows import Array, RowPlan, new_array, no_frames
+from spdl_media._rows import OnShort, RowPlan, check_enough, fill_up, new_array, no_frames
 from spdl_media._shared_memory import Bytes
 from spdl_media.buffer import CPUBuffer
 from spdl_media.filter_desc import picture_ops
+from spdl_media.formats import Array
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import CPUStorage, Storage, StoragePool, lease_memory

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Unpack
 
 from spdl_media._arguments import ClipArguments, DeviceLike, declared
 from spdl_media._audio_arrays import AudioRequest, decode_audio_array
-from spdl_media._lengths import check_length
+from spdl_media._rows import check_length
 from spdl_media.buffer import Buffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.decode import DEFAULT_FILTER

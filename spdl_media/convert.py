@@ -14,18 +14,10 @@ import numpy.typing as npt
 
 from spdl_media._audio_arrays import convert_audio
 from spdl_media._checks import check_choice
-from spdl_media._rows import (
-    Array,
-    Layout,
-    RowPlan,
-    Shape,
-    copy_frame,
-    new_array,
-    no_frames,
-)
+from spdl_media._rows import Layout, RowPlan, copy_frame, new_array, no_frames
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import plane_views
+from spdl_media.formats import Array, Shape, plane_views
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory

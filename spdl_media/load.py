@@ -34,8 +34,7 @@ from spdl_media._batch import (
     load_rows,
 )
 from spdl_media._checks import check_int
-from spdl_media._lengths import check_length
-from spdl_media._rows import PictureRows
+from spdl_media._rows import FrameRows, check_length
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -100,9 +99,9 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
     request = image_request(**arguments)
 
     def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
-        rows = PictureRows(1, request.storage, request.layout, request.values)
-        rows.put(0, decode_cut(src, 0, request))
-        batch = rows.take([0])
+        rows = FrameRows(1, request.storage, request.layout, request.values)
+        rows.put_image(0, decode_cut(src, 0, request))
+        batch = rows.take()
         batch.boxes, batch.flips = request.cuts.drawn([0], [0])
         return CPUBuffer(batch.array[0], **batch.metadata)
 

@@ -11,7 +11,7 @@ import numpy as np
 from spdl_media._arguments import ArrayLayout
 from spdl_media._batch import decode_cut
 from spdl_media._checks import check_int
-from spdl_media._image_buffer import ImageBuffer
+from spdl_media._rows import ImageBuffer
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng

@@ -15,7 +15,7 @@ import numpy as np
 from spdl_media._arguments import DeviceLike, FrameArguments, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
-from spdl_media._frame_rows import FrameRows, Rows
+from spdl_media._rows import FrameRows, Rows
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -283,6 +283,9 @@ class VideoFile:
         decoder, targets = self._decoder, rows.targets()
         routes: dict[int, Route[list[int]]] = {}
 
+        def put(places: list[int], frame: Any) -> None:
+            sink.put(places, frame, self.source)
+
         def route(group: int, frame: Any) -> Route[list[int]]:
             # Frames of all groups go through one filter, unless each is cut at a place of its own.
             key = 0 if cuts.is_empty else group
@@ -290,7 +293,7 @@ class VideoFile:
                 size = frame.width, frame.height
                 upright = size[::-1] if swaps_sides(decoder.orientation) else size
                 own = desc if cuts.is_empty else cuts.filter(group, upright, desc, self.source)
-                routes[key] = Route(decoder.filter(own), sink.put, self.source)
+                routes[key] = Route(decoder.filter(own), put, self.source)
             return routes[key]
 
         def take(number: int, frame: Any) -> None:
@@ -375,13 +378,12 @@ def load_rows(video: VideoFile, rows: Rows, request: FrameRequest) -> Buffer:
     """
     if all(number < 0 for number in rows.numbers):
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
-    sink = FrameRows(
-        len(rows.numbers), request.storage, request.layout, request.values, video.source
-    )
+    sink = FrameRows(len(rows.numbers), request.storage, request.layout, request.values)
     try:
         with video._reading():
             video._decode_rows(rows, request.desc, request.cuts, sink)
-        buffer = sink.take(rows.zeros(), rows.shape)
+        zeros = [row for row, number in enumerate(rows.numbers) if number < 0]
+        buffer = sink.take(zeros=zeros, shape=rows.shape)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         sink.release()

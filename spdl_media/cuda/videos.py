@@ -15,7 +15,7 @@ from typing import Literal, SupportsIndex, TypeAlias
 
 from spdl_media._batch import TimedFrames, VideoRequest
 from spdl_media._checks import check_choice, check_int
-from spdl_media._lengths import check_enough
+from spdl_media._rows import check_enough
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
