@@ -8,7 +8,7 @@ of the CPU time of all threads, which says more on a busy machine.
     python samples/benchmarks/encode.py [VIDEO] [--rounds 7] [--frames 120] [--scale 1]
 
 Expected: ratios of about 1, as the encoders take nearly all of the time; above it where copying the array
-counts, and below it for JPEG, for which chroma is converted without the bias of FFmpeg's scaler.
+counts, and for JPEG, for which FFmpeg's scaler is not the quickest and has a bias that is avoided here.
 """
 
 from __future__ import annotations
