@@ -12,15 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._checks import check_callable, check_choice, check_int
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import (
-    ExecutorConfig,
-    ProcessPoolExecutorConfig,
-    kind_of,
-    name_of,
-)
-from spdl_media.pipeline.stages import source_length
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.failures import failure_limit
 from spdl_media.source import MapIterator
 
 AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
@@ -68,29 +63,6 @@ def checked_source(source: Any) -> AnySource:
     return MapIterator(source)
 
 
-def check_functions(**functions: Callable[..., Any] | None) -> None:
-    """Check the functions of a loader by the names of their arguments.
-
-    Raises:
-        TypeError: One is no function, or of a kind that its stage cannot run.
-    """
-    for name, fn in functions.items():
-        if fn is None:
-            continue
-        check_callable(name, fn)
-        kind = kind_of(fn)
-        if name != "preprocessor" and "generator" in kind:
-            raise TypeError(
-                f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
-                "samples in the preprocessor"
-            )
-        if name == "transfer_fn" and kind == "async":
-            raise TypeError(
-                "transfer_fn must be a plain function, which runs in a thread of its own, and "
-                f"{name_of(fn)} is a coroutine function; await in the aggregator"
-            )
-
-
 def usable_cores() -> int:
     """Cores that this process may use, by its affinity and the limit of its container (cgroup 2)."""
     if hasattr(os, "process_cpu_count"):  # CPython 3.13
@@ -117,90 +89,74 @@ def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
     return next((one for one in others if one.name == "rng" and one.kind in by_name), None)
 
 
-def check_policy(on_error: object, max_failures: object) -> None:
-    """Check ``on_error``, and whether it goes with ``max_failures``.
+def check_arguments(loader: Any) -> None:
+    """Check the arguments of a DataLoader, and whether they go together.
 
     Raises:
-        TypeError: It is neither a word nor a plain function.
-        ValueError: The word is unknown, or does not go with ``max_failures``.
+        TypeError: One has the wrong type, or a function is of a kind that its stage cannot run.
+        ValueError: One is out of range, or does not go with another one.
+        PipelineError: The preprocessor cannot be pickled, and would have to be.
     """
-    if callable(on_error):
-        if (kind := kind_of(on_error)) != "function":
-            raise TypeError(
-                f"on_error must be a plain function f(item, error), and {name_of(on_error)} is of kind "
-                f"{kind!r}"
-            )
-    else:
-        check_choice(
-            "on_error", on_error, ("skip", "raise", "replace"), remedy="A function does as well"
+    for name in ("preprocessor", "aggregator", "transfer_fn"):
+        if (fn := getattr(loader, name)) is not None:
+            _check_function(name, fn)
+    for name in ("batch_size", "buffer_size", "num_threads", "num_processes"):
+        if name == "buffer_size" or getattr(loader, name) is not None:
+            check_int(name, getattr(loader, name))
+    if loader.batch_size is None and loader.drop_last:
+        raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
+    check_seconds("timeout", loader.timeout)
+    check_choice("output_order", loader.output_order, ("completion", "input"))
+    failure_limit("max_failures", loader.max_failures)
+    if loader.on_failure is not None:
+        check_callable("on_failure", loader.on_failure)
+    on_error = loader.on_error
+    if not callable(on_error):
+        choices, remedy = ("skip", "raise", "replace"), "A function does as well"
+        check_choice("on_error", on_error, choices, remedy=remedy)
+    elif (kind := kind_of(on_error)) != "function":
+        raise TypeError(
+            f"on_error must be a plain function f(item, error), and {name_of(on_error)} is of kind "
+            f"{kind!r}"
         )
-    if on_error == "raise" and max_failures is not None:
+    if on_error == "raise" and loader.max_failures is not None:
         raise ValueError(
-            f"on_error='raise' ends the epoch with the first failure, so max_failures={max_failures!r} "
-            "has no meaning; leave one of them out"
+            "on_error='raise' ends the epoch with the first failure, so "
+            f"max_failures={loader.max_failures!r} has no meaning; leave one of them out"
         )
-
-
-def executor_of(
-    executor: Executor | ExecutorConfig | None, num_processes: int | None, num_threads: int | None
-) -> Executor | ExecutorConfig | None:
-    """Where a loader makes its calls; ``None``: in threads here.
-
-    Raises:
-        TypeError: ``num_processes`` is no whole number.
-        ValueError: It is below 1, or both are given.
-    """
-    if num_processes is None:
-        return executor
-    check_int("num_processes", num_processes)
-    if executor is not None:
+    if loader.executor is not None and loader.num_processes is not None:
         raise ValueError(
             "num_processes= has processes of the loader's own make the calls, and executor= says where they "
             "are made; leave one of them out"
         )
-    # Beyond the cores, processes only cost memory; each has one thread at least.
-    threads = num_threads or -(-usable_cores() // num_processes)
-    return ProcessPoolExecutorConfig(num_processes, num_threads=threads)
 
 
-def num_batches(
-    source: object,
-    preprocessor: Callable[..., Any] | None,
-    batch_size: int | None,
-    *,
-    drop_last: bool,
-) -> int:
-    """The batches of an epoch in which nothing is dropped or fails; without ``batch_size``, the samples.
-
-    Raises:
-        TypeError: The source has no length, or the preprocessor is a generator.
-    """
-    if preprocessor is not None and "generator" in kind_of(preprocessor):
+def _check_function(name: str, fn: Callable[..., Any]) -> None:
+    check_callable(name, fn)
+    kind = kind_of(fn)
+    if name != "preprocessor" and "generator" in kind:
         raise TypeError(
-            "the loader has no length: its preprocessor is a generator, so an item may give any "
-            "number of samples"
+            f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
+            "samples in the preprocessor"
         )
-    length = source_length(source)
-    if length is None:
+    if name == "transfer_fn" and kind == "async":
         raise TypeError(
-            f"the loader has no length, because its source, a {type(source).__name__}, has none"
+            "transfer_fn must be a plain function, which runs in a thread of its own, and "
+            f"{name_of(fn)} is a coroutine function; await in the aggregator"
         )
-    if batch_size is None:
-        return length
-    return length // batch_size if drop_last else -(-length // batch_size)
 
 
 def check_calls(
+    loader: Any,
     fetch: Callable[[Any], Any] | None,
-    preprocessor: Callable[..., Any] | None,
-    on_error: OnError,
     executor: Executor | ExecutorConfig | None,
-    cache: int | None,
-    aggregator: Callable[[Any], Any] | None = None,
 ) -> None:
     """Check whether samples can be replaced, made in an executor, and kept for later epochs.
 
-    An aggregator that is given may be called in the executor, if nothing else is.
+    Args:
+        loader: The loader.
+        fetch: Gives the value for a key, if the source is a dataset.
+        executor: Where the calls are made; an aggregator's too, if it is that of ``num_processes``.
 
     Raises:
         TypeError: It is no executor, or the bytes of the cache are no whole number.
@@ -208,6 +164,7 @@ def check_calls(
             cache is too small.
         PipelineError: The preprocessor cannot be pickled, and would have to be.
     """
+    preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
     replaces = on_error == "replace" or callable(on_error)
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
@@ -216,21 +173,26 @@ def check_calls(
             f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
         )
     has_items = fetch is not None or preprocessor is not None
-    if cache is not None and not has_items:
-        raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
     if executor is not None:
-        if not has_items and aggregator is None:
+        called = preprocessor or fetch
+        if loader.num_processes is not None:
+            called = called or loader.aggregator
+        if called is None:
             raise ValueError(
                 "executor= is for a preprocessor or a dataset, and num_processes= for these or an "
                 "aggregator; there is neither"
             )
-        PipeConfig(preprocessor or (None if has_items else aggregator) or int, executor=executor)
-    if cache is not None:
-        check_int("cache", cache, unit=" byte")
-        rng = None if preprocessor is None else rng_parameter(preprocessor)
-        is_random = getattr(preprocessor, "is_random", False)
-        if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
-            raise ValueError(
-                f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
-                "another in each; leave one of them out, or draw in the aggregator"
-            )
+        # A dataset is pickled with the call, when an epoch begins.
+        PipeConfig(int if called is fetch else called, executor=executor)
+    if cache is None:
+        return
+    if not has_items:
+        raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
+    check_int("cache", cache, unit=" byte")
+    rng = None if preprocessor is None else rng_parameter(preprocessor)
+    is_random = getattr(preprocessor, "is_random", False)
+    if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
+        raise ValueError(
+            f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
+            "another in each; leave one of them out, or draw in the aggregator"
+        )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from spdl_media._loader_stages import tags_of, value_of
-from spdl_media._resume import Ledger, Tag
+from spdl_media._resume import Ledger
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
 from spdl_media.pipeline.pipeline import deferred_interrupt
@@ -19,29 +19,15 @@ CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 
 
 class _Iteration:
-    """Hands out what a pipeline gives, as arrays of the library ``to``.
-
-    Calls ``note`` with the tags of each, and ``complete`` at the end.
-    """
+    """Hands out what a pipeline of a loader gives."""
 
     # Nothing is to be closed if __init__ fails.
     _is_over = True
 
-    def __init__(
-        self,
-        pipeline: Pipeline[Any],
-        ledger: Ledger,
-        timeout: float | None,
-        to: str | None,
-        note: Callable[[Ledger, Sequence[Tag]], object],
-        complete: Callable[[Ledger], object],
-    ) -> None:
-        self._pipeline = pipeline
-        self._ledger = ledger
-        self._timeout = timeout
-        self._convert = None if to is None else CONVERTERS[to]
-        self._note = note
-        self._complete = complete
+    def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
+        self._loader, self._pipeline, self._ledger = loader, pipeline, ledger
+        self._timeout = loader.timeout
+        self._convert = None if loader.to is None else CONVERTERS[loader.to]
         self._is_over = False
 
     def _converted(self, tagged: Any) -> Any:
@@ -49,7 +35,7 @@ class _Iteration:
         if self._convert is not None:
             # In the consumer's thread, whose stream is to wait for arrays on a device.
             (value,) = self._convert((value,))
-        self._note(self._ledger, tags_of(tagged))
+        self._loader._hand_out(self._ledger, tags_of(tagged))
         return value
 
     def close(self) -> None:
@@ -67,8 +53,8 @@ class _Iteration:
 class Epoch(_Iteration, Iterator[Any]):
     """An iteration under way. Its pipeline ends with it."""
 
-    def __init__(self, pipeline: Pipeline[Any], *args: Any) -> None:
-        super().__init__(pipeline, *args)
+    def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
+        super().__init__(loader, pipeline, ledger)
         pipeline.start()
 
     def __next__(self) -> Any:
@@ -88,7 +74,7 @@ class Epoch(_Iteration, Iterator[Any]):
                 self.close()
                 raise
         # Not while the error is handled, which would stand in the traceback of a Ctrl-C.
-        self._complete(self._ledger)
+        self._loader._complete(self._ledger)
         self.close()
         raise StopIteration
 
@@ -101,8 +87,8 @@ class Epoch(_Iteration, Iterator[Any]):
 class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     """The same for a task. Its pipeline starts with the first batch that is asked for."""
 
-    def __init__(self, pipeline: Pipeline[Any], *args: Any) -> None:
-        super().__init__(pipeline, *args)
+    def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
+        super().__init__(loader, pipeline, ledger)
         # Stops the pipeline when it ends or is dropped, without blocking the event loop.
         self._items = aiter(pipeline)
 
@@ -117,7 +103,7 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
             # As in Epoch: the batch is still being made, and another call may get it.
             raise
         except StopAsyncIteration:
-            self._complete(self._ledger)
+            self._loader._complete(self._ledger)
             self.close()
             raise
         except BaseException:

@@ -1,25 +1,26 @@
-"""Items of a DataLoader: their random numbers, and the stages in which they are read and preprocessed."""
+"""Items of a DataLoader: their random numbers, the stages that make samples of them, and stand-ins."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._loader_policies import StandIns, is_final
-from spdl_media._loader_stages import One, Tagged, stage_of
-from spdl_media._resume import Ledger
+from spdl_media._loader_arguments import OnError
+from spdl_media._loader_stages import One, SharedSource, Tagged, ends_with_run, tagged_stage
+from spdl_media._resume import Ledger, State
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.failures import PoolBroken
 from spdl_media.samplers import Purpose, random_bits
 
 if TYPE_CHECKING:
@@ -52,22 +53,6 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     return np.random.Generator(
         random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
     )
-
-
-@dataclass(frozen=True)
-class RngMaker:
-    """Makes the generator of the item at a position.
-
-    Attributes:
-        key: Seed of the loader, and epoch.
-        place: Gives the place of the item in the order of all ranks.
-    """
-
-    key: tuple[int, int]
-    place: Callable[[int], int]
-
-    def __call__(self, position: int) -> np.random.Generator:
-        return sample_rng(*self.key, self.place(position))
 
 
 @dataclass(frozen=True)
@@ -156,6 +141,160 @@ class SampleCache:
         return SampleCache, (self.max_bytes,)
 
 
+class Replaced(NamedTuple):
+    """A row of a batch whose own item failed, so that another sample stands in it.
+
+    Attributes:
+        row: The row, counted from 0; without ``batch_size`` always 0.
+        position: Position in the epoch of the item that failed, counted from 0 in the share of this rank.
+        item: That item, as the source gave it; of a dataset, its key.
+        by: Position of the good item whose sample stands in; ``None`` for the result of a function.
+    """
+
+    row: int
+    position: int
+    item: Any
+    by: int | None
+
+
+class StandInTag(tuple[int, int | None]):  # noqa: SLOT001  # a tag that says more
+    """The tag of a sample that stands in for the item at that position."""
+
+    item: Any
+    by: int | None
+
+
+# Makes the sample of an item, with the random numbers of a position.
+_Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
+
+
+class StandIns:
+    """Has each failure counted once, and finds what stands in for the item: by a function, or another item.
+
+    Good samples go in the place of bad ones, each of one at most, as brackets are matched. A bad item is an
+    opening bracket, a good one closes it, and the positions form a ring. So the choice depends on which items
+    are good and on nothing else: not on threads, nor on where an epoch was resumed.
+
+    Args:
+        fn: A function of the user's that makes the sample.
+        items: Those of the epoch, without a function.
+        ledger: Of the run.
+    """
+
+    def __init__(
+        self, fn: Callable[[Any, BaseException], Any] | None, items: Sequence[Any], ledger: Ledger
+    ) -> None:
+        self.items = items
+        self._fn = fn
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._counted: set[int] = set()
+        # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
+        self._turns: dict[int, int] = {}
+        # From bad items to what closes them: else each of a long run of them would walk over all the others.
+        self._steps: dict[int, int] = {}
+
+    async def find(
+        self, tagged: Tagged, error: BaseException, load: _Load, node: Node
+    ) -> Tagged | None:
+        """Return what stands in for an item that failed; ``None`` drops it.
+
+        Raises:
+            PoolBroken: No item can be loaded any more.
+            BaseException: What the function raised.
+        """
+        sample, by = None, None
+        if self._fn is not None:
+            try:
+                sample = self._fn(tagged.value, error)
+            except BaseException as own:
+                # Counted by the stage, as the failure of this item.
+                own.__context__ = error
+                raise
+        self._count(tagged, error, node)
+        try:
+            if self._fn is None:
+                sample, by = await self._walk(tagged.tags[0][0], load, node)
+        finally:
+            node.end_early()
+        if sample is None:
+            return None
+        tag = StandInTag(tagged.tags[0])
+        tag.item, tag.by = tagged.value, by
+        return Tagged(sample, (tag,))
+
+    def _count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
+        position = tagged.tags[0][0]
+        with self._lock:
+            is_new = position not in self._counted
+            self._counted.add(position)
+        if is_new:
+            node.fail_early(tagged, error)
+
+    async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
+        """Walk ahead to the good item that closes the bracket, and note what closes those on the way."""
+        count, opened = len(self.items), [position]
+        self._turns[position] = 1
+        for step in range(self._steps.get(position, 1), count):
+            # The consumer has gone, and the way may be long.
+            if self._ledger.is_closed:
+                return None, None
+            by = (position + step) % count
+            turn, sample = self._turns.get(by), None
+            if turn is None or (turn < 0 and len(opened) == 1):
+                turn, sample = await self._try(by, position, load, node)
+            if turn > 0:
+                opened.append(by)
+            elif turn < 0:
+                start = opened.pop()
+                self._steps[start] = (by - start) % count
+                if not opened:
+                    return sample, by
+        # Nothing is left for the others either.
+        self._steps.update(dict.fromkeys(opened, count))
+        return None, None
+
+    async def _try(self, by: int, position: int, load: _Load, node: Node) -> tuple[int, Any]:
+        turn, sample, item = 1, None, None
+        try:
+            item = self.items[by]
+            sample = await load(item, position)
+            turn = 0 if sample is None else -1
+        except BaseException as error:
+            if is_final(error):
+                raise
+            self._count(Tagged(item, ((by, None),)), error, node)
+        self._turns[by] = turn
+        return turn, sample
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error says nothing of an item: the run ends, or its pool."""
+    return isinstance(error, PoolBroken) or ends_with_run(error)
+
+
+def stand_ins_of(
+    on_error: OnError, source: SharedSource, start: State, ledger: Ledger
+) -> StandIns | None:
+    """Make what finds stand-ins in a run; if among the items of the source, begin its epoch.
+
+    Raises:
+        ValueError: The source has no positions at which to look.
+    """
+    if callable(on_error):
+        return StandIns(on_error, (), ledger)
+    if on_error != "replace":
+        return None
+    items = source.begin_by_position(start)
+    if items is None:
+        raise ValueError(
+            "on_error='replace' looks for another good item by its position, and the source, a "
+            f"{type(source.source).__name__}, can only be read from its start; pass a sequence, a sampler or "
+            "MapIterator(dataset, sampler), or a function as on_error"
+        )
+    return StandIns(None, items, ledger)
+
+
 @dataclass
 class ItemStages:
     """Makes the stages in which items are read and preprocessed.
@@ -163,7 +302,8 @@ class ItemStages:
     Attributes:
         fetch: Gives the value for a key.
         preprocessor: Makes the sample of the value.
-        make_rng: Makes the argument ``rng`` of the preprocessor.
+        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
+        place: Gives the place of the item at a position in the order of all ranks.
         ledger: Of the run.
         stand_ins: Finds what stands in for an item.
         executor: Where the calls are made.
@@ -172,57 +312,54 @@ class ItemStages:
 
     fetch: Callable[[Any], Any] | None
     preprocessor: Callable[..., Any] | None
-    make_rng: RngMaker | None
+    rng_key: tuple[int, int] | None
+    place: Callable[[int], int]
     ledger: Ledger
     stand_ins: StandIns | None
     executor: Executor | ExecutorConfig | None
     cache: SampleCache | None
 
-    def make(self, parallel: Callable[[Callable[..., Any]], dict[str, Any]]) -> list[PipeConfig]:
+    def make(self, parallel: Callable[..., dict[str, Any]]) -> list[PipeConfig]:
         """Make the stages: one, if stand-ins, an executor or a cache need the call in one piece.
 
         Args:
-            parallel: Gives the options of a stage by its function.
+            parallel: Gives the options of a stage by its function and executor.
         """
-        fetch, preprocessor, ledger = self.fetch, self.preprocessor, self.ledger
+        fetch, preprocessor, rng_key = self.fetch, self.preprocessor, self.rng_key
         if self.stand_ins or self.executor or self.cache:
             return [self._whole(parallel)] if fetch or preprocessor else []
         stages = []
         if fetch is not None:
             # In the threads: to read an item of a dataset is often the dear part.
-            stages.append(PipeConfig(stage_of(fetch, ledger), "dataset", **parallel(fetch)))
+            stages.append(tagged_stage(fetch, self.ledger, "dataset", **parallel(fetch)))
         if preprocessor is not None:
-            stage = stage_of(preprocessor, ledger, self.make_rng)
-            stages.append(PipeConfig(stage, name_of(preprocessor), **parallel(preprocessor)))
+            make_rng = None
+            if rng_key is not None:
+                make_rng = lambda position: sample_rng(*rng_key, self.place(position))  # noqa: E731
+            options = parallel(preprocessor)
+            stages.append(tagged_stage(preprocessor, self.ledger, make_rng=make_rng, **options))
         return stages
 
-    def _whole(self, parallel: Callable[[Callable[..., Any]], dict[str, Any]]) -> PipeConfig:
-        fetch, preprocessor, make_rng = self.fetch, self.preprocessor, self.make_rng
-        kinds = [kind_of(step) for step in (fetch, preprocessor) if step is not None]
-        item_call = AsyncItemCall if "async" in kinds else ItemCall
-        rng_key = None if make_rng is None else make_rng.key
-        call: Callable[..., Any] = item_call(fetch, preprocessor, rng_key)
-        options = parallel(call)
-        is_bare = self.executor is not None and fetch is None and make_rng is None
+    def _whole(self, parallel: Callable[..., dict[str, Any]]) -> PipeConfig:
+        steps = [fn for fn in (self.fetch, self.preprocessor) if fn is not None]
+        item_call = AsyncItemCall if "async" in map(kind_of, steps) else ItemCall
+        call: Callable[..., Any] = item_call(self.fetch, self.preprocessor, self.rng_key)
+        options = parallel(call, self.executor)
+        is_bare = self.executor is not None and self.fetch is None and self.rng_key is None
         if is_bare:
-            assert preprocessor is not None
             # A sub-interpreter could not import the class above.
-            call = preprocessor
-        if workers := _num_workers(self.executor):
-            options["concurrency"] = workers
-        name = "dataset" if preprocessor is None else name_of(preprocessor)
-        around = partial(self._around, is_bare=is_bare)
-        return PipeConfig(call, name, executor=self.executor, around=around, **options)
+            call = steps[0]
+        name = "dataset" if self.preprocessor is None else name_of(self.preprocessor)
+        return PipeConfig(call, name, around=partial(self._around, is_bare=is_bare), **options)
 
     def _around(
         self, call: Callable[..., Any], node: Node, *, is_bare: bool
     ) -> Callable[[Tagged], Any]:
         """Make what this process calls around a call that an executor may make elsewhere."""
-        is_async = kind_of(call) == "async"
-        stand_ins, place = self.stand_ins, self.make_rng.place if self.make_rng else int
+        is_async, stand_ins = kind_of(call) == "async", self.stand_ins
 
         async def make(item: Any, position: int) -> Any:
-            result = call(item if is_bare else (item, place(position)))
+            result = call(item if is_bare else (item, self.place(position)))
             if is_async:
                 return await result
             if isinstance(result, CoroutineType):
@@ -246,31 +383,6 @@ class ItemStages:
                 return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
 
         return stage if is_async else lambda tagged: _finished(stage(tagged))
-
-
-def _num_workers(executor: object) -> int:
-    """How many calls an executor makes at a time, if it says so."""
-    return (getattr(executor, "max_workers", None) or 0) * getattr(executor, "num_threads", 1)
-
-
-def aggregator_stage(
-    aggregator: Callable[[Any], Any],
-    ledger: Ledger,
-    executor: Executor | ExecutorConfig | None,
-    parallel: dict[str, Any],
-) -> PipeConfig:
-    """Make the stage that makes a batch of samples, with the options for its function."""
-    name = name_of(aggregator)
-    if executor is None:
-        return PipeConfig(stage_of(aggregator, ledger), name, **parallel)
-    parallel["concurrency"] = _num_workers(executor)
-    return PipeConfig(
-        aggregator,
-        name,
-        executor=executor,
-        around=lambda call, _: stage_of(call, ledger),
-        **parallel,
-    )
 
 
 def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:

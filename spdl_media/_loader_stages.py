@@ -15,6 +15,7 @@ from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_
 from spdl_media._loader_arguments import AnySource
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
 from spdl_media.image_folder import ImageFolder
+from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr
 from spdl_media.pipeline.stages import ReadyItems
@@ -275,6 +276,18 @@ def stage_of(
         return value
 
     return _KINDS[kind](call, ledger)
+
+
+def tagged_stage(
+    fn: Callable[..., Any],
+    ledger: Ledger,
+    name: str = "",
+    make_rng: Callable[[int], object] | None = None,
+    **options: Any,
+) -> PipeConfig:
+    """Make the description of a stage of :func:`stage_of`, with the options of its place in the pipeline."""
+    around = lambda call, _: stage_of(call, ledger, make_rng)  # noqa: E731
+    return PipeConfig(fn, name, around=around, **options)
 
 
 # `call` applies the user's function to the value of what is tagged.

@@ -16,44 +16,34 @@ from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from spdl_media._checks import (
-    answers_unknown,
-    check_callable,
-    check_choice,
-    check_int,
-    check_seconds,
-)
+from spdl_media._checks import answers_unknown, check_choice, check_int
 from spdl_media._collate import collate
 from spdl_media._epochs import iterator_in, order_of, place_maker
 from spdl_media._loader_arguments import (
     TORCH_NAMES,
     OnError,
+    check_arguments,
     check_calls,
-    check_functions,
-    check_policy,
     checked_source,
-    executor_of,
-    num_batches,
     rng_parameter,
     usable_cores,
 )
 from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
 from spdl_media._loader_items import (
     ItemStages,
-    RngMaker,
+    Replaced,
     SampleCache,
-    aggregator_stage,
+    StandInTag,
     sample_rng,
+    stand_ins_of,
 )
-from spdl_media._loader_policies import Replaced, replaced_in, stand_ins_of
 from spdl_media._loader_ranks import RankCheck, check_of_ranks, origin_of_loader
-from spdl_media._loader_stages import SharedSource, stage_of, value_of
+from spdl_media._loader_stages import SharedSource, tagged_stage, value_of
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.pipeline import (
     AggregateConfig,
     FailureRecord,
     OutputOrder,
-    PipeConfig,
     Pipeline,
     PipelineBuilder,
     PipelineConfig,
@@ -62,8 +52,8 @@ from spdl_media.pipeline import (
     SourceConfig,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
-from spdl_media.pipeline.failures import FailureLimit, failure_limit
+from spdl_media.pipeline.executors import ExecutorConfig, ProcessPoolExecutorConfig, kind_of
+from spdl_media.pipeline.failures import FailureLimit
 from spdl_media.pipeline.stages import StageConfig, source_length
 from spdl_media.source import MapIterator, SupportsGetItem
 
@@ -176,33 +166,14 @@ class DataLoader:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_functions(
-            preprocessor=self.preprocessor,
-            aggregator=self.aggregator,
-            transfer_fn=self.transfer_fn,
-        )
-        if self.batch_size is not None:
-            check_int("batch_size", self.batch_size)
-        elif self.drop_last:
-            raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
-        check_int("buffer_size", self.buffer_size)
-        if self.num_threads is not None:
-            check_int("num_threads", self.num_threads)
-        check_seconds("timeout", self.timeout)
+        check_arguments(self)
         if self.to is not None:
             check_choice("to", self.to, tuple(CONVERTERS))
             # A missing package is told of here, before anything is loaded.
             CONVERTERS[self.to](())
-        check_choice("output_order", self.output_order, ("completion", "input"))
-        failure_limit("max_failures", self.max_failures)
-        if self.on_failure is not None:
-            check_callable("on_failure", self.on_failure)
-        check_policy(self.on_error, self.max_failures)
         self.seed = check_int("seed", self.seed, at_least=0)
         self._source = SharedSource(checked_source(self.src))
-        aggregator = None if self.num_processes is None else self.aggregator
-        calls = (self._source.fetch, self.preprocessor, self.on_error, self._executor, self.cache)
-        check_calls(*calls, aggregator)
+        check_calls(self, self._source.fetch, self._executor)
         self._samples = None if self.cache is None else SampleCache(self.cache)
         self._next = self._fresh(0)
         # Whether the user chose the next epoch here, rather than at the source.
@@ -223,8 +194,17 @@ class DataLoader:
         Raises:
             TypeError: The source has no length, or the preprocessor is a generator.
         """
-        source = self._source.source
-        return num_batches(source, self.preprocessor, self.batch_size, drop_last=self.drop_last)
+        if self.preprocessor is not None and "generator" in kind_of(self.preprocessor):
+            raise TypeError(
+                "the loader has no length: its preprocessor is a generator, so an item may give any "
+                "number of samples"
+            )
+        length = source_length(self._source.source)
+        if length is None:
+            name = type(self._source.source).__name__
+            raise TypeError(f"the loader has no length, because its source, a {name}, has none")
+        size = self.batch_size or 1
+        return length // size if self.drop_last else -(-length // size)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on with that of :meth:`load_state_dict`.
@@ -260,7 +240,7 @@ class DataLoader:
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
         self._next, self._is_pinned = self._fresh(start.epoch + 1), False
-        return kind(self._pipeline, ledger, self.timeout, self.to, self._hand_out, self._complete)
+        return kind(self, self._pipeline, ledger)
 
     def _hand_out(self, ledger: Ledger, tags: Sequence[Tag]) -> None:
         if self._ranks is not None:
@@ -356,7 +336,11 @@ class DataLoader:
 
         Ask in the thread that iterates, before the next batch.
         """
-        return replaced_in(self._tags)
+        return tuple(
+            Replaced(row, tag[0], tag.item, tag.by)
+            for row, tag in enumerate(self._tags)
+            if isinstance(tag, StandInTag)
+        )
 
     def statistics(self) -> PipelineStatistics | None:
         """Return the statistics of the latest iteration; ``None`` before the first one."""
@@ -409,15 +393,17 @@ class DataLoader:
         return self._ledger.state() if leads_back and self._ledger is not None else start
 
     def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
-        source, preprocessor, make_rng = self._source, self.preprocessor, None
-        if preprocessor is not None and rng_parameter(preprocessor):
-            # The sample's place among those of all ranks: no two share random numbers.
-            make_rng = RngMaker((start.seed, start.epoch), place_maker(source.source, start.before))
+        source, preprocessor = self._source, self.preprocessor
+        draws = preprocessor is not None and rng_parameter(preprocessor)
+        # The sample's place among those of all ranks: no two share random numbers.
+        place = place_maker(source.source, start.before) if draws else int
+        rng_key = (start.seed, start.epoch) if draws else None
         stand_ins = stand_ins_of(self.on_error, source, start, ledger)
-        item_stages = ItemStages(
-            source.fetch, preprocessor, make_rng, ledger, stand_ins, self._executor, self._samples
+        calls = ItemStages(
+            *(source.fetch, preprocessor, rng_key, place),
+            *(ledger, stand_ins, self._executor, self._samples),
         )
-        stages: list[StageConfig] = [*item_stages.make(self._parallel)]
+        stages: list[StageConfig] = [*calls.make(self._parallel)]
         # Without a stage for items, none sees a None, and drops it.
         items = stand_ins.items if self.on_error == "replace" and stand_ins else None
         feed = source.feed(start, ledger, items, drops_none=not stages)
@@ -428,15 +414,12 @@ class DataLoader:
             aggregator = collate
         if aggregator is not None:
             is_elsewhere = self.num_processes is not None and not (source.fetch or preprocessor)
-            executor = self._executor if is_elsewhere else None
-            stages.append(
-                aggregator_stage(aggregator, ledger, executor, self._parallel(aggregator))
-            )
+            options = self._parallel(aggregator, self._executor if is_elsewhere else None)
+            stages.append(tagged_stage(aggregator, ledger, **options))
         if self.transfer_fn is not None:
-            stage = stage_of(self.transfer_fn, ledger)
             # Copies have a stream for each thread, so one thread keeps them in order.
             one_thread = ThreadPoolExecutorConfig(max_workers=1)
-            stages.append(PipeConfig(stage, name_of(self.transfer_fn), executor=one_thread))
+            stages.append(tagged_stage(self.transfer_fn, ledger, executor=one_thread))
         on_failure = self.on_failure
         return Pipeline(
             PipelineConfig(SourceConfig(feed), stages, SinkConfig(self.buffer_size)),
@@ -449,12 +432,23 @@ class DataLoader:
 
     @property
     def _executor(self) -> Executor | ExecutorConfig | None:
-        return executor_of(self.executor, self.num_processes, self.num_threads)
+        """Where calls are made; ``None``: in threads here."""
+        if self.num_processes is None:
+            return self.executor
+        # Beyond the cores, processes only cost memory; each has one thread at least.
+        threads = self.num_threads or -(-usable_cores() // self.num_processes)
+        return ProcessPoolExecutorConfig(self.num_processes, num_threads=threads)
 
-    def _parallel(self, fn: Callable[..., Any]) -> dict[str, Any]:
-        """Options of a stage that makes as many calls at a time as there are threads."""
+    def _parallel(self, fn: Callable[..., Any], executor: Any = None) -> dict[str, Any]:
+        """Options of a stage that makes as many calls at a time as there are threads or workers."""
         concurrency = self.num_threads or usable_cores()
         # Coroutines wait rather than compute, so more of them than cores may run.
         if self.num_threads is None and "async" in kind_of(fn):
             concurrency = max(8, concurrency)
-        return {"concurrency": concurrency, "output_order": self.output_order}
+        # If the executor says how many.
+        workers = (getattr(executor, "max_workers", 0) or 0) * getattr(executor, "num_threads", 1)
+        return {
+            "concurrency": workers or concurrency,
+            "output_order": self.output_order,
+            "executor": executor,
+        }

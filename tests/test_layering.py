@@ -13,7 +13,7 @@ from effort import each
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
 LOADER = [
-    *("_loader_arguments", "_loader_stages", "_loader_policies", "_loader_items"),
+    *("_loader_arguments", "_loader_stages", "_loader_items"),
     *("_loader_ranks", "_loader_epoch", "dataloader"),
 ]
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
