@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
@@ -29,131 +30,26 @@ _MIN_BUFFER_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class DemuxConfig:
-    """How a source is opened. See :func:`demux_config`."""
+class _Config:
+    """Base of options as values; their mappings are copies that cannot be written to."""
 
-    format: str | None = None
-    format_options: Mapping[str, str] = field(default_factory=dict)
-    buffer_size: int = 32768
-    # May hold passwords, so it is left out of the repr.
-    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.format is not None and not isinstance(self.format, str):
-            raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
-        check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
-        options = string_options("format_options", self.format_options)
-        # The class is frozen, so the checked copies are put in past its setter.
-        object.__setattr__(self, "format_options", options)
-        storage = self.storage_options
-        if not isinstance(storage, Mapping) or not all(isinstance(key, str) for key in storage):
-            raise TypeError(
-                f"storage_options must be a mapping of fsspec's options by name, not {storage!r}"
-            )
-        object.__setattr__(self, "storage_options", MappingProxyType(_copied(storage)))
+    def _set(self, **checked: object) -> None:
+        # The classes are frozen, so what was checked is put in past their setter.
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
         # The read-only views of the options are not picklable; the plain values are.
-        options, storage = dict(self.format_options), dict(self.storage_options)
-        return DemuxConfig, (self.format, options, self.buffer_size, storage)
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {
+            name: dict(v) if isinstance(v, MappingProxyType) else v for name, v in given.items()
+        }
+        return partial(type(self), **plain), ()
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """How packets are decoded. See :func:`decode_config`."""
-
-    decoder: str | None = None
-    decoder_options: Mapping[str, str] = field(default_factory=dict)
-    orient: bool = True
-    on_corrupt: OnCorrupt = "raise"
-    downscale: Downscale | None = None
-    gaps: Gaps = "join"
-
-    def __post_init__(self) -> None:
-        if self.decoder is not None and not isinstance(self.decoder, str):
-            raise TypeError(f"decoder must be a str, such as 'h264', not {self.decoder!r}")
-        if not isinstance(self.orient, bool):
-            raise TypeError(f"orient must be True or False, not {self.orient!r}")
-        check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
-        check_choice("downscale", self.downscale, (*get_args(Downscale), None))
-        check_choice("gaps", self.gaps, get_args(Gaps))
-        options = string_options("decoder_options", self.decoder_options)
-        object.__setattr__(self, "decoder_options", options)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        options = dict(self.decoder_options)
-        plain = (self.decoder, options, self.orient, self.on_corrupt, self.downscale, self.gaps)
-        return DecodeConfig, plain
-
-
-@dataclass(frozen=True, slots=True)
-class CUDAConfig:
-    """Where work for a CUDA device is done. See :func:`cuda_config`."""
-
-    device_index: int
-    stream: int | None = None
-    allocator: Allocator | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "device_index", _check_number("device_index", self.device_index))
-        if self.stream is not None:
-            stream = _check_number("stream", self.stream, _STREAM_HINT)
-            object.__setattr__(self, "stream", stream)
-        allocator = self.allocator
-        if allocator is not None and not (
-            isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
-        ):
-            raise TypeError(
-                "allocator must be a tuple of two functions, allocate(nbytes, device_index, stream) and "
-                f"free(address), not {allocator!r}"
-            )
-
-
-def _check_number(name: str, value: object, hint: str = "") -> int:
-    number = as_int(value)
-    if number is None:
-        raise TypeError(f"{name} must be an int{hint}, not {value!r}")
-    if number < 0:
-        raise ValueError(f"{name} must be 0 or more, not {value!r}")
-    return number
-
-
-_STREAM_HINT = " (the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream) or None"
-
-
-def cuda_config(
-    device_index: SupportsIndex,
-    stream: int | None = None,
-    allocator: Allocator | None = None,
-) -> CUDAConfig:
-    """Choose where work for a CUDA device is done.
-
-    Args:
-        device_index: Number of the device, counted from 0 among those that the process sees.
-        stream: The address of a ``cudaStream_t``, such as ``torch.cuda.Stream().cuda_stream`` or
-            ``cupy.cuda.Stream().ptr``, on which copies are made: 0 and 1 are the default stream, 2 is that of
-            the thread. It must be one of this device, and live as long as what is made on it. ``None``: a
-            stream of the library's own, one for each thread.
-        allocator: What gives memory of the device: ``(allocate, free)``, called as
-            ``allocate(nbytes, device_index, stream)``, which returns an address, and ``free(address)``.
-            PyTorch has ``torch.cuda.caching_allocator_alloc`` and ``torch.cuda.caching_allocator_delete``.
-            ``None``: the pool of PyTorch or CuPy.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: A negative number.
-    """
-    return CUDAConfig(device_index, stream, allocator)  # type: ignore[arg-type]  # made an int there
-
-
-def demux_config(
-    *,
-    format: str | None = None,
-    format_options: Mapping[str, object] | None = None,
-    buffer_size: int = 32768,
-    storage_options: Mapping[str, object] | None = None,
-) -> DemuxConfig:
-    """Choose how a source is opened.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemuxConfig(_Config):
+    """How a source is opened. ``demux_config`` is its other name.
 
     Args:
         format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``, ``"tga"``), for data without a
@@ -175,22 +71,31 @@ def demux_config(
     See:
         FFmpeg's formats and their options: https://ffmpeg.org/ffmpeg-formats.html
     """
-    options = string_options("format_options", format_options or {})
-    return DemuxConfig(
-        format, options, buffer_size, {} if storage_options is None else storage_options
-    )
+
+    format: str | None = None
+    format_options: Mapping[str, Any] = field(default_factory=dict)
+    buffer_size: int = 32768
+    # May hold passwords, so it is left out of the repr.
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.format is not None and not isinstance(self.format, str):
+            raise TypeError(f"format must be a str, such as 'mp4', not {self.format!r}")
+        check_int("buffer_size", self.buffer_size, at_least=_MIN_BUFFER_SIZE, unit=" bytes")
+        storage = {} if self.storage_options is None else self.storage_options
+        if not isinstance(storage, Mapping) or not all(isinstance(key, str) for key in storage):
+            raise TypeError(
+                f"storage_options must be a mapping of fsspec's options by name, not {storage!r}"
+            )
+        self._set(
+            format_options=string_options("format_options", self.format_options or {}),
+            storage_options=MappingProxyType(_copied(storage)),
+        )
 
 
-def decode_config(
-    *,
-    decoder: str | None = None,
-    decoder_options: Mapping[str, object] | None = None,
-    orient: bool = True,
-    on_corrupt: OnCorrupt = "raise",
-    downscale: Downscale | None = None,
-    gaps: Gaps = "join",
-) -> DecodeConfig:
-    """Choose how packets are decoded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(_Config):
+    """How packets are decoded. ``decode_config`` is its other name.
 
     Args:
         decoder: Name of an FFmpeg decoder, where a codec has several (``"libvpx-vp9"``); ``"pillow"``: Pillow
@@ -217,8 +122,78 @@ def decode_config(
     See:
         FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
     """
-    options = string_options("decoder_options", decoder_options or {})
-    return DecodeConfig(decoder, options, orient, on_corrupt, downscale, gaps)
+
+    decoder: str | None = None
+    decoder_options: Mapping[str, Any] = field(default_factory=dict)
+    orient: bool = True
+    on_corrupt: OnCorrupt = "raise"
+    downscale: Downscale | None = None
+    gaps: Gaps = "join"
+
+    def __post_init__(self) -> None:
+        if self.decoder is not None and not isinstance(self.decoder, str):
+            raise TypeError(f"decoder must be a str, such as 'h264', not {self.decoder!r}")
+        if not isinstance(self.orient, bool):
+            raise TypeError(f"orient must be True or False, not {self.orient!r}")
+        check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
+        check_choice("downscale", self.downscale, (*get_args(Downscale), None))
+        check_choice("gaps", self.gaps, get_args(Gaps))
+        self._set(decoder_options=string_options("decoder_options", self.decoder_options or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAConfig(_Config):
+    """Where work for a CUDA device is done. ``cuda_config`` is its other name.
+
+    Args:
+        device_index: Number of the device, counted from 0 among those that the process sees.
+        stream: The address of a ``cudaStream_t``, such as ``torch.cuda.Stream().cuda_stream`` or
+            ``cupy.cuda.Stream().ptr``, on which copies are made: 0 and 1 are the default stream, 2 is that of
+            the thread. It must be one of this device, and live as long as what is made on it. ``None``: a
+            stream of the library's own, one for each thread.
+        allocator: What gives memory of the device: ``(allocate, free)``, called as
+            ``allocate(nbytes, device_index, stream)``, which returns an address, and ``free(address)``.
+            PyTorch has ``torch.cuda.caching_allocator_alloc`` and ``torch.cuda.caching_allocator_delete``.
+            ``None``: the pool of PyTorch or CuPy.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A negative number.
+    """
+
+    device_index: int
+    stream: int | None = None
+    allocator: Allocator | None = None
+
+    def __post_init__(self) -> None:
+        self._set(device_index=_check_number("device_index", self.device_index))
+        if self.stream is not None:
+            self._set(stream=_check_number("stream", self.stream, _STREAM_HINT))
+        allocator = self.allocator
+        if allocator is not None and not (
+            isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
+        ):
+            raise TypeError(
+                "allocator must be a tuple of two functions, allocate(nbytes, device_index, stream) and "
+                f"free(address), not {allocator!r}"
+            )
+
+
+def _check_number(name: str, value: object, hint: str = "") -> int:
+    number = as_int(value)
+    if number is None:
+        raise TypeError(f"{name} must be an int{hint}, not {value!r}")
+    if number < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value!r}")
+    return number
+
+
+_STREAM_HINT = " (the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream) or None"
+
+
+demux_config = DemuxConfig
+decode_config = DecodeConfig
+cuda_config = CUDAConfig
 
 
 def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
@@ -281,11 +256,11 @@ def as_cuda_config(config: CUDAConfig | SupportsIndex) -> CUDAConfig:
     """
     if isinstance(config, CUDAConfig):
         return config
-    if as_int(config) is None:
+    if (number := as_int(config)) is None:
         raise TypeError(
             f"cuda_config must be the number of a device, such as 0, or made by cuda_config(), not {config!r}"
         )
-    return cuda_config(config)
+    return CUDAConfig(number)
 
 
 def one_cuda_config(

@@ -627,7 +627,7 @@ def test_unknown_format(clip: bytes, format: str) -> None:
         open_input(clip) as source,
         pytest.raises(ValueError, match=f"cannot read a format named {format!r}"),
     ):
-        source.open(DemuxConfig(format))
+        source.open(DemuxConfig(format=format))
 
 
 def test_unknown_format_is_told_of_close_ones(clip: bytes) -> None:
@@ -635,7 +635,7 @@ def test_unknown_format_is_told_of_close_ones(clip: bytes) -> None:
         open_input(clip) as source,
         pytest.raises(ValueError, match=r"Did you mean.*'matroska'"),
     ):
-        source.open(DemuxConfig("matrosca"))
+        source.open(DemuxConfig(format="matrosca"))
 
 
 @pytest.mark.parametrize("format", [None, "matroska"])
