@@ -13,23 +13,22 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import AvPacket, as_fraction, ffmpeg_errors
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._image_packets import read_image, still_decoder
 from spdl_media._wav import WAVInfo, read_wav_info
 from spdl_media.codec import (
     VideoCodec,
     color_numbers,
-    make_decoder,
     read_audio_codec,
     read_video_codec,
 )
-from spdl_media.config import DemuxConfig, as_demux_config, decode_config
-from spdl_media.errors import DecodeError
+from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.decode import decode_packets
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.orientation import is_mirrored, rotation, swaps_sides
-from spdl_media.packets import ImagePackets, av_packets, known_damage, metadata_of
-from spdl_media.pillow_images import read_with_pillow
+from spdl_media.packets import ImagePackets
 from spdl_media.still_headers import read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec
 
@@ -355,11 +354,8 @@ def _first_packet(
 
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:
-    # Many decoders make an image of half a file without a word.
-    metadata = metadata_of(packets)
-    if metadata.incomplete:
-        raise DecodeError(known_damage(metadata, packets.codec), source=packets.source)
-    frame = _first_frame(packets)
+    image = decode_packets(packets, None)
+    (frame,) = av_frames(image)
     # A still's own codec knows neither size nor colour before a frame is decoded.
     codec = replace(
         packets.codec,
@@ -368,7 +364,7 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
         pix_fmt=frame.format.name,
         color=color_numbers(frame),
     )
-    return _still_media(codec, packets.orientation)
+    return _still_media(codec, image.orientation)
 
 
 def _still_media(codec: VideoCodec, orientation: int) -> MediaInfo:
@@ -382,22 +378,3 @@ def _still_media(codec: VideoCodec, orientation: int) -> MediaInfo:
         best_video=0,
         is_still=True,
     )
-
-
-def _first_frame(packets: ImagePackets) -> av.VideoFrame:
-    codec, reason = packets.codec, metadata_of(packets).pillow
-    if reason is not None:
-        data, purpose = av_packets(packets)[0], f"{packets.source}: {reason}"
-        return next(read_with_pillow(memoryview(data), packets.source, purpose=purpose)).frame
-    with ffmpeg_errors(
-        lambda text: DecodeError(
-            f"the {codec.name} data cannot be decoded: {text}", source=packets.source
-        )
-    ):
-        context: Any = make_decoder(codec, decode_config(), packets.source)  # a video decoder
-        # Decoders with a delay give the frame only when told that no more data come.
-        for packet in (*av_packets(packets), None):
-            frame: av.VideoFrame
-            for frame in context.decode(packet):
-                return frame
-    raise DecodeError(f"the {codec.name} data holds no image", source=packets.source)

@@ -10,6 +10,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from spdl_media.orientation import combined
@@ -75,7 +76,7 @@ def exif_value(block: Bytes) -> int | None:
     # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
     view = view[6:] if bytes(view[:6]) == b"Exif\0\0" else view
     try:
-        found = _tiff_value(view, _ORIENTATION_TAG)
+        found = tiff_value(view, _ORIENTATION_TAG)
     except struct.error:
         return 1
     # Some writers put 0 for an unknown orientation.
@@ -268,7 +269,7 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         position += max(2, length)
 
 
-class _Chunks(NamedTuple):
+class Chunks(NamedTuple):
     """How the chunks of a family of formats follow each other.
 
     Attributes:
@@ -310,10 +311,34 @@ class _Chunks(NamedTuple):
             position = end + -end % self.padding + self.trailer
 
 
-PNG = _Chunks(8, struct.Struct(">I4s"), trailer=4)
-RIFF = _Chunks(12, struct.Struct("<4sI"), padding=2)
-IFF = _Chunks(12, struct.Struct(">4sI"), padding=2)
-CAF = _Chunks(8, struct.Struct(">4sq"))
+PNG = Chunks(8, struct.Struct(">I4s"), trailer=4)
+RIFF = Chunks(12, struct.Struct("<4sI"), padding=2)
+IFF = Chunks(12, struct.Struct(">4sI"), padding=2)
+CAF = Chunks(8, struct.Struct(">4sq"))
+
+
+def png_head(view: memoryview) -> set[bytes]:
+    """Kinds of the chunks of a PNG up to the first one of its pixels, if the data goes so far."""
+    kinds: set[bytes] = set()
+    with suppress(struct.error):  # it may end inside the header of a chunk
+        for kind, _, _ in PNG.of(view):
+            kinds.add(kind)
+            if kind == b"IDAT":
+                break
+    return kinds
+
+
+def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
+    """Place of the pixels of a BMP, width, height, bits of a pixel, compression and bytes of the pixels.
+
+    Raises:
+        struct.error: The data ends inside the header.
+    """
+    pixels, size = struct.unpack_from("<II", view, 10)
+    # The header of OS/2 has no compression, and sizes of 16 bits.
+    if size == 12:
+        return pixels, *struct.unpack_from("<HH2xH", view, 18), 0, 0
+    return pixels, *struct.unpack_from("<ii2xHII", view, 18)
 
 
 GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
@@ -413,8 +438,8 @@ def _tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | 
     return None
 
 
-def _tiff_value(view: memoryview, wanted: int) -> int | None:
-    """The first number of such a tag.
+def tiff_value(view: memoryview, wanted: int) -> int | None:
+    """The first number of such a tag; ``None``: it is not there.
 
     Raises:
         struct.error: The data ends before the directory or the value does.

@@ -18,7 +18,8 @@ import numpy as np
 
 from spdl_media._optional import require
 from spdl_media.errors import DecodeError, MediaError
-from spdl_media.exif import PNG, Bytes, boxes, byte_view
+from spdl_media.exif import JPEG_SCAN, Bytes, boxes, byte_view, jpeg_segments, png_head, tiff_value
+from spdl_media.stills import is_animated_webp
 
 __all__ = ("PillowFrame", "is_unsupported", "pillow_reason", "read_with_pillow")
 
@@ -172,60 +173,37 @@ _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
 def _tiff_reason(view: memoryview) -> str | None:
     """Tiles, JPEG, planes and other colours come out black or garbled, and FFmpeg does not say so."""
-    tags = _tiff_tags(view)
-    photometric, extra = tags.get(_PHOTOMETRIC, 1), _EXTRA_SAMPLES in tags
-    bits = tags.get(_BITS, 1)
+
+    def tag(number: int, default: int) -> int:
+        value = tiff_value(view, number)
+        return default if value is None else value
+
+    photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
+    compression = tag(_COMPRESSION, 1)
     found = (
-        ("of tiles", _TILE_WIDTH in tags),
-        ("with planes", tags.get(_PLANAR, 1) != 1),
-        (
-            f"with compression {tags.get(_COMPRESSION)}",
-            tags.get(_COMPRESSION, 1) not in _TIFF_COMPRESSIONS,
-        ),
+        ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
+        ("with planes", tag(_PLANAR, 1) != 1),
+        (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
-        ("with a palette and alpha", photometric == 3 and extra),
-        ("with colours multiplied by alpha", tags.get(_EXTRA_SAMPLES) == _ASSOCIATED_ALPHA),
+        ("with a palette and alpha", photometric == 3 and extra >= 0),
+        ("with colours multiplied by alpha", extra == _ASSOCIATED_ALPHA),
         (f"with {bits}-bit CMYK", photometric == 5 and bits != 8),
-        ("with reversed bits", tags.get(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
+        ("with reversed bits", tag(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
     )
     return next((f"a TIFF {what}" for what, is_so in found if is_so), None)
 
 
-def _tiff_tags(view: memoryview) -> dict[int, int]:
-    """The first value of each short tag of the first directory."""
-    order = "<" if view[0] == ord("I") else ">"
-    (offset,) = struct.unpack_from(order + "I", view, 4)
-    (count,) = struct.unpack_from(order + "H", view, offset)
-    tags = {}
-    for place in range(offset + 2, offset + 2 + 12 * count, 12):
-        tag, kind, number = struct.unpack_from(order + "HHI", view, place)
-        form = order + ("I" if kind == 4 else "H")
-        # More than fits into four bytes stands elsewhere: bits of three samples do.
-        at = place + 8
-        if number * struct.calcsize(form) > 4:
-            (at,) = struct.unpack_from(order + "I", view, at)
-        (tags[tag],) = struct.unpack_from(form, view, at)
-    return tags
-
-
 def _png_reason(view: memoryview) -> str | None:
-    depth, color = view[24], view[25]
-    for kind, _, _ in PNG.of(view):
-        if kind == b"acTL":
-            return "an animated PNG"
-        if kind == b"tRNS" and depth == 1 and color == 0:
-            return "a PNG of one bit with a transparent colour"
-        if kind == b"IDAT":
-            return None
-    return None
-
-
-_WEBP_ANIMATION = 0x02
+    kinds = png_head(view)
+    if b"acTL" in kinds:
+        return "an animated PNG"
+    is_bitmap = (view[24], view[25]) == (1, 0)
+    is_strange = is_bitmap and b"tRNS" in kinds
+    return "a PNG of one bit with a transparent colour" if is_strange else None
 
 
 def _webp_reason(view: memoryview) -> str | None:
-    animated = bytes(view[8:16]) == b"WEBPVP8X" and view[20] & _WEBP_ANIMATION
-    return "an animated WebP" if animated else None
+    return "an animated WebP" if is_animated_webp(view) else None
 
 
 def _bmp_reason(view: memoryview) -> str | None:
@@ -274,16 +252,13 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 def _jpeg_reason(view: memoryview) -> str | None:
     """Four components of different sizes are not in FFmpeg's decoder."""
-    position = 2
-    while view[position] == 0xFF:
-        marker, size = view[position + 1], view[position + 2] << 8 | view[position + 3]
+    for marker, start, end in jpeg_segments(view):
         if marker in _SOF:
-            samplings = bytes(view[position + 11 : position + 2 + size : 3])
-            many = view[position + 9] == 4 and len(set(samplings)) > 1
+            samplings = set(bytes(view[start + 7 : end : 3]))
+            many = view[start + 5] == 4 and len(samplings) > 1
             return "a CMYK JPEG with subsampled colours" if many else None
-        if marker == 0xDA:
-            return None
-        position += 2 + size
+        if marker == JPEG_SCAN:
+            break
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from spdl_media.exif import (
@@ -17,18 +16,22 @@ from spdl_media.exif import (
     PNG,
     RIFF,
     Bytes,
+    Chunks,
     Read,
+    bmp_header,
     byte_view,
     exif_orientation,
     gif_blocks,
+    png_head,
 )
 from spdl_media.pillow_images import pillow_reason
 from spdl_media.stills import HEAD_SIZE, container_still, read_jpeg_head, still_codec
-from spdl_media.truncation import wrong_checksum
+from spdl_media.truncation import check_complete, wrong_checksum
 
 __all__ = ("StillHeader", "read_still", "still_header")
 
 _Color: TypeAlias = tuple[int, int, int, int]
+_Header: TypeAlias = "Callable[[memoryview], StillHeader | None]"
 
 # Range, matrix, primaries and transfer; FFmpeg's "unspecified" is 0 for the range and 2 for the others.
 _UNKNOWN: _Color = (0, 2, 2, 2)
@@ -66,7 +69,7 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
     """
     view = byte_view(data)
     try:
-        header = _HEADERS[codec](view) if codec in _HEADERS else None
+        header = _KINDS[codec][0](view) if codec in _KINDS else None
     except (struct.error, IndexError):
         return None
     if header is None or header.width <= 0 or header.height <= 0:
@@ -99,7 +102,7 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
     if codec is None or header is None or pillow_reason(head) is not None:
         return None
     try:
-        orientation = _ENDS[codec](head, read, size)
+        orientation = _KINDS[codec][1](head, read, size)
     except struct.error:
         return None
     return None if orientation is None else (codec, header, orientation)
@@ -114,38 +117,30 @@ def _jpeg(view: memoryview) -> StillHeader | None:
     return StillHeader(head.width, head.height, head.pix_fmt, color)
 
 
-_PNG_FORMATS: Mapping[tuple[int, int], str] = {
-    (0, 1): "monob",
-    **dict.fromkeys(((0, 2), (0, 4), (0, 8)), "gray"),
-    (0, 16): "gray16be",
-    (2, 8): "rgb24",
-    (2, 16): "rgb48be",
-    **dict.fromkeys(((3, 1), (3, 2), (3, 4), (3, 8)), "pal8"),
-    (4, 8): "ya8",
-    (4, 16): "ya16be",
-    (6, 8): "rgba",
-    (6, 16): "rgba64be",
+# By the kind of colours; of 8 bits and less, and of 16.
+_PNG_FORMATS = {
+    0: ("gray", "gray16be"),
+    2: ("rgb24", "rgb48be"),
+    3: ("pal8", None),
+    4: ("ya8", "ya16be"),
+    6: ("rgba", "rgba64be"),
 }
-_WITH_ALPHA = {"gray": "ya8", "gray16be": "ya16be", "rgb24": "rgba", "rgb48be": "rgba64be"}
 
 
 def _png(view: memoryview) -> StillHeader | None:
     width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
-    pix_fmt = _PNG_FORMATS.get((color, depth))
-    primaries, transfer, others = 2, 2, set[bytes]()
-    for kind, _, _ in PNG.of(view):
-        if kind == b"tRNS":
-            pix_fmt = _WITH_ALPHA.get(pix_fmt or "", pix_fmt)
-        elif kind in (b"cICP", b"gAMA", b"cHRM"):
-            # What they mean is FFmpeg's to say, unless it is sRGB, which overrules the last two.
-            others.add(kind)
-        elif kind == b"sRGB":
-            primaries, transfer = _BT709, _SRGB
-        elif kind == b"IDAT":
-            if b"cICP" in others or (others and transfer != _SRGB):
-                return None
-            return StillHeader(width, height, pix_fmt, (_FULL, _RGB, primaries, transfer))
-    return None
+    kinds = png_head(view)
+    is_srgb = b"sRGB" in kinds
+    # What they mean is FFmpeg's to say, unless it is sRGB, which overrules the last two.
+    strange = b"cICP" in kinds or (not is_srgb and not kinds.isdisjoint((b"gAMA", b"cHRM")))
+    if strange or b"IDAT" not in kinds:
+        return None
+    # A transparent colour becomes alpha.
+    kind = color + 4 if b"tRNS" in kinds and color in (0, 2) else color
+    formats = _PNG_FORMATS.get(kind, (None, None))
+    pix_fmt = "monob" if (kind, depth) == (0, 1) else formats[depth == 16]
+    primaries, transfer = (_BT709, _SRGB) if is_srgb else (2, 2)
+    return StillHeader(width, height, pix_fmt, (_FULL, _RGB, primaries, transfer))
 
 
 def _webp(view: memoryview) -> StillHeader | None:
@@ -177,35 +172,15 @@ _BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 
 
 def _bmp(view: memoryview) -> StillHeader | None:
-    width, height, depth, compression = _bmp_fields(view)
+    _, width, height, depth, compression, _ = bmp_header(view)
     # Masks may say anything.
     pix_fmt = _BMP_FORMATS.get(depth) if compression in (0, 1, 2) else None
     return StillHeader(width, abs(height), pix_fmt)
 
 
-def _bmp_fields(view: memoryview) -> tuple[int, int, int, int]:
-    """Width, height, bits of a pixel, and compression."""
-    (header,) = struct.unpack_from("<I", view, 14)
-    # The header of OS/2 has sizes of 16 bits, and no compression.
-    if header == 12:
-        width, height, depth = struct.unpack_from("<HH2xH", view, 18)
-        return width, height, depth, 0
-    width, height, depth, compression = struct.unpack_from("<ii2xHI", view, 18)
-    return width, height, depth, compression
-
-
 def _gif(view: memoryview) -> StillHeader:
     width, height = struct.unpack_from("<HH", view, 6)
     return StillHeader(width, height, "bgra")
-
-
-_HEADERS: Mapping[str, Callable[[memoryview], StillHeader | None]] = {
-    "mjpeg": _jpeg,
-    "png": _png,
-    "webp": _webp,
-    "bmp": _bmp,
-    "gif": _gif,
-}
 
 
 # The orientation of a file that has its end; None: it may be cut short, or more than one image.
@@ -218,42 +193,29 @@ def _jpeg_end(head: Bytes, read: Read, size: int) -> int | None:
 
 
 def _png_end(head: Bytes, read: Read, size: int) -> int | None:
-    start = max(0, size - HEAD_SIZE)
-    tail = bytes(read(start, HEAD_SIZE))
-    if tail[-12:-4] != b"\0\0\0\0IEND" or wrong_checksum(byte_view(head)):
-        return None
-    # Metadata may also follow the pixels, whose chunks stand together. The last of them is most often in the
-    # tail; else there are few, and the walk over all is short.
-    before = list(takewhile(lambda part: part[0] != b"IDAT", PNG.of(byte_view(head))))
-    last = tail.rfind(b"IDAT") - 4
-    behind = list(PNG._replace(start=start + last).read(read, size)) if last >= 0 else []
-    if not behind or behind[-1][0] != b"IEND":  # or the letters were among the pixels
-        before, behind = [], list(PNG.read(read, size))
-    found = [
-        bytes(read(start - 8, end - start + 12))
-        for kind, start, end in before + behind
-        if kind in (b"eXIf", b"iTXt")
-    ]
-    return exif_orientation(b"\x89PNG\r\n\x1a\n" + b"".join(found))
+    is_whole = bytes(read(size - 12, 8)) == b"\0\0\0\0IEND" and not wrong_checksum(byte_view(head))
+    # Metadata may also follow the pixels.
+    return _chunk_orientation(PNG, {b"eXIf", b"iTXt"}, head, read, size) if is_whole else None
 
 
 def _webp_end(head: Bytes, read: Read, size: int) -> int | None:
-    (length,) = struct.unpack_from("<I", head, 4)
-    if size < length + 8:
+    if check_complete("webp", head, size):
         return None
-    found = [
-        bytes(read(start - 8, end - start + end % 2 + 8))
-        for kind, start, end in RIFF.read(read, length + 8)
-        if kind in (b"EXIF", b"XMP ")
-    ]
-    return exif_orientation(bytes(head[:12]) + b"".join(found))
+    return _chunk_orientation(RIFF, {b"EXIF", b"XMP "}, head, read, size)
+
+
+def _chunk_orientation(form: Chunks, kinds: set[bytes], head: Bytes, read: Read, size: int) -> int:
+    """The orientation by the chunks of metadata; of the others nothing but the headers is read."""
+    found = [head[: form.start]]
+    for kind, start, end in form.read(read, size):
+        if kind in kinds:
+            found.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
+    return exif_orientation(b"".join(found))
 
 
 def _bmp_end(head: Bytes, _: Read, size: int) -> int | None:
-    (pixels,) = struct.unpack_from("<I", head, 10)
-    width, height, depth, compression = _bmp_fields(byte_view(head))
-    whole = size >= pixels + (width * depth + 31) // 32 * 4 * abs(height)
-    return 1 if whole and compression not in (1, 2) else None
+    runs = bmp_header(byte_view(head))[4] in (1, 2)
+    return None if runs or check_complete("bmp", head, size) else 1
 
 
 def _gif_end(head: Bytes, read: Read, size: int) -> int | None:
@@ -268,10 +230,10 @@ def _gif_end(head: Bytes, read: Read, size: int) -> int | None:
     return None
 
 
-_ENDS: Mapping[str, Callable[[Bytes, Read, int], int | None]] = {
-    "mjpeg": _jpeg_end,
-    "png": _png_end,
-    "webp": _webp_end,
-    "bmp": _bmp_end,
-    "gif": _gif_end,
+_KINDS: Mapping[str, tuple[_Header, Callable[[Bytes, Read, int], int | None]]] = {
+    "mjpeg": (_jpeg, _jpeg_end),
+    "png": (_png, _png_end),
+    "webp": (_webp, _webp_end),
+    "bmp": (_bmp, _bmp_end),
+    "gif": (_gif, _gif_end),
 }

@@ -7,7 +7,6 @@ signature are left to FFmpeg's demuxers.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -16,12 +15,12 @@ from typing import NamedTuple
 from spdl_media.exif import (
     JPEG_APP1,
     JPEG_SCAN,
-    PNG,
     Bytes,
     byte_view,
     exif_orientation,
     exif_value,
     is_xmp,
+    png_head,
     xmp_value,
 )
 
@@ -125,24 +124,22 @@ def container_still(head: Bytes) -> str | None:
 
 
 def _png_codec(view: memoryview) -> str | None:
-    try:
-        for kind, _, _ in PNG.of(view):
-            # An animation says so before its first pixels.
-            if kind in (b"acTL", b"IDAT"):
-                return None if kind == b"acTL" else "png"
-    except struct.error:
-        pass  # The head ends inside a chunk's header.
-    return "png"
+    # An animation says so before its first pixels.
+    return None if b"acTL" in png_head(view) else "png"
 
 
 _WEBP_ANIMATION = 0x02
 
 
+def is_animated_webp(view: memoryview) -> bool:
+    """Whether the extended header of a WebP announces an animation."""
+    is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
+    return is_extended and view[20] & _WEBP_ANIMATION != 0
+
+
 def _webp_codec(view: memoryview) -> str | None:
-    if bytes(view[8:12]) != b"WEBP":
-        return None  # WAV and AVI are RIFF files as well.
-    animated = bytes(view[12:16]) == b"VP8X" and len(view) > 20 and view[20] & _WEBP_ANIMATION
-    return None if animated else "webp"
+    # WAV and AVI are RIFF files as well.
+    return "webp" if bytes(view[8:12]) == b"WEBP" and not is_animated_webp(view) else None
 
 
 def _bmp_codec(view: memoryview) -> str | None:

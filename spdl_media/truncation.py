@@ -26,6 +26,7 @@ from spdl_media.exif import (
     Bytes,
     Part,
     Read,
+    bmp_header,
     boxes,
     byte_view,
     gif_blocks,
@@ -200,7 +201,7 @@ _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
 )
 
 
-def check_complete(codec: str, data: Bytes) -> str | None:
+def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | None:
     """Say what is missing from the end of an image's file.
 
     What FFmpeg notices itself is not looked for. Ends without pixels may be missing: what follows the
@@ -210,6 +211,7 @@ def check_complete(codec: str, data: Bytes) -> str | None:
     Args:
         codec: FFmpeg's name of the decoder, or ``"avif"`` for AVIF and HEIF files.
         data: The whole file. Not copied.
+        size: Bytes of the file, of which the head will do for a WebP, and for a BMP without runs.
 
     Returns:
         A clause as of :func:`missing_end`, or one that says which part of a header is wrong, or ``None`` for
@@ -220,7 +222,7 @@ def check_complete(codec: str, data: Bytes) -> str | None:
     """
     view = byte_view(data)
     try:
-        return _IMAGE_CHECKS[codec](view, len(view)) if codec in _IMAGE_CHECKS else None
+        return _IMAGE_CHECKS[codec](view, size or len(view)) if codec in _IMAGE_CHECKS else None
     except struct.error:
         return _missing(len(view), "before its headers do")
 
@@ -271,13 +273,7 @@ def _webp(view: memoryview, size: int) -> str | None:
 
 
 def _bmp(view: memoryview, size: int) -> str | None:
-    pixels, header = struct.unpack_from("<II", view, 10)
-    # The header of OS/2 has no compression, and sizes of 16 bits.
-    if header == 12:
-        width, height, _, depth = struct.unpack_from("<HHHH", view, 18)
-        compression = length = 0
-    else:
-        width, height, _, depth, compression, length = struct.unpack_from("<iiHHII", view, 18)
+    pixels, width, height, depth, compression, length = bmp_header(view)
     if compression in (1, 2):
         # The end-of-bitmap code outweighs a size field that is wrong, as it often is.
         if bytes(view[-2:]) == b"\0\1" or (length and size >= pixels + length):

@@ -232,7 +232,7 @@ def test_a_source_that_cannot_seek(movie: bytes) -> None:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which streams were decoded to be probed."""
     calls: list[str] = []
-    decoded_matrix, first_frame = container_module.decoded_matrix, probe_module._first_frame
+    decoded_matrix, decode = container_module.decoded_matrix, probe_module.decode_packets
 
     def matrix(stream: Any, packets: Any) -> Any:
         taken = []
@@ -240,12 +240,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(f"stream {stream.index}, {len(taken)} packets")
         return result
 
-    def frame(packets: sm.ImagePackets) -> Any:
+    def frame(packets: sm.ImagePackets, *options: Any) -> Any:
         calls.append("still")
-        return first_frame(packets)
+        return decode(packets, *options)
 
     monkeypatch.setattr(container_module, "decoded_matrix", matrix)
-    monkeypatch.setattr(probe_module, "_first_frame", frame)
+    monkeypatch.setattr(probe_module, "decode_packets", frame)
     return calls
 
 

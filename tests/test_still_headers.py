@@ -77,9 +77,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[sm.ImagePackets]:
     """The stills that were decoded to be probed."""
     calls: list[sm.ImagePackets] = []
     # Spied on: that nothing is decoded shows in the time alone.
-    first_frame = _probe._first_frame
+    decode = _probe.decode_packets
     monkeypatch.setattr(
-        _probe, "_first_frame", lambda packets: calls.append(packets) or first_frame(packets)
+        _probe, "decode_packets", lambda packets, *_: calls.append(packets) or decode(packets, *_)
     )
     return calls
 
