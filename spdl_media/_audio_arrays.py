@@ -9,7 +9,6 @@ from itertools import chain
 
 import numpy as np
 
-from spdl_media._audio_chunks import silence_of
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._frame_scan import CodedFrames, find_frames
@@ -26,7 +25,7 @@ from spdl_media.decode import decode_audio_into, decode_packets, naming
 from spdl_media.errors import ConvertError, DecodeError, DemuxError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.frames import AudioFrames, frame_metadata
+from spdl_media.frames import AudioFrames, frame_metadata, silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps
 from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, metadata_of

@@ -10,14 +10,6 @@ from typing import Any, TypeAlias
 
 import av
 
-from spdl_media._audio_chunks import (
-    AudioChunk,
-    cut_chunks,
-    frame_of,
-    placed_chunk,
-    sample_time_base,
-    silent_frame,
-)
 from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._frame_scan import CodedFrames
@@ -26,6 +18,14 @@ from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
+from spdl_media.frames import (
+    AudioChunk,
+    cut_chunks,
+    frame_of,
+    placed_chunk,
+    sample_time_base,
+    silent_frame,
+)
 from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import SoundOps
 from spdl_media.packets import PacketMetadata

@@ -13,7 +13,6 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._audio_chunks import AudioChunk
 from spdl_media._checks import check_choice, check_int, check_positive, listed
 from spdl_media._ffmpeg import is_pixel_format
 from spdl_media.formats import (
@@ -26,7 +25,7 @@ from spdl_media.formats import (
     pixel_layout,
     plane_views,
 )
-from spdl_media.frames import AudioFrames
+from spdl_media.frames import AudioChunk, AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.operations import Rate, parse_rate
 

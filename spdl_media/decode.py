@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
-from typing import Final, Protocol, overload
+from typing import Final, overload
 
 import av
 
@@ -16,7 +16,7 @@ from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_me
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._picture_filter import PictureFilter
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
-from spdl_media.codec import Codec
+from spdl_media._sample_rows import SampleRows
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.filter_desc import get_audio_filter_desc
@@ -26,7 +26,6 @@ from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,
-    PacketMetadata,
     Packets,
     VideoPackets,
     av_packets,
@@ -78,21 +77,31 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
 
 
-def _cut_short(metadata: PacketMetadata, codec: Codec) -> DecodeError:
-    """The error for packets whose file is known to be cut short."""
+def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The error for packets whose file is known to be cut short, if these options call for one."""
+    metadata = metadata_of(packets)
+    if metadata.incomplete is None or config.on_corrupt != "raise":
+        return None
     return DecodeError(
-        f"{known_damage(metadata, codec)}. decode_config(on_corrupt='keep') "
+        f"{known_damage(metadata, packets.codec)}. decode_config(on_corrupt='keep') "
         "decodes what is there, as far as the decoder can",
         source=metadata.source,
     )
 
 
-def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
-    """The same error, if these packets and options call for one."""
-    metadata = metadata_of(packets)
-    if metadata.incomplete is None or config.on_corrupt != "raise":
-        return None
-    return _cut_short(metadata, packets.codec)
+def check_start(packets: VideoPackets) -> None:
+    """Refuse packets from the middle of a group of pictures.
+
+    Raises:
+        DecodeError: They continue a stream, and not with a key frame.
+    """
+    coded = av_packets(packets)
+    if metadata_of(packets).continues and coded and not coded[0].is_keyframe:
+        raise DecodeError(
+            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
+            "alone. Give the chunks of a stream, in order, to one VideoDecoder",
+            source=packets.source,
+        )
 
 
 @overload
@@ -225,22 +234,24 @@ def _decode_by_ffmpeg(
     # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
     if (frame := decode_plain_jpeg(packets, config)) is not None:
         return filtered(frame, packets, filter_desc, config)
-    metadata = metadata_of(packets)
     # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
+    missing = cut_short_error(packets, strict)
     if config.on_corrupt != "keep":
-        if metadata.incomplete:
-            raise _cut_short(metadata, packets.codec)
+        if missing is not None:
+            raise missing
         return _picture(packets, filter_desc, strict)
     try:
         whole = _picture(packets, filter_desc, strict)
     except DecodeError as error:
         try:
             # Without its check for damage, FFmpeg gives what it has.
-            return _picture(packets, filter_desc, _without_damage_check(config), is_corrupt=True)
+            options = {"err_detect": "0", **config.decoder_options}
+            lenient = replace(config, decoder_options=options)
+            return _picture(packets, filter_desc, lenient, is_corrupt=True)
         except DecodeError:  # there is nothing to keep
             raise error from error.__cause__
-    return whole if not metadata.incomplete else whole.marked_corrupt()
+    return whole if missing is None else whole.marked_corrupt()
 
 
 def _decode_by_pillow(
@@ -353,12 +364,7 @@ def decode_into(
     missing = cut_short_error(packets, config)
     if missing is not None and num_frames is None:
         raise missing
-    if metadata.continues and coded and not coded[0].is_keyframe:
-        raise DecodeError(
-            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
-            "alone. Give the chunks of a stream, in order, to one VideoDecoder",
-            source=metadata.source,
-        )
+    check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
         # Frames that an edit list hides are decoded, because others refer to them.
@@ -380,25 +386,22 @@ def _decode_animation(
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
     data, purpose, orientation = av_packets(packets)[0], _pillow_purpose(packets), 1
-    for frame, orientation in read_with_pillow(
-        memoryview(data), packets.source, purpose=purpose, is_video=True
-    ):
-        pts = frame.pts or 0
-        if stop is not None and pts >= stop:
-            filter.follow(replace(metadata, continues=True, goes_on=True))
-            break
-        is_asked = first is None or pts >= first or filter.has_rate
-        ready = filter.push(frame, orientation) if is_asked else ()
-        if any(sink.put(filtered) for filtered in ready):
-            return _animation_metadata(metadata, orientation, filter)
-    # Filters hold frames back also where the window ends first.
-    any(sink.put(filtered) for filtered in filter.flush())
-    return _animation_metadata(metadata, orientation, filter)
 
+    def filtered_frames() -> Iterator[av.VideoFrame]:
+        nonlocal orientation
+        for frame, orientation in read_with_pillow(
+            memoryview(data), packets.source, purpose=purpose, is_video=True
+        ):
+            pts = frame.pts or 0
+            if stop is not None and pts >= stop:
+                filter.follow(replace(metadata, continues=True, goes_on=True))
+                break
+            if first is None or pts >= first or filter.has_rate:
+                yield from filter.push(frame, orientation)
+        # Filters hold frames back also where the window ends first.
+        yield from filter.flush()
 
-def _animation_metadata(
-    metadata: PacketMetadata, orientation: int, filter: PictureFilter
-) -> FrameMetadata:
+    any(map(sink.put, filtered_frames()))
     return FrameMetadata(
         metadata.source,
         metadata.zero,
@@ -421,31 +424,11 @@ def naming(source: str) -> Iterator[None]:
         raise
 
 
-class _AudioSink(Protocol):
-    """Where decoded samples end: chunks of frames, or one array."""
-
-    @property
-    def count(self) -> int: ...
-
-    def put(self, frame: av.AudioFrame, start: int, stop: int, position: int, /) -> bool:
-        """Take samples ``start`` to ``stop`` of a frame, and the position of the first. True: enough.
-
-        Raises:
-            FilterError: The filters do not take the samples.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Take what filters hold back.
-
-        Raises:
-            FilterError: The filters do not take the samples.
-        """
-        ...
-
-
 def decode_audio_into(
-    sink: _AudioSink, packets: AudioPackets, config: DecodeConfig, num_samples: int | None
+    sink: SampleChunks | SampleRows,
+    packets: AudioPackets,
+    config: DecodeConfig,
+    num_samples: int | None,
 ) -> FrameMetadata:
     """Decode audio packets, and put the samples of each frame into a sink; see :func:`decode_into`.
 
@@ -470,8 +453,3 @@ def decode_audio_into(
     if missing is not None and sink.count < (num_samples or 0):
         raise missing
     return decoder.take_metadata()
-
-
-def _without_damage_check(config: DecodeConfig) -> DecodeConfig:
-    """The same options, but the decoder gives what it can of a damaged still."""
-    return replace(config, decoder_options={"err_detect": "0", **config.decoder_options})

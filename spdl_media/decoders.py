@@ -21,6 +21,7 @@ from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import (
     DEFAULT_FILTER,
     Default,
+    check_start,
     cut_short_error,
     decode_packets,
     naming,
@@ -30,6 +31,7 @@ from spdl_media.decode import (
 from spdl_media.errors import DecodeError
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.operations import PictureOps
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
@@ -42,25 +44,43 @@ from spdl_media.timing import Window
 
 __all__ = ("AudioDecoder", "VideoDecoder", "sample_decode_video")
 
+C = TypeVar("C", VideoCodec, AudioCodec)
 P = TypeVar("P", VideoPackets, AudioPackets)
 F = TypeVar("F", VideoFrames, AudioFrames)
 
 
-class _Decoder(Generic[P, F]):
+class _Decoder(Generic[C, P, F]):
     """Base of the streaming decoders: packets wait until their frames are asked for."""
 
+    _codecs: type[C]
     _takes: type[P]
-    _codec: Any
+    _kind: str
+    _codec: C
+    _flushed = False
+    # What is open: it decodes, and is closed and made anew at the end of a stream.
+    _decoder: Any
 
-    def __init__(self, decode_config: DecodeConfig | None, num_frames: int | None) -> None:
+    def __init__(
+        self,
+        codec: C,
+        *,
+        filter_desc: str | Default | None = DEFAULT_FILTER,
+        decode_config: DecodeConfig | None = None,
+        num_frames: int | None = None,
+    ) -> None:
+        if not isinstance(codec, self._codecs):
+            name = type(self).__name__
+            raise TypeError(f"{name} takes the codec of {self._kind} packets, not {codec!r}")
         if num_frames is not None:
             check_int("num_frames", num_frames)
+        self._codec = codec
         self._guard = OneThread(type(self).__name__)
         self._config = as_decode_config(decode_config)
         self._num_frames = num_frames
         self._waiting: deque[tuple[P | None, AvPacket | None]] = deque()
-        self._flushed = False
         self._cut_short: DecodeError | None = None
+        self._filter_desc = self._filter(filter_desc)
+        self._start()
 
     def decode(self, packets: P) -> Iterator[F]:
         """Frames of these packets and those before them, in chunks of exactly ``num_frames``.
@@ -114,7 +134,9 @@ class _Decoder(Generic[P, F]):
                 if count == 0 or (count < size and not flush):
                     if flush:
                         self._restart()
-                        self._raise_cut_short()
+                        error, self._cut_short = self._cut_short, None
+                        if error is not None:
+                            raise error
                     return
                 chunk = self._cut(min(size, count))
             # Without the guard: the caller works on the chunk for as long as it likes.
@@ -135,11 +157,6 @@ class _Decoder(Generic[P, F]):
             else:
                 return
 
-    def _raise_cut_short(self) -> None:
-        error, self._cut_short = self._cut_short, None
-        if error is not None:
-            raise error
-
     def _accept(self, packets: P) -> None:
         """Take the metadata of packets whose data follow."""
         raise NotImplementedError
@@ -153,8 +170,17 @@ class _Decoder(Generic[P, F]):
     def _cut(self, size: int) -> F:
         raise NotImplementedError
 
-    def _restart(self) -> None:
+    def _start(self) -> None:
+        """Open a decoder and filters for a stream."""
         self._flushed = False
+
+    def _restart(self) -> None:
+        # Filters that were flushed take no more frames, so the next stream gets new ones.
+        self._decoder.close()
+        self._start()
+
+    def _filter(self, filter_desc: str | Default | None) -> Any:
+        raise NotImplementedError
 
 
 def _stream_key(codec: Codec) -> str:
@@ -164,7 +190,7 @@ def _stream_key(codec: Codec) -> str:
     return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
 
 
-class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
+class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
     """Decodes a video stream chunk by chunk, for streams too long to hold.
 
     Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
@@ -192,53 +218,40 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
             ...  # the rest
     """
 
-    def __init__(
-        self,
-        codec: VideoCodec,
-        *,
-        filter_desc: str | Default | None = DEFAULT_FILTER,
-        decode_config: DecodeConfig | None = None,
-        num_frames: int | None = None,
-    ) -> None:
-        if not isinstance(codec, VideoCodec):
-            raise TypeError(f"VideoDecoder takes the codec of video packets, not {codec!r}")
-        super().__init__(decode_config, num_frames)
-        self._takes = VideoPackets
-        self._codec = codec
-        self._filter_desc = picture_filter(filter_desc)
+    _codecs, _takes, _kind = VideoCodec, VideoPackets, "video"
+
+    def _filter(self, filter_desc: str | Default | None) -> str | PictureOps | None:
+        return picture_filter(filter_desc)
+
+    def _start(self) -> None:
+        super()._start()
+        self._decoder = self._new_path()
         self._ready = FrameList()
-        self._path = self._new_path()
 
     def _new_path(self) -> PicturePath:
         return PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
 
     def _accept(self, packets: VideoPackets) -> None:
-        decoder, metadata = self._path.decoder, metadata_of(packets)
-        self._path.follow(metadata, self._ready)
+        decoder, metadata = self._decoder.decoder, metadata_of(packets)
+        self._decoder.follow(metadata, self._ready)
         if decoder.orientation == 1:
             decoder.orientation = metadata.orientation
         # Frames of earlier packets may still be in the decoder.
         decoder.discarded |= discarded_pts(packets)
 
     def _push(self, packet: AvPacket | None) -> None:
-        self._path.push(packet, self._ready)
+        self._decoder.push(packet, self._ready)
 
     def _count(self) -> int:
         return len(self._ready.frames)
 
     def _cut(self, size: int) -> VideoFrames:
-        frames = VideoFrames(self._ready.frames[:size], self._path.take_metadata())
+        frames = VideoFrames(self._ready.frames[:size], self._decoder.take_metadata())
         del self._ready.frames[:size]
         return frames
 
-    def _restart(self) -> None:
-        super()._restart()
-        # Filters that were flushed take no more frames, so the next stream gets a new path.
-        self._path.close()
-        self._path = self._new_path()
 
-
-class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
+class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
     """Decodes an audio stream chunk by chunk, for streams too long to hold.
 
     Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
@@ -257,23 +270,13 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
 
-    def __init__(
-        self,
-        codec: AudioCodec,
-        *,
-        filter_desc: str | Default | None = DEFAULT_FILTER,
-        decode_config: DecodeConfig | None = None,
-        num_frames: int | None = None,
-    ) -> None:
-        if not isinstance(codec, AudioCodec):
-            raise TypeError(f"AudioDecoder takes the codec of audio packets, not {codec!r}")
-        super().__init__(decode_config, num_frames)
-        self._takes = AudioPackets
-        self._codec = codec
-        self._filter_desc = sample_filter(filter_desc)
-        self._start()
+    _codecs, _takes, _kind = AudioCodec, AudioPackets, "audio"
+
+    def _filter(self, filter_desc: str | Default | None) -> str | None:
+        return sample_filter(filter_desc)
 
     def _start(self) -> None:
+        super()._start()
         self._decoder = SampleDecoder(self._codec, PacketMetadata(), self._config)
         self._ready = SampleChunks(self._codec, PacketMetadata().zero, self._filter_desc)
 
@@ -303,11 +306,6 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         return AudioFrames(
             chunks, self._decoder.take_metadata(), first_sample=chunks[0].position or 0
         )
-
-    def _restart(self) -> None:
-        super()._restart()
-        self._decoder.close()
-        self._start()
 
 
 def sample_decode_video(
@@ -348,12 +346,7 @@ def sample_decode_video(
     if metadata.pillow is not None:
         frames = decode_packets(packets, filter_desc, config)
         return list(frames[frame_numbers(indices, len(frames), packets.source)])
-    if metadata.continues and coded and not coded[0].is_keyframe:
-        raise DecodeError(
-            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
-            "alone",
-            source=packets.source,
-        )
+    check_start(packets)
     index = _index_of(packets, config)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop

@@ -12,7 +12,6 @@ from typing import Any
 
 import av
 
-from spdl_media._audio_chunks import frame_of, placed_chunk, sample_time_base, time_base_of
 from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
 from spdl_media._graph import (
@@ -34,7 +33,15 @@ from spdl_media._graph_syntax import graph_error, quote_value
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio
-from spdl_media.frames import AudioFrames, Frames, frame_metadata
+from spdl_media.frames import (
+    AudioFrames,
+    Frames,
+    frame_metadata,
+    frame_of,
+    placed_chunk,
+    sample_time_base,
+    time_base_of,
+)
 from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import format_name
 from spdl_media.orientation import swaps_sides

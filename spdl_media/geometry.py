@@ -53,23 +53,16 @@ class Placement:
             axis: Its axis of rows.
             step: Pixels across and down for each of its values, as in a plane of chroma.
         """
-        return _cut(canvas, axis, (max(0, self.left), max(0, self.top)), self._shown(), step)
-
-    def visible(self, image: Any, axis: int = 0, step: Size = (1, 1)) -> Any:
-        """The view of a scaled image ``(..., H, W, ...)`` that the canvas shows, as :meth:`part_of`."""
-        return _cut(image, axis, (max(0, -self.left), max(0, -self.top)), self._shown(), step)
-
-    def _shown(self) -> Size:
-        return min(self.scaled[0], self.canvas[0]), min(self.scaled[1], self.canvas[1])
-
-
-def _cut(array: Any, axis: int, start: Size, length: Size, step: Size) -> Any:
-    columns, rows = (
-        # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
-        slice(first // pixels, -(-(first + count) // pixels))
-        for first, count, pixels in zip(start, length, step, strict=True)
-    )
-    return array[(*[slice(None)] * axis, rows, columns)]
+        start, sizes = (
+            (max(0, self.left), max(0, self.top)),
+            zip(self.scaled, self.canvas, strict=True),
+        )
+        columns, rows = (
+            # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
+            slice(first // pixels, -(-(first + min(size)) // pixels))
+            for first, size, pixels in zip(start, sizes, step, strict=True)
+        )
+        return canvas[(*[slice(None)] * axis, rows, columns)]
 
 
 def place(

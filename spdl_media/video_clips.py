@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
 from spdl_media._audio_arrays import AudioRequest, decode_audio_array
-from spdl_media._audio_chunks import silence_of
 from spdl_media._checks import check_choice, check_int, check_seconds
 from spdl_media._rows import OnShort, Rows
 from spdl_media.buffer import Buffer, CPUBuffer
@@ -22,6 +21,7 @@ from spdl_media.codec import configs_by_kind
 from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.frames import silence_of
 from spdl_media.load import frame_request, sound_ops
 from spdl_media.operations import Rate, SoundOps, parse_rate
 from spdl_media.timing import Window

@@ -10,7 +10,7 @@ import av
 import numpy as np
 
 import spdl_media as sm
-from spdl_media._audio_chunks import AudioChunk
+from spdl_media.frames import AudioChunk
 
 
 @dataclass(frozen=True)

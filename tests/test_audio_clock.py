@@ -11,7 +11,7 @@ import pytest
 from audio_oracle import clip, samples_of
 
 import spdl_media as sm
-from spdl_media._audio_chunks import AudioChunk
+from spdl_media.frames import AudioChunk
 
 # Ticks of a millisecond, of a 90000th of a second behind a start of its own, and of a sample.
 FILES = [

@@ -23,9 +23,9 @@ from spdl_media import (
     get_filter_desc,
     get_video_filter_desc,
 )
-from spdl_media._audio_chunks import AudioChunk
 from spdl_media.filter_desc import picture_ops, sound_ops
 from spdl_media.formats import picture_planes
+from spdl_media.frames import AudioChunk
 from spdl_media.image_frames import av_frames
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"

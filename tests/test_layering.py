@@ -32,7 +32,7 @@ ORDER = [
     ["_frame_scan"],
     ["bitstream"],
     ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
-    ["_thumbnails", "_audio_chunks", "image_frames", "frames", "array_frames"],
+    ["_thumbnails", "image_frames", "frames", "array_frames"],
     [
         "_graph",
         "filter_graph",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media._audio_chunks import AudioChunk, silent_frame
+from spdl_media.frames import AudioChunk, silent_frame
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,

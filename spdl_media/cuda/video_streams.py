@@ -174,4 +174,4 @@ class _DeviceStream(VideoDecoder):
 
     def close(self) -> None:
         """Give the decoder back."""
-        self._path.close()
+        self._decoder.close()
