@@ -11,6 +11,7 @@ import numpy as np
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
+from spdl_media._filters import naming
 from spdl_media._frame_scan import CodedFrames, find_frames
 from spdl_media._jpeg import keep_freed_memory
 from spdl_media._rows import OnShort, check_enough, fill_up, new_array
@@ -21,7 +22,7 @@ from spdl_media._window import audio_packets, read_audio
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
-from spdl_media.decode import decode_audio_into, decode_packets, naming
+from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ConvertError, DecodeError, DemuxError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.formats import SAMPLE_DTYPES, Array

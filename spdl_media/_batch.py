@@ -11,13 +11,14 @@ import numpy as np
 
 from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media._decode_each import decode_each
+from spdl_media._filters import naming
 from spdl_media._rows import FrameRows, OnShort, colors_differ, colors_of, why_no_array
 from spdl_media._video_rows import VideoRows
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
-from spdl_media.decode import Default, decode_into, decode_packets, filtered, naming
+from spdl_media.decode import Default, decode_into, decode_packets, filtered
 from spdl_media.demux import demux_image
 from spdl_media.errors import ConvertError
 from spdl_media.formats import is_yuv, pixel_layout

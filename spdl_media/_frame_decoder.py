@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import av
 
 from spdl_media._ffmpeg import AvPacket
+from spdl_media._filters import PictureFilter
 from spdl_media._frame_index import FrameIndex, Run
 from spdl_media._picture_decoder import PictureDecoder, is_gradual
-from spdl_media._picture_filter import PictureFilter
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, FilterError

@@ -1,29 +1,37 @@
-"""Filter graphs of FFmpeg's: wired from a description, set up for frames, and run over them."""
+"""Filter graphs of FFmpeg's: read from a description, wired, and set up for frames.
+
+    [in0][in1] overlay=x=8 [mixed]; [mixed] scale=64:48, format=rgb24 [out]
+
+Filters joined by ``,`` form a chain, chains stand side by side between ``;``. A label in brackets names an
+input (before the filter) or an output (after it); one that is both an output and an input joins the two.
+``filter@id`` names an instance. What follows ``=`` are the filter's arguments.
+
+Two levels of quoting apply, one after the other. The graph's level is undone here: within ``'...'`` all is
+literal, and a backslash takes the next character literally. The result is what the filter gets, which undoes
+the level of its options in the same way: there ``:`` separates options. :func:`quote` writes the first level,
+:func:`quote_option` the second, :func:`quote_value` both.
+
+See:
+    "Filtergraph syntax" and "Notes on filtergraph escaping" in https://ffmpeg.org/ffmpeg-filters.html
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import av
 import av.filter
 from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
-from spdl_media._ffmpeg import (
-    LogLine,
-    as_fraction,
-    current_log,
-    describe,
-    ffmpeg_errors,
-    ffmpeg_log,
-)
-from spdl_media._graph_syntax import Chains, Node, graph_error, parse_graph, quote_option
+from spdl_media._ffmpeg import ffmpeg_errors
 from spdl_media.errors import FilterError
 
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame
@@ -34,6 +42,190 @@ SINKS: dict[str, Kind] = {"buffersink": "video", "abuffersink": "audio"}
 _PREFIX = {"video": "", "audio": "a"}
 # FFmpeg makes no buffer without a size, a format and a time base.
 _ANY_VIDEO = "video_size=16x16:pix_fmt=yuv420p:time_base=1/1"
+
+_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+\Z")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:=|/+*()<>?!%&#@-]+\Z")
+_EXCERPT = 24
+
+_SPACE = re.compile(r"[ \n\t\r]*")
+_QUOTED = re.compile(r"\\(.)|'([^']*)'", re.DOTALL)
+# The text up to one of the characters. Space at its end is left out: each run of it is followed by something.
+_UP_TO = {
+    stops: re.compile(
+        rf"(?:[ \n\t\r]*(?:\\.?|'[^']*'|[^ \n\t\r\\'{re.escape(stops)}]))*", re.DOTALL
+    )
+    for stops in ("=,;[", "[],;", "]")
+}
+
+
+class Node(NamedTuple):
+    """One filter of a description.
+
+    Attributes:
+        name: Name of the filter, ``"scale"``.
+        id: What follows ``@``, or ``None``.
+        args: What follows ``=`` with the graph's quoting undone, or ``None`` where there is no ``=``.
+        inputs: Labels before the filter, in the order of its inputs.
+        outputs: Labels after the filter, in the order of its outputs.
+    """
+
+    name: str
+    id: str | None = None
+    args: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        before, after = (
+            "".join(f"[{quote(x)}]" for x in side) for side in (self.inputs, self.outputs)
+        )
+        id = "" if self.id is None else f"@{quote_option(self.id)}"
+        args = "" if self.args is None else f"={quote(self.args)}"
+        return f"{before}{self.name}{id}{args}{after}"
+
+
+Chains: TypeAlias = tuple[tuple[Node, ...], ...]
+"""A parsed description: chains of filters, side by side."""
+
+
+def quote(text: str) -> str:
+    """Write a text so that :func:`parse_graph` gives it back whole, as arguments or as a label."""
+    return text if _PLAIN.match(text) else _in_quotes(text)
+
+
+def quote_value(value: str) -> str:
+    """Write the value of one option so that the filter gets it whole, through both levels of quoting."""
+    return value if _WORD.match(value) else quote(quote_option(value))
+
+
+def quote_option(value: str) -> str:
+    """Write the value of one option for the options' level alone, for arguments that are not parsed here."""
+    return value if _WORD.match(value) else _in_quotes(value)
+
+
+def _in_quotes(text: str) -> str:
+    # Nothing can be escaped between quotes, so a quote in the text ends them and begins them anew.
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def graph_error(desc: str, what: str) -> FilterError:
+    """Say what is wrong with a description."""
+    return FilterError(f"filter description {desc!r}: {what}", filter_desc=desc)
+
+
+def parse_graph(desc: str) -> Chains:
+    """Read FFmpeg's description of a filter graph.
+
+    Whether the filters exist and like their arguments is found out when the graph is made.
+
+    Raises:
+        FilterError: The text does not follow the syntax; the message says where.
+        TypeError: ``desc`` is no ``str``.
+    """
+    if not isinstance(desc, str):
+        raise TypeError(f"a filter description is a str, such as 'scale=64:48', not {desc!r}")
+    chains = _Reader(desc).graph()
+    nodes = [node for chain in chains for node in chain]
+    for side in ("inputs", "outputs"):
+        counts = Counter(label for node in nodes for label in getattr(node, side))
+        for label, count in counts.items():
+            if count > 1:
+                helps = " Use split (asplit for audio) for copies." if side == "inputs" else ""
+                raise graph_error(
+                    desc,
+                    f"the label [{label}] names {count} {side}, but joins one output to one input.{helps}",
+                )
+    for node in nodes:
+        if loop := sorted(set(node.inputs) & set(node.outputs)):
+            raise graph_error(desc, f"[{loop[0]}] joins {node.name} to itself")
+    return chains
+
+
+class _Reader:
+    """A cursor over the text; each method reads what it is named after."""
+
+    def __init__(self, desc: str) -> None:
+        self._desc = desc
+        self._at = 0
+
+    def graph(self) -> Chains:
+        self._skip_space()
+        if self._desc.startswith("sws_flags=", self._at):
+            raise self._error(
+                "flags of all scalers cannot be set by PyAV; give them to each scale filter instead, as in "
+                "scale=64:48:flags=lanczos",
+                self._at,
+            )
+        # The text ends there for FFmpeg, which would leave out the rest without a word.
+        if "\0" in self._desc:
+            raise self._error("a zero character", self._desc.index("\0"))
+        chains = [self._chain()]
+        # FFmpeg allows a final ";", and files of long graphs often have it.
+        while self._take(";") and self._at < len(self._desc):
+            chains.append(self._chain())
+        if self._at < len(self._desc):
+            raise self._error(f"unexpected {self._desc[self._at]!r}", self._at)
+        return tuple(chains)
+
+    def _chain(self) -> tuple[Node, ...]:
+        nodes = [self._node()]
+        while self._take(","):
+            nodes.append(self._node())
+        return tuple(nodes)
+
+    def _node(self) -> Node:
+        inputs = self._labels()
+        start = self._at
+        # Up to its arguments, the next filter, the next chain, or its output label.
+        token = self._text("=,;[")
+        if not token:
+            raise self._error("a filter is missing", start)
+        # FFmpeg allows filter@id, by which commands find a filter.
+        name, at, id = token.partition("@")
+        if not _NAME.match(name) or (at and not id):
+            raise self._error(f"{token!r} is no name of a filter", start)
+        # Options are told apart by the filter itself, so this is one text.
+        args = self._text("[],;") if self._take("=") else None
+        return Node(name, id or None, args, inputs, self._labels())
+
+    def _labels(self) -> tuple[str, ...]:
+        labels: list[str] = []
+        start = self._at
+        while self._take("["):
+            labels.append(self._text("]"))
+            if not self._take("]"):
+                raise self._error("the bracket is never closed", start)
+            if not labels[-1]:
+                raise self._error("a label is empty", start)
+            start = self._at
+        return tuple(labels)
+
+    def _text(self, stops: str) -> str:
+        """The text up to one of these characters, without its quotes, and without space around it."""
+        start = self._at
+        self._at = _UP_TO[stops].match(self._desc, start).end()  # type: ignore[union-attr]  # all is optional
+        if self._desc.startswith("'", self._at):
+            raise self._error("the quote is never closed", self._at)
+        text = self._desc[start : self._at]
+        self._skip_space()
+        return _QUOTED.sub(lambda quoted: quoted[1] or quoted[2], text)
+
+    def _take(self, char: str) -> bool:
+        """Whether this character comes next. It is passed then, with the space behind it."""
+        if not self._desc.startswith(char, self._at):
+            return False
+        self._at += 1
+        self._skip_space()
+        return True
+
+    def _skip_space(self) -> None:
+        self._at = _SPACE.match(self._desc, self._at).end()  # type: ignore[union-attr]  # all is optional
+
+    def _error(self, what: str, position: int) -> FilterError:
+        rest = self._desc[position : position + _EXCERPT]
+        where = f"at position {position} ({rest!r})" if rest else "at the end"
+        return graph_error(self._desc, f"{what}, {where}")
 
 
 class Pad(NamedTuple):
@@ -198,194 +390,3 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
     ):
         graph.configure()
     return BuiltGraph(graph, sources, sinks)
-
-
-def frame_options(frame: AvFrame) -> dict[str, str]:
-    """Size and format of a frame, by the names of FFmpeg's ``buffer`` and ``abuffer``."""
-    if isinstance(frame, av.AudioFrame):
-        return {
-            "sample_rate": str(frame.sample_rate),
-            "sample_fmt": frame.format.name,
-            "channel_layout": frame.layout.name,
-        }
-    return {"video_size": f"{frame.width}x{frame.height}", "pix_fmt": frame.format.name}
-
-
-def source_args(
-    frame: AvFrame,
-    *,
-    time_base: Fraction | None = None,
-    frame_rate: Fraction | None = None,
-    sample_aspect_ratio: Fraction | None = None,
-) -> str:
-    """Arguments of the ``buffer`` or ``abuffer`` that takes frames like this one."""
-    options: dict[str, object] = {**frame_options(frame)}
-    base = as_fraction(frame.time_base) or time_base
-    if isinstance(frame, av.AudioFrame):
-        # Layouts such as "5.1(side)" have characters that mean something between options.
-        options["channel_layout"] = quote_option(frame.layout.name)
-        options["time_base"] = base or Fraction(1, frame.sample_rate)
-    else:
-        # Filters negotiate matrix and range like the format; left out, they count as unspecified.
-        options["time_base"] = base or Fraction(1)
-        options["colorspace"], options["range"] = int(frame.colorspace), int(frame.color_range)
-        if not frame_rate and base and frame.duration > 0:
-            # tpad gives its frames nonsensical times where no rate is known.
-            frame_rate = 1 / (frame.duration * base)
-        if frame_rate:
-            options["frame_rate"] = frame_rate
-        if sample_aspect_ratio:
-            options["pixel_aspect"] = sample_aspect_ratio
-    return ":".join(f"{name}={value}" for name, value in options.items())
-
-
-def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
-    """All frames that a sink has ready, and whether it has ended."""
-    frames: list[Any] = []
-    # FFmpeg tells "not yet" from "no more" by two errors.
-    while True:
-        try:
-            frames.append(sink.pull())
-        except av.BlockingIOError:
-            return frames, False
-        except av.EOFError:
-            return frames, True
-
-
-def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
-    """Put a frame in; False: the filters have ended and take no more."""
-    # Filters such as trim end before their input does.
-    try:
-        source.push(frame)
-    except av.EOFError:
-        return False
-    return True
-
-
-class FrameFilter:
-    """One input, one output: what decoding runs its frames through.
-
-    The graph is made for the first frame; when a later one has another size, format or colour, the old graph
-    is drained and a new one made.
-
-    Args:
-        desc: FFmpeg's description of the filters.
-        kind: What flows: ``"video"`` or ``"audio"``.
-        time_base: Of the frames, where they carry none themselves.
-        frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
-        sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
-        gives_one: Each frame gives one at once.
-
-    Raises:
-        FilterError: The description is bad, or has more than one input or output, or turns one kind into
-            the other.
-
-    Thread safety: one thread at a time; its owner takes care.
-    """
-
-    finished: bool
-    """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
-
-    def __init__(
-        self,
-        desc: str,
-        *,
-        kind: Kind,
-        time_base: Fraction | None = None,
-        frame_rate: Fraction | None = None,
-        sample_aspect_ratio: Fraction | None = None,
-        gives_one: bool = False,
-    ) -> None:
-        self._wiring = wire(desc)
-        _check_simple(self._wiring, kind)
-        self._gives_one = gives_one
-        self._of_stream = {
-            "time_base": time_base,
-            "frame_rate": frame_rate,
-            "sample_aspect_ratio": sample_aspect_ratio,
-        }
-        self._graph: BuiltGraph | None = None
-        self._key: object = None
-        self.finished = False
-
-    def push(self, frame: AvFrame) -> list[Any]:
-        """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's.
-
-        Raises:
-            FilterError: A filter refuses the frame, or fails.
-        """
-        if self.finished:
-            return []
-        lines = current_log()
-        if lines is None:
-            with ffmpeg_log() as lines:
-                return self._push(frame, lines)
-        return self._push(frame, lines)
-
-    def _push(self, frame: AvFrame, lines: list[LogLine]) -> list[Any]:
-        key = _frame_key(frame)
-        done: list[Any] = []
-        if key != self._key or self._graph is None:
-            # A source has one size and format for good.
-            done = self._drain()
-            args = source_args(frame, **self._of_stream)
-            self._graph, self._key, self.finished = build(self._wiring, (args,)), key, False
-        mark = len(lines)
-        try:
-            if not push_frame(self._graph.sources[0], frame):
-                self.finished = True
-            # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
-            if self._gives_one and not done:
-                return [self._graph.sinks[0].pull()]
-            return done + self._pull(self._graph)
-        except av.BlockingIOError:
-            return done
-        except av.FFmpegError as error:
-            text = f"it failed: {describe(error, lines[mark:])}"
-            raise graph_error(self._wiring.desc, text) from error
-
-    def flush(self) -> list[Any]:
-        """End the input; take out what the filters still hold. Nothing can be pushed afterwards.
-
-        Raises:
-            FilterError: A filter fails.
-        """
-        rest = self._drain()
-        self.finished = True
-        return rest
-
-    def _drain(self) -> list[Any]:
-        if self._graph is None or self.finished:
-            return []
-        with filter_errors(self._wiring.desc, "it failed"):
-            push_frame(self._graph.sources[0], None)
-            return self._pull(self._graph)
-
-    def _pull(self, graph: BuiltGraph) -> list[Any]:
-        frames, ended = pull_all(graph.sinks[0])
-        self.finished = self.finished or ended
-        return frames
-
-
-def _frame_key(frame: AvFrame) -> object:
-    if isinstance(frame, av.AudioFrame):
-        return frame.sample_rate, frame.format.name, frame.layout.name
-    # Without the time base, whose Fraction takes 10 times as long: it is one for all frames of a stream.
-    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
-
-
-def _check_simple(wiring: Wiring, kind: Kind) -> None:
-    def refuse(what: str) -> FilterError:
-        return FilterError(f"filter description {wiring.desc!r} {what}", filter_desc=wiring.desc)
-
-    declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
-    ends = len(wiring.inputs), len(wiring.outputs)
-    if declared or ends != (1, 1):
-        found = f"has {ends[0]} open inputs and {ends[1]} open outputs"
-        raise refuse(
-            f"{f'declares {declared[0]}' if declared else found}; decoding needs one input and one output, "
-            "both left open. FilterGraph runs any graph over decoded frames"
-        )
-    for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
-        if pad.kind != kind:
-            raise refuse(f"{verb} {pad.kind}, but the packets are {kind}")

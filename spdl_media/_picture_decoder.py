@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import (
     frame_matrix,
     says_checksum_failed,
 )
-from spdl_media._picture_filter import PictureFilter
+from spdl_media._filters import PictureFilter
 from spdl_media.codec import STILL_CODECS, VideoCodec, close_decoder, make_decoder, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

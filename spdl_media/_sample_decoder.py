@@ -12,8 +12,8 @@ import av
 
 from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
+from spdl_media._filters import FrameFilter
 from spdl_media._frame_scan import CodedFrames
-from spdl_media._graph import FrameFilter
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError

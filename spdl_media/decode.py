@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from typing import Final, overload
@@ -12,13 +12,13 @@ import av
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
+from spdl_media._filters import PictureFilter, naming
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
-from spdl_media._picture_filter import PictureFilter
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media._sample_rows import SampleRows
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.errors import DecodeError, FilterError
+from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
@@ -408,20 +408,6 @@ def _decode_animation(
         metadata.window,
         orientation=1 if filter.upright else orientation,
     )
-
-
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Give errors of a graph the source of its frames, which it does not know.
-
-    Raises:
-        FilterError: The block raised it; it now names its source.
-    """
-    try:
-        yield
-    except FilterError as error:
-        error.source = error.source or source
-        raise
 
 
 def decode_audio_into(

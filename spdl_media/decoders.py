@@ -11,6 +11,7 @@ import numpy as np
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
+from spdl_media._filters import naming
 from spdl_media._frame_decoder import FrameDecoder
 from spdl_media._frame_index import FrameIndex, empty_index, frame_numbers, make_index
 from spdl_media._packet_table import NO_TIME, read_table
@@ -24,7 +25,6 @@ from spdl_media.decode import (
     check_start,
     cut_short_error,
     decode_packets,
-    naming,
     picture_filter,
     sample_filter,
 )

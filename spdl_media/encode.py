@@ -19,7 +19,7 @@ from av.codec.context import Flags
 
 from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
-from spdl_media._graph import FrameFilter
+from spdl_media._filters import FrameFilter
 from spdl_media._rows import matrix_and_range
 from spdl_media.array_frames import COLOR_TABLES, channel_layout, color_number
 from spdl_media.config import string_options

@@ -14,6 +14,7 @@ import av
 
 from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
+from spdl_media._filters import frame_options, pull_all, push_frame, source_args
 from spdl_media._graph import (
     SINKS,
     SOURCES,
@@ -23,13 +24,10 @@ from spdl_media._graph import (
     Wiring,
     build,
     filter_errors,
-    frame_options,
-    pull_all,
-    push_frame,
-    source_args,
+    graph_error,
+    quote_value,
     wire,
 )
-from spdl_media._graph_syntax import graph_error, quote_value
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio

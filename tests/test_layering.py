@@ -31,13 +31,13 @@ ORDER = [
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux"],
     ["_frame_scan"],
     ["bitstream"],
-    ["_graph_syntax", "operations", "filter_desc", "geometry", "crops"],
+    ["operations", "filter_desc", "geometry", "crops"],
     ["_thumbnails", "image_frames", "frames", "array_frames"],
     [
         "_graph",
         "filter_graph",
         "_fast_images",
-        "_picture_filter",
+        "_filters",
     ],
     [
         "_sample_decoder",
@@ -75,7 +75,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 PURE = {
     *("_checks", "errors", "config", "timing", "_optional", "orientation", "exif", "stills"),
     *("truncation", "_mp4_tables", "_h264_fields"),
-    *("_remote", "_graph_syntax", "operations", "geometry", "filter_desc", "crops"),
+    *("_remote", "operations", "geometry", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "image_files", "mux", "cuda", "testing"}

@@ -27,11 +27,11 @@ from test_windows_video import packed_avi
 
 import spdl_media as sm
 from spdl_media import (
+    _filters,
     _frame_decoder,
     _frame_index,
     _mp4_tables,
     _picture_decoder,
-    _picture_filter,
     inputs,
 )
 from spdl_media._picture_decoder import PictureDecoder
@@ -424,7 +424,7 @@ def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPa
                 count(patch, inputs.Input, "open")
                 count(patch, _picture_decoder, "make_decoder")
                 count(patch, _frame_decoder, "PictureFilter")
-                count(patch, _picture_filter, "FrameFilter")
+                count(patch, _filters, "FrameFilter")
                 for wanted in ([1, 2, 3], [29], [0], [17, 4]):
                     video.load(wanted, width=32, height=32)
     assert made == []

@@ -1,12 +1,15 @@
-"""Turn the decoded images of one stream upright and filter them, by the scaler alone or through a graph."""
+"""Frames through filters: a graph with one input and one output, and the routes of images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 import av
+from av.filter.context import FilterContext
 
 from spdl_media._fast_images import (
     converts_first,
@@ -15,7 +18,20 @@ from spdl_media._fast_images import (
     whole_samples,
     without_graph,
 )
-from spdl_media._graph import FrameFilter
+from spdl_media._ffmpeg import LogLine, as_fraction, current_log, describe, ffmpeg_log
+from spdl_media._graph import (
+    SINKS,
+    SOURCES,
+    AvFrame,
+    BuiltGraph,
+    Kind,
+    Wiring,
+    build,
+    filter_errors,
+    graph_error,
+    quote_option,
+    wire,
+)
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
@@ -35,6 +51,211 @@ _Shown: TypeAlias = tuple[av.VideoFrame, int, bool]
 _LIMITED = 1  # AVCOL_RANGE_MPEG
 _LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
 """Gray formats of video codecs, which may be of limited range."""
+
+
+def frame_options(frame: AvFrame) -> dict[str, str]:
+    """Size and format of a frame, by the names of FFmpeg's ``buffer`` and ``abuffer``."""
+    if isinstance(frame, av.AudioFrame):
+        return {
+            "sample_rate": str(frame.sample_rate),
+            "sample_fmt": frame.format.name,
+            "channel_layout": frame.layout.name,
+        }
+    return {"video_size": f"{frame.width}x{frame.height}", "pix_fmt": frame.format.name}
+
+
+def source_args(
+    frame: AvFrame,
+    *,
+    time_base: Fraction | None = None,
+    frame_rate: Fraction | None = None,
+    sample_aspect_ratio: Fraction | None = None,
+) -> str:
+    """Arguments of the ``buffer`` or ``abuffer`` that takes frames like this one."""
+    options: dict[str, object] = {**frame_options(frame)}
+    base = as_fraction(frame.time_base) or time_base
+    if isinstance(frame, av.AudioFrame):
+        # Layouts such as "5.1(side)" have characters that mean something between options.
+        options["channel_layout"] = quote_option(frame.layout.name)
+        options["time_base"] = base or Fraction(1, frame.sample_rate)
+    else:
+        # Filters negotiate matrix and range like the format; left out, they count as unspecified.
+        options["time_base"] = base or Fraction(1)
+        options["colorspace"], options["range"] = int(frame.colorspace), int(frame.color_range)
+        if not frame_rate and base and frame.duration > 0:
+            # tpad gives its frames nonsensical times where no rate is known.
+            frame_rate = 1 / (frame.duration * base)
+        if frame_rate:
+            options["frame_rate"] = frame_rate
+        if sample_aspect_ratio:
+            options["pixel_aspect"] = sample_aspect_ratio
+    return ":".join(f"{name}={value}" for name, value in options.items())
+
+
+def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
+    """All frames that a sink has ready, and whether it has ended."""
+    frames: list[Any] = []
+    # FFmpeg tells "not yet" from "no more" by two errors.
+    while True:
+        try:
+            frames.append(sink.pull())
+        except av.BlockingIOError:
+            return frames, False
+        except av.EOFError:
+            return frames, True
+
+
+def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
+    """Put a frame in; False: the filters have ended and take no more."""
+    # Filters such as trim end before their input does.
+    try:
+        source.push(frame)
+    except av.EOFError:
+        return False
+    return True
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Give errors of a graph the source of its frames, which it does not know.
+
+    Raises:
+        FilterError: The block raised it; it now names its source.
+    """
+    try:
+        yield
+    except FilterError as error:
+        error.source = error.source or source
+        raise
+
+
+class FrameFilter:
+    """One input, one output: what decoding runs its frames through.
+
+    The graph is made for the first frame; when a later one has another size, format or colour, the old graph
+    is drained and a new one made.
+
+    Args:
+        desc: FFmpeg's description of the filters.
+        kind: What flows: ``"video"`` or ``"audio"``.
+        time_base: Of the frames, where they carry none themselves.
+        frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
+        sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
+        gives_one: Each frame gives one at once.
+
+    Raises:
+        FilterError: The description is bad, or has more than one input or output, or turns one kind into
+            the other.
+
+    Thread safety: one thread at a time; its owner takes care.
+    """
+
+    finished: bool
+    """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
+
+    def __init__(
+        self,
+        desc: str,
+        *,
+        kind: Kind,
+        time_base: Fraction | None = None,
+        frame_rate: Fraction | None = None,
+        sample_aspect_ratio: Fraction | None = None,
+        gives_one: bool = False,
+    ) -> None:
+        self._wiring = wire(desc)
+        _check_simple(self._wiring, kind)
+        self._gives_one = gives_one
+        self._of_stream = {
+            "time_base": time_base,
+            "frame_rate": frame_rate,
+            "sample_aspect_ratio": sample_aspect_ratio,
+        }
+        self._graph: BuiltGraph | None = None
+        self._key: object = None
+        self.finished = False
+
+    def push(self, frame: AvFrame) -> list[Any]:
+        """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's.
+
+        Raises:
+            FilterError: A filter refuses the frame, or fails.
+        """
+        if self.finished:
+            return []
+        lines = current_log()
+        if lines is None:
+            with ffmpeg_log() as lines:
+                return self._push(frame, lines)
+        return self._push(frame, lines)
+
+    def _push(self, frame: AvFrame, lines: list[LogLine]) -> list[Any]:
+        key = _frame_key(frame)
+        done: list[Any] = []
+        if key != self._key or self._graph is None:
+            # A source has one size and format for good.
+            done = self._drain()
+            args = source_args(frame, **self._of_stream)
+            self._graph, self._key, self.finished = build(self._wiring, (args,)), key, False
+        mark = len(lines)
+        try:
+            if not push_frame(self._graph.sources[0], frame):
+                self.finished = True
+            # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
+            if self._gives_one and not done:
+                return [self._graph.sinks[0].pull()]
+            return done + self._pull(self._graph)
+        except av.BlockingIOError:
+            return done
+        except av.FFmpegError as error:
+            text = f"it failed: {describe(error, lines[mark:])}"
+            raise graph_error(self._wiring.desc, text) from error
+
+    def flush(self) -> list[Any]:
+        """End the input; take out what the filters still hold. Nothing can be pushed afterwards.
+
+        Raises:
+            FilterError: A filter fails.
+        """
+        rest = self._drain()
+        self.finished = True
+        return rest
+
+    def _drain(self) -> list[Any]:
+        if self._graph is None or self.finished:
+            return []
+        with filter_errors(self._wiring.desc, "it failed"):
+            push_frame(self._graph.sources[0], None)
+            return self._pull(self._graph)
+
+    def _pull(self, graph: BuiltGraph) -> list[Any]:
+        frames, ended = pull_all(graph.sinks[0])
+        self.finished = self.finished or ended
+        return frames
+
+
+def _frame_key(frame: AvFrame) -> object:
+    if isinstance(frame, av.AudioFrame):
+        return frame.sample_rate, frame.format.name, frame.layout.name
+    # Without the time base, whose Fraction takes 10 times as long: it is one for all frames of a stream.
+    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+
+
+def _check_simple(wiring: Wiring, kind: Kind) -> None:
+    def refuse(what: str) -> FilterError:
+        return FilterError(f"filter description {wiring.desc!r} {what}", filter_desc=wiring.desc)
+
+    declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
+    ends = len(wiring.inputs), len(wiring.outputs)
+    if declared or ends != (1, 1):
+        found = f"has {ends[0]} open inputs and {ends[1]} open outputs"
+        raise refuse(
+            f"{f'declares {declared[0]}' if declared else found}; decoding needs one input and one output, "
+            "both left open. FilterGraph runs any graph over decoded frames"
+        )
+    for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
+        if pad.kind != kind:
+            raise refuse(f"{verb} {pad.kind}, but the packets are {kind}")
 
 
 class PictureFilter:
