@@ -33,12 +33,7 @@ ORDER = [
     ["bitstream"],
     ["operations", "filter_desc", "geometry", "crops"],
     ["_thumbnails", "image_frames", "frames", "array_frames"],
-    [
-        "_graph",
-        "filter_graph",
-        "_fast_images",
-        "_filters",
-    ],
+    ["_graph", "_fast_images", "_filters", "filter_graph"],
     [
         "_sample_decoder",
         "_sample_rows",
