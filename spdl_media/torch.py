@@ -7,19 +7,18 @@ generator as all of torch's iterators do, and what is drawn there decides the or
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline import OutputOrder, PipelineBuilder
-from spdl_media.pipeline.pipeline import deferred_interrupt
+from spdl_media.pipeline.pipeline import STOP_SECONDS, deferred_interrupt
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
 
@@ -81,7 +80,8 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
 
     Iteration raises the very exception of the dataset, ``collate_fn`` or ``worker_init_fn`` when its batch
     is due; another ``next()`` gives the batch behind it. It raises ``RuntimeError`` if a batch takes longer
-    than ``timeout``.
+    than ``timeout``. The exit of a program in which an iterator is left over waits for batches that were
+    begun ahead, as that of any ``ThreadPoolExecutor``.
 
     Thread safety: the dataset must bear to be read by several threads at a time. An iterator serves one
     thread; a loader may be iterated several times at once, unless ``persistent_workers`` is set.
@@ -112,29 +112,25 @@ get_pytorch_dataloader = DataLoader
 
 
 class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
-    """Adds tasks in the consumer's thread, where torch draws indices, and takes the batches made of them."""
+    """Submits indices, which torch draws in the consumer's thread, to threads that make batches of them."""
 
     # Nothing is to be closed if __init__ fails.
-    _pipeline: Any = None
+    _pool: ThreadPoolExecutor | None = None
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._is_iterable = isinstance(self._dataset, _data.IterableDataset)
         num_threads = 1 if self._is_iterable else self._num_workers
         self._num_ahead = loader.prefetch_factor * self._num_workers
-        self._num_due = 0
+        self._in_order = loader.in_order
+        self._due: list[Future[Any]] = []
         self._reading: _Reading | None = None
-        self._tasks = _Tasks()
-        worker = _Worker(
+        self._worker = _Worker(
             WorkerInfo(0, num_threads, self._base_seed, self._dataset),
             loader.worker_init_fn,
             _pinning(self._pin_memory_device) if self._pin_memory else None,
         )
-        order: OutputOrder = "input" if loader.in_order else "completion"
-        builder = PipelineBuilder().add_source(self._tasks)
-        builder.pipe(worker, concurrency=num_threads, output_order=order)
-        self._pipeline = builder.add_sink(self._num_ahead).build(num_threads=num_threads)
-        self._pipeline.start()
+        self._pool = ThreadPoolExecutor(num_threads, "spdl_media.torch")
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)
 
@@ -149,86 +145,61 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         # A dataset that fetches all samples at once is given the indices as they are.
         fetches_all = getattr(self._dataset, "__getitems__", None)
         self._reading = _Reading(make_fetcher, self._auto_collation and not fetches_all)
-        self._num_due = 0
         for _ in range(self._num_ahead):
             self._add_task()
 
     def _add_task(self) -> None:
-        try:
+        pool: Any = self._pool
+        with suppress(StopIteration):
             index = self._next_index()
-        except StopIteration:
-            return
-        self._num_due += 1
-        self._tasks.add((self._reading, index))
+            self._due.append(pool.submit(self._worker, self._reading, index))
 
     def _next_data(self) -> Any:
-        if not self._num_due:
+        if not self._due:
             self._end()
-        batch, error = self._take()
-        self._num_due -= 1
+        batch = self._take()
         self._add_task()
-        if error is None:
-            return batch
-        if self._is_iterable and isinstance(error, StopIteration):
-            self._end()
         try:
-            raise error
+            return batch.result()
+        except StopIteration:
+            if not self._is_iterable:
+                raise
+            self._end()
         finally:
-            # Its traceback has this frame.
-            del error
+            # The traceback of an error has this frame, which would hold the error.
+            del batch
 
-    def _take(self) -> Any:
-        while True:
-            try:
-                reading, *outcome = self._pipeline.get_item(timeout=self._timeout or None)
-            except TimeoutError:
-                text = f"DataLoader timed out after {self._timeout} seconds"
-                raise RuntimeError(text) from None
-            # Else of an iteration that was broken off, and whose threads stayed.
-            if reading is self._reading:
-                return outcome
+    def _take(self) -> Future[Any]:
+        awaited = self._due[:1] if self._in_order else self._due
+        if not wait(awaited, self._timeout or None, FIRST_COMPLETED).done:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        batch = next(one for one in self._due if one.done())
+        self._due.remove(batch)
+        return batch
 
     def _end(self) -> None:
-        self._num_due = 0
-        if not self._persistent_workers:
+        if self._persistent_workers:
+            self._abandon()
+        else:
             self._close()
         raise StopIteration
 
-    def _abandon(self) -> None:
+    def _abandon(self) -> list[Future[Any]]:
+        """End the reading; return the batches that are still being made."""
         if self._reading is not None:
             self._reading.is_over = True
+        running = [batch for batch in self._due if not batch.cancel()]
+        self._due.clear()
+        return running
 
     def _close(self) -> None:
-        self._abandon()
-        if self._pipeline is not None:
-            self._pipeline.stop()
+        if self._pool is not None:
+            is_stuck = bool(wait(self._abandon(), STOP_SECONDS).not_done)
+            self._pool.shutdown(wait=not is_stuck)
 
     def __del__(self) -> None:
         with deferred_interrupt():
             self._close()
-
-
-class _Tasks:
-    """A source without end: what the consumer's thread adds. It is asynchronous so that a stop ends it."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Any] = deque()
-        self._added = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def add(self, task: Any) -> None:
-        self._waiting.append(task)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._added.set)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        # From here on add() wakes it, and what was added before is seen below.
-        self._loop = asyncio.get_running_loop()
-        while True:
-            self._added.clear()
-            while self._waiting:
-                yield self._waiting.popleft()
-            await self._added.wait()
 
 
 @dataclass(eq=False)
@@ -274,18 +245,16 @@ class _Worker:
     pin: Callable[[Any], Any] | None
     ids: Iterator[int] = field(default_factory=itertools.count)
 
-    def __call__(self, task: tuple[_Reading, Any]) -> tuple[_Reading, Any, BaseException | None]:
-        reading, index = task
+    def __call__(self, reading: _Reading, index: Any) -> Any:
         try:
             self._begin_thread()
             batch = reading.batch(index)
-            return reading, batch if self.pin is None else self.pin(batch), None
-        # Not even SystemExit may be lost: the consumer waits for this batch, and raises it.
-        except BaseException as error:  # noqa: BLE001
+            return batch if self.pin is None else self.pin(batch)
+        except BaseException as error:
             if not isinstance(error, StopIteration):
                 name = threading.current_thread().name
                 error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
-            return reading, None, error
+            raise
 
     def _begin_thread(self) -> None:
         if getattr(_thread, "is_ready", False):

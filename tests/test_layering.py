@@ -81,7 +81,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_loader_items",
         "_loader_epoch",
         "async_load",
-        "torch",
     },
     "click": {"cli"},
     "rich": {"cli"},
