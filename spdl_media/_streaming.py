@@ -13,7 +13,6 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._window import our_packets
 from spdl_media.packets import Packets
-from spdl_media.timing import ticks_to_seconds
 
 Duration: TypeAlias = float | Fraction | Decimal | None
 _Chunk: TypeAlias = dict[int, list[AvPacket]]
@@ -54,7 +53,7 @@ def read_chunks(
     if num_packets is not None:
         chunks = _by_count(packets, num_packets)
     else:
-        chunks = _by_time(packets, _TimeCutter(container, indices, Fraction(str(duration))))
+        chunks = _by_time(packets, container, indices, Fraction(str(duration)))
     begun: set[int] = set()
     while True:
         if container.turn != turn:
@@ -91,99 +90,60 @@ def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]
         yield chunk
 
 
-def _by_time(packets: Iterator[AvPacket], cutter: _TimeCutter) -> Iterator[_Chunk]:
+def _by_time(
+    packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
+) -> Iterator[_Chunk]:
+    clocks = {index: _Clock(container, index, duration) for index in indices}
+    chunks: dict[int, _Chunk] = {}  # those that are open, by their number
+    current, reached = 0, dict.fromkeys(indices, 0)
     for packet in packets:
-        yield from cutter.add(packet)
-    yield from cutter.rest()
-
-
-class _TimeCutter:
-    """Sorts packets into the chunk that is open and those after it."""
-
-    def __init__(self, container: Container, indices: Sequence[int], duration: Fraction) -> None:
-        streams = [container.av.streams[index] for index in indices]
-        self._duration = duration
-        self._zero = container.zero
-        self._time_bases: dict[int, Fraction] = {s.index: as_fraction(s.time_base) for s in streams}
-        # Seconds at which each stream ends by its header.
-        self._lasts = {
-            s.index: self._seconds(s.index, (s.start_time or 0) + s.duration)
-            if s.duration
-            else None
-            for s in streams
-        }
-        # Raw streams have no timestamps: theirs are counted from second 0.
-        self._next = {index: self._ticks(index, Fraction(0)) for index in indices}
-        self._chunk: _Chunk = {}
-        self._held: dict[int, list[tuple[int, AvPacket]]] = {}
-        self._open(duration)
-
-    def _seconds(self, index: int, ticks: int) -> Fraction:
-        return ticks_to_seconds(ticks, self._time_bases[index], self._zero)
-
-    def _ticks(self, index: int, seconds: Fraction) -> int:
-        return math.ceil((seconds + self._zero) / self._time_bases[index])
-
-    def _open(self, end: Fraction) -> None:
-        """Open the chunk that ends at this time."""
-        self._end = end
-        self._chunk = {}
-        # Limits as timestamps of each stream, so that nothing is computed for a packet.
-        limits = (end - self._duration - _MAX_INTERLEAVE, end, end + _MAX_INTERLEAVE)
-        self._limits = {
-            index: tuple(self._ticks(index, seconds) for seconds in limits) for index in self._next
-        }
-        self._over = {i for i, last in self._lasts.items() if last is not None and last <= end}
-
-    def add(self, packet: AvPacket) -> list[_Chunk]:
-        """Chunks that are complete before this packet, or by it."""
         index = packet.stream_index
-        ticks = packet.pts if packet.pts is not None else packet.dts
-        if ticks is None:
-            ticks = self._next[index]
-        # A packet without a time follows the one before it.
-        self._next[index] = ticks + (packet.duration or 0)
-        complete: list[_Chunk] = []
-        if ticks < self._limits[index][0]:
+        earliest, number, latest = clocks[index].numbers(packet)
+        if latest < current:
             # The clock was set back, as where recordings are joined. Nothing would ever be past the end.
-            complete = self.rest()
-            self._open((self._seconds(index, ticks) // self._duration + 1) * self._duration)
-        self._put(index, ticks, packet)
-        while self._held and self._closed(index, ticks):
-            self._move_on(complete)
-        return complete
-
-    def rest(self) -> list[_Chunk]:
-        """Give the rest, chunk by chunk."""
-        complete: list[_Chunk] = []
-        while self._chunk or self._held:
-            self._move_on(complete)
-        return complete
-
-    def _put(self, index: int, ticks: int, packet: AvPacket) -> None:
+            yield from (chunks.pop(each) for each in sorted(chunks))
+            current, reached = number, dict.fromkeys(indices, number)
         # Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are
         # cut in decoding order, or the frames that refer to it could not be decoded.
-        if index in self._held or ticks >= self._limits[index][1]:
-            self._held.setdefault(index, []).append((ticks, packet))
-        else:
-            self._chunk.setdefault(index, []).append(packet)
+        reached[index] = max(reached[index], number)
+        chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
+        while max(chunks) > current and (
+            # A stream that has not come by now has paused or ended.
+            earliest > current
+            or all(reached[i] > current or clocks[i].last <= current for i in indices)
+        ):
+            if current in chunks:
+                yield chunks.pop(current)
+            # Times may jump by days.
+            current = min(chunks)
+    yield from (chunks[number] for number in sorted(chunks))
 
-    def _closed(self, index: int, ticks: int) -> bool:
-        # A stream that has not come by now has paused or ended.
-        if ticks >= self._limits[index][2]:
-            return True
-        return all(each in self._held or each in self._over for each in self._next)
 
-    def _move_on(self, complete: list[_Chunk]) -> None:
-        """Close the chunk, and open the next one that has anything in it; times may jump by days."""
-        if self._chunk:
-            complete.append(self._chunk)
-        held, self._held = self._held, {}
-        first = min(
-            (self._seconds(index, packets[0][0]) for index, packets in held.items()),
-            default=self._end,
+class _Clock:
+    """Says in which chunk the packets of a stream lie."""
+
+    def __init__(self, container: Container, index: int, duration: Fraction) -> None:
+        stream = container.av.streams[index]
+        time_base: Fraction = as_fraction(stream.time_base)
+        # In whole numbers, so that no fraction is computed for a packet: of parts, so many a chunk.
+        factor, shift = time_base / duration, -container.zero / duration
+        slack = _MAX_INTERLEAVE / duration
+        self._parts = math.lcm(factor.denominator, shift.denominator, slack.denominator)
+        self._factor, self._shift, self._slack = (
+            int(number * self._parts) for number in (factor, shift, slack)
         )
-        self._open(self._end + max(1, (first - self._end) // self._duration + 1) * self._duration)
-        for index, packets in held.items():
-            for ticks, packet in packets:
-                self._put(index, ticks, packet)
+        # Raw streams have no timestamps: theirs are counted from second 0.
+        self._next = math.ceil(container.zero / time_base)
+        end = stream.duration and ((stream.start_time or 0) + stream.duration) * factor + shift
+        # The last chunk by the header.
+        self.last = math.ceil(end) - 1 if end else math.inf
+
+    def numbers(self, packet: AvPacket) -> tuple[int, int, int]:
+        """The chunk of a packet, between those of the times around it at which other streams may be."""
+        ticks = packet.dts if packet.pts is None else packet.pts
+        if ticks is None:
+            ticks = self._next
+        # A packet without a time follows the one before it.
+        self._next = ticks + (packet.duration or 0)
+        place, parts = ticks * self._factor + self._shift, self._parts
+        return (place - self._slack) // parts, place // parts, (place + self._slack) // parts
