@@ -1,30 +1,45 @@
-"""From an opened source to the packet of an image: the whole file, or the first key frame of a container."""
+"""From an opened source to the packet of an image: the whole file, or the first key frame of a container.
+
+Images that FFmpeg reads wrongly or not at all are one packet for Pillow, with pillow-heif for HEIC. Both are
+the optional extra ``stills``; without it such a file is refused.
+"""
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Iterator
 from contextlib import closing
+from fractions import Fraction
 from functools import cache
+from typing import Any, NamedTuple
 
 import av
+import numpy as np
 
 from spdl_media._container import Container
+from spdl_media._optional import require
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig
-from spdl_media.errors import DemuxError
+from spdl_media.errors import DecodeError, DemuxError, MediaError
+from spdl_media.exif import Bytes, byte_view
 from spdl_media.inputs import Input, open_input
 from spdl_media.packets import ImagePackets, PacketMetadata, VideoPackets, make_packet
-from spdl_media.pillow_images import TIME_BASE as PILLOW_TIME_BASE
-from spdl_media.pillow_images import is_unsupported, pillow_reason
+from spdl_media.still_headers import read_jpeg_head
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
     container_still,
-    read_jpeg_head,
+    is_avif,
+    pillow_reason,
     still_codec,
     still_orientation,
 )
 from spdl_media.timing import Window
 from spdl_media.truncation import check_complete
+
+# Seconds in a unit of the timestamps of Pillow's frames: animations state milliseconds.
+_PILLOW_TIME_BASE = Fraction(1, 1000)
 
 
 def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
@@ -95,13 +110,13 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
 
 
-_PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=PILLOW_TIME_BASE)
+_PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=_PILLOW_TIME_BASE)
 
 
 def _pillow_file(input: Input, reason: str) -> ImagePackets:
     """The whole file as one packet, which Pillow decodes."""
     metadata = PacketMetadata(input.name, pillow=reason)
-    packet = make_packet(input.read_all(), PILLOW_TIME_BASE)
+    packet = make_packet(input.read_all(), _PILLOW_TIME_BASE)
     return ImagePackets([packet], _PILLOW_CODEC, metadata)
 
 
@@ -110,7 +125,7 @@ def pillow_video(
 ) -> VideoPackets:
     """An animation as one packet. FFmpeg loses frames of PNG, and before version 8.1 has none of WebP."""
     metadata = PacketMetadata(source, window=window, pillow=reason)
-    return VideoPackets([make_packet(data, PILLOW_TIME_BASE)], _PILLOW_CODEC, metadata)
+    return VideoPackets([make_packet(data, _PILLOW_TIME_BASE)], _PILLOW_CODEC, metadata)
 
 
 @cache
@@ -133,3 +148,109 @@ def first_image(container: Container) -> ImagePackets:
     orientation = container.orientation(index, [key])
     metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
     return ImagePackets([key], codec, metadata)
+
+
+class PillowFrame(NamedTuple):
+    """One image of a file.
+
+    Attributes:
+        frame: ``rgb24``, ``rgba``, ``gray``, ``gray16le`` or ``grayf32le``, full range, not turned upright.
+        orientation: The EXIF number of the file's orientation.
+    """
+
+    frame: av.VideoFrame
+    orientation: int
+
+
+def is_unsupported(error: MediaError) -> bool:
+    """Whether FFmpeg says of an image that it does not know its kind, rather than that it is damaged."""
+    return _UNSUPPORTED.search(error.message) is not None
+
+
+# What FFmpeg's decoders and demuxers write before they return an error that says less.
+_UNSUPPORTED = re.compile(
+    r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
+)
+
+
+def read_with_pillow(
+    data: Bytes, source: str, *, purpose: str, is_video: bool = False
+) -> Iterator[PillowFrame]:
+    """Decode an image, or the frames of an animation one after the other.
+
+    Args:
+        data: The whole file.
+        source: What it was read from, for messages.
+        purpose: What needs Pillow, the subject of the message where it is missing.
+        is_video: Give all frames of an animation.
+
+    Yields:
+        The frames in order, each composed as its animation says. Without ``is_video``, the one that programs
+        show which know no animations; of an icon the largest image, of a HEIC the primary one.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
+        DecodeError: The data is damaged, or Pillow does not know the format.
+    """
+    image_module: Any = require("pillow", purpose)
+    if bytes(byte_view(data)[4:8]) == b"ftyp" and not is_avif(byte_view(data)):
+        require("pillow-heif", purpose).register_heif_opener()
+    try:
+        with image_module.open(io.BytesIO(data)) as image:
+            count = getattr(image, "n_frames", 1)
+            # The pages of a TIFF are images of their own.
+            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
+            # An animated PNG may have an image for programs that show no animations: it is not a frame.
+            first = int(bool(image.info.get("default_image")))
+            time = 0
+            # The one at which the file was opened is the primary one.
+            for index in range(first, count) if is_video and is_animation else [None]:
+                if index is not None:
+                    image.seek(index)
+                frame = _as_frame(image)
+                frame.pts, frame.time_base = time, _PILLOW_TIME_BASE
+                # Animations stand as they are, whatever their metadata says, as FFmpeg has them.
+                turn = 1 if is_animation else image.getexif().get(0x0112, 1)
+                # Files also have numbers that Exif does not know.
+                yield PillowFrame(frame, turn if turn in range(1, 9) else 1)
+                # Pillow has milliseconds, the unit of _PILLOW_TIME_BASE.
+                time += round(image.info.get("duration", 0))
+    except MemoryError:
+        raise
+    # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
+    except Exception as error:
+        reason = purpose.removeprefix(f"{source}: ")
+        what = reason if reason.startswith(("a ", "an ")) else "the image"
+        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
+
+
+def _as_frame(image: Any) -> av.VideoFrame:
+    """Pillow's pixels in the nearest of FFmpeg's formats."""
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
+    if mode == "F":
+        return _new_frame(np.asarray(image), "grayf32le")
+    if mode == "I":
+        raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
+    if mode == "LAB":
+        # Pillow's convert() has no way from Lab to RGB.
+        cms: Any = require("pillow-cms", "a Lab image")
+        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
+        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
+    if image.has_transparency_data:
+        return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
+    if mode in ("1", "L"):
+        return _new_frame(np.asarray(image.convert("L")), "gray")
+    return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
+
+
+_FULL_RANGE, _RGB_MATRIX = 2, 0  # FFmpeg's numbers of the range and of the matrix of RGB
+
+
+def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
+    frame.color_range = _FULL_RANGE
+    if pix_fmt.startswith("rgb"):
+        frame.colorspace = _RGB_MATRIX
+    return frame

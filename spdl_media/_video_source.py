@@ -27,8 +27,7 @@ from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError
 from spdl_media.inputs import Source, open_input
 from spdl_media.packets import PacketMetadata, known_damage
-from spdl_media.pillow_images import BESIDE, pillow_reason
-from spdl_media.stills import HEAD_SIZE
+from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 
 # The orientation of a stream without a key frame among so many packets is not looked for.
 _MAX_SEARCH = 64

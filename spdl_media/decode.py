@@ -13,6 +13,7 @@ import av
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._filters import PictureFilter, naming
+from spdl_media._image_packets import is_unsupported, read_with_pillow
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
@@ -33,7 +34,6 @@ from spdl_media.packets import (
     known_damage,
     metadata_of,
 )
-from spdl_media.pillow_images import is_unsupported, read_with_pillow
 
 __all__ = ("decode_packets",)
 

@@ -19,8 +19,7 @@ from spdl_media.packets import (
     Packets,
     VideoPackets,
 )
-from spdl_media.pillow_images import BESIDE, pillow_reason
-from spdl_media.stills import HEAD_SIZE
+from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")

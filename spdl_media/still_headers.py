@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from spdl_media.exif import (
     GIF_IMAGE,
     GIF_TRAILER,
+    JPEG_APP1,
+    JPEG_SCAN,
     PNG,
     RIFF,
     Bytes,
@@ -21,14 +24,16 @@ from spdl_media.exif import (
     bmp_header,
     byte_view,
     exif_orientation,
+    exif_value,
     gif_blocks,
+    is_xmp,
     png_head,
+    xmp_value,
 )
-from spdl_media.pillow_images import pillow_reason
-from spdl_media.stills import HEAD_SIZE, container_still, read_jpeg_head, still_codec
+from spdl_media.stills import HEAD_SIZE, container_still, pillow_reason, still_codec
 from spdl_media.truncation import check_complete, wrong_checksum
 
-__all__ = ("StillHeader", "read_still", "still_header")
+__all__ = ("JpegHead", "StillHeader", "read_jpeg_head", "read_still", "still_header")
 
 _Color: TypeAlias = tuple[int, int, int, int]
 _Header: TypeAlias = "Callable[[memoryview], StillHeader | None]"
@@ -237,3 +242,175 @@ _KINDS: Mapping[str, tuple[_Header, Callable[[Bytes, Read, int], int | None]]] =
     "bmp": (_bmp, _bmp_end),
     "gif": (_gif, _gif_end),
 }
+
+
+# The segments of a JPEG.
+
+_SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD
+_APP0, _APP14, _COM = 0xE0, 0xEE, 0xFE
+
+# Segments of applications in which FFmpeg's decoder finds nothing that it heeds or remembers. Others can
+# change how it reads this image and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
+_KNOWN = {
+    0xE0: (b"JFIF\0", b"JFXX\0"),
+    0xE1: (b"Exif\0", b"http:/"),
+    0xE2: (b"ICC_PROFILE\0", b"MPF\0"),
+    0xEC: (b"Ducky",),
+    0xED: (b"Photoshop ",),
+    0xEE: (b"Adobe",),
+}
+# Comments by which FFmpeg takes the image for upside down, of limited range, or one of several.
+_TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
+
+_YCC = 1  # Adobe's number for YCbCr
+_YCC_IDS = (b"\1\2\3", b"\0\1\2")
+# By samples across and down of luma and of both chroma; the last two are as FFmpeg's encoder writes them.
+_SAMPLINGS = {
+    bytes.fromhex(numbers): f"yuvj{name}p"
+    for numbers, name in (
+        *(("111111", 444), ("211111", 422), ("121111", 440), ("221111", 420), ("411111", 411)),
+        *(("121212", 444), ("221212", 422)),
+    )
+}
+
+
+class JpegHead(NamedTuple):
+    """Content of the segments before the coded data.
+
+    Attributes:
+        orientation: The number of Exif, 1 to 8.
+        width: Of the coded image.
+        height: Of the coded image.
+        pix_fmt: What FFmpeg's decoder gives; ``None``: it is neither gray nor as ``is_ycc`` says.
+        is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
+            heeds and another does not: all give the same image.
+        stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
+            has read others before gives what a fresh one gives, and is left as it was.
+    """
+
+    orientation: int
+    width: int
+    height: int
+    pix_fmt: str | None
+    is_ycc: bool
+    stands_alone: bool
+
+
+def read_jpeg_head(data: Bytes) -> JpegHead | None:
+    """Read the segments of a JPEG up to its first scan. Nothing is copied but tables.
+
+    Returns:
+        ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
+    """
+    try:
+        # Python reads single bytes of a bytes object quicker than of a view.
+        return _read_jpeg_head(data if isinstance(data, bytes) else byte_view(data))
+    except IndexError:
+        return None
+
+
+def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
+    if data[:2] != b"\xff\xd8":
+        return None
+    position, tables, ordinary, orientation, xmp = 2, 0, True, None, b""
+    frame, frame_marker = b"", 0
+    while True:
+        marker, start = data[position + 1], position + 4
+        end = position + 2 + (data[position + 2] << 8 | data[position + 3])
+        if data[position] != 0xFF or end < start or end > len(data):
+            return None
+        position = end
+        if marker in (_DHT, _DQT):
+            tables |= _defined(marker, bytes(data[start:end]))
+        elif marker == JPEG_SCAN:
+            break
+        elif marker in (_SOF0, _SOF1, _SOF2):
+            frame, frame_marker = bytes(data[start:end]), marker
+        elif (
+            marker == JPEG_APP1
+            and orientation is None
+            and (data[start : start + 6] == b"Exif\0\0" or is_xmp(data[start : start + 29]))
+        ):
+            if data[start] == ord("E"):
+                orientation = exif_value(memoryview(data)[start:end])
+            else:
+                xmp = bytes(data[start:end])
+        elif marker >= _APP0:
+            ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
+        # Arithmetic coding, lossless frames and the like are left to FFmpeg.
+        elif marker != _DRI:
+            return None
+    if len(frame) < 6:
+        return None
+    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
+    depth_and_parts = frame[:1] + frame[5:]
+    pix_fmt = _format_of(depth_and_parts) if ordinary and width > 0 and height > 0 else None
+    is_ycc = pix_fmt not in (None, "gray")
+    stands_alone = (
+        is_ycc
+        and frame_marker == _SOF0
+        and _brings(tables, depth_and_parts, bytes(data[start:end]))
+    )
+    return JpegHead(orientation or xmp_value(xmp), width, height, pix_fmt, is_ycc, stands_alone)
+
+
+def _is_ordinary(marker: int, begin: bytes) -> bool:
+    """Whether a segment of an application, or a comment, that begins so leaves FFmpeg's decoder alone."""
+    if marker == _COM:
+        return not begin.startswith(_TELLING)
+    if not begin.startswith(_KNOWN.get(marker, ())):
+        return False
+    return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
+
+
+# Most cameras and programs write the same parts of a header again and again.
+_remembered = lru_cache(maxsize=256)
+
+
+@_remembered
+def _format_of(frame: bytes) -> str | None:
+    """Pixel format by a frame header without its size, of 8-bit gray, or of YCbCr in a usual sampling."""
+    if frame[:2] == b"\x08\x01":
+        return "gray"
+    is_ycc = len(frame) == 11 and frame[:2] == b"\x08\x03" and frame[2::3] in _YCC_IDS
+    return _SAMPLINGS.get(frame[3::3]) if is_ycc else None
+
+
+# Tables as bits of a number: those of Huffman codes by their class and number, 0x00 to 0x1F, and above them
+# those of quantisation.
+_QUANTISATION = 32
+
+
+@_remembered
+def _defined(marker: int, body: bytes) -> int:
+    """The tables that a segment defines; none if they do not fill it."""
+    position = tables = 0
+    while position < len(body):
+        kind = body[position]
+        if marker == _DQT:
+            tables |= 1 << _QUANTISATION + (kind & 15)
+            # A number, then 64 values of two bytes or one.
+            position += 129 if kind >> 4 else 65
+        else:
+            tables |= 1 << (kind & 31)
+            # A number, sixteen counts of codes by length, and a value for each code.
+            position += 17 + sum(body[position + 1 : position + 17])
+    return tables if position == len(body) else 0
+
+
+@_remembered
+def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
+    """Whether the scan has all three components, in one go, and their tables were defined."""
+    # All 64 coefficients at full precision: a progressive scan has other numbers at its end.
+    if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
+        return False
+    named = 0
+    for number in frame[4::3]:
+        named |= 1 << _QUANTISATION + (number & 15)
+    for number in scan[2:7:2]:
+        # Tables of AC coefficients are of class 1, which is bit 4.
+        named |= 1 << (number >> 4) | 1 << (16 | number & 15)
+    return named & ~tables == 0 and scan[1:6:2] == frame[2::3]

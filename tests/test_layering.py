@@ -23,7 +23,7 @@ ORDER = [
     ["_optional", "_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
     ["orientation"],
-    ["exif", "stills", "truncation", "pillow_images", "still_headers", "_mp4_tables"],
+    ["exif", "stills", "truncation", "still_headers", "_mp4_tables"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats", "_wav"],

@@ -53,7 +53,6 @@ NOT_REEXPORTED = {
     "operations",
     "orientation",
     "exif",
-    "pillow_images",
     "ray",
     "readers",
     "samplers",
