@@ -26,7 +26,8 @@ from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_co
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.filter_desc import FilterDesc
-from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, ScaleMode, SoundOps
+from spdl_media.geometry import ScaleMode
+from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, SoundOps
 from spdl_media.storage import Storage
 from spdl_media.values import DType, PerChannel
 

@@ -22,10 +22,10 @@ from spdl_media.decode import Default, decode_into, decode_packets, filtered
 from spdl_media.demux import demux_image
 from spdl_media.errors import ConvertError
 from spdl_media.formats import is_yuv, pixel_layout
+from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.orientation import swaps_sides
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.storage import Storage
 from spdl_media.values import Values

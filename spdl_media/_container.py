@@ -37,8 +37,8 @@ from spdl_media.codec import (
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.exif import exif_orientation
+from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.orientation import matrix_orientation
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
 from spdl_media.truncation import check_complete, missing_packets
 

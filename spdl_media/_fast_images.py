@@ -15,9 +15,8 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.formats import RGB_8BIT, chroma_steps, is_yuv, like_frame, plane_steps, plane_views
-from spdl_media.geometry import CHROMA_GRID, Placement, Size, fits, middle, place
+from spdl_media.geometry import CHROMA_GRID, Box, Placement, Size, fits, middle, place
 from spdl_media.operations import PictureOps
-from spdl_media.orientation import Box
 
 HALF_CHROMA = "yuv420p"
 GBR, FULL_RANGE = 0, 2

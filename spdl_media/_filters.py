@@ -37,8 +37,8 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text, picture_ops
 from spdl_media.formats import like_frame
+from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.operations import PictureOps, parse_rate
-from spdl_media.orientation import UPRIGHT_FILTERS, Box
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate
 

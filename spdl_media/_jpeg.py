@@ -21,9 +21,8 @@ from spdl_media._optional import require
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.filter_desc import picture_ops
-from spdl_media.geometry import fits
+from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.operations import PictureOps
-from spdl_media.orientation import Box, stored_box, stored_flips, swaps_sides
 from spdl_media.packets import ImagePackets, coded_image, metadata_of, padded_image
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")

@@ -25,9 +25,9 @@ from spdl_media.codec import (
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.decode import decode_packets
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.geometry import is_mirrored, rotation, swaps_sides
 from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.orientation import is_mirrored, rotation, swaps_sides
 from spdl_media.packets import ImagePackets
 from spdl_media.still_headers import read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec

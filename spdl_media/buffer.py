@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from spdl_media._driver import HISTORY
 from spdl_media._thumbnails import gallery, of_array
-from spdl_media.orientation import Box
+from spdl_media.geometry import Box
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 

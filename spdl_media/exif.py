@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from spdl_media.orientation import combined
+from spdl_media.geometry import combined
 
 __all__ = ("exif_orientation",)
 

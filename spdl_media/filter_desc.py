@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from spdl_media._checks import check_positive
 from spdl_media.formats import PLANAR
+from spdl_media.geometry import Box, ScaleMode
 from spdl_media.operations import (
     ACCURATE,
     ColorMatrix,
@@ -22,12 +23,10 @@ from spdl_media.operations import (
     Quality,
     Rate,
     ScaleAlgo,
-    ScaleMode,
     SoundOps,
     parse_rate,
     to_microseconds,
 )
-from spdl_media.orientation import Box
 from spdl_media.packets import AudioPackets, VideoPackets
 from spdl_media.timing import Timestamp, Window, parse_window
 

@@ -40,9 +40,9 @@ from spdl_media.frames import (
     sample_time_base,
     time_base_of,
 )
+from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import format_name
-from spdl_media.orientation import swaps_sides
 from spdl_media.packets import AudioPackets, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")

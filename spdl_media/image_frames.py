@@ -24,7 +24,7 @@ from spdl_media.formats import (
     Array,
     picture_planes,
 )
-from spdl_media.orientation import is_mirrored, rotation
+from spdl_media.geometry import is_mirrored, rotation
 from spdl_media.timing import Window, ticks_to_seconds
 
 __all__ = ("ImageFrames", "VideoFrames")

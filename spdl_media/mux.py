@@ -27,8 +27,8 @@ from spdl_media.encode import (
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
 from spdl_media.frames import AudioFrames
+from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.orientation import display_matrix, is_mirrored
 from spdl_media.packets import (
     AudioPackets,
     ImagePackets,

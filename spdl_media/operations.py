@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from spdl_media._checks import check_choice, check_positive, did_you_mean
 from spdl_media._ffmpeg import is_color, is_pixel_format, is_sample_format
 from spdl_media.formats import PIXEL_LAYOUTS, PLANAR, SAMPLE_DTYPES
-from spdl_media.orientation import Box
+from spdl_media.geometry import Box, ScaleMode
 from spdl_media.timing import Window
 
 __all__ = ("PictureOps", "SoundOps")
@@ -30,7 +30,6 @@ ScaleAlgo: TypeAlias = Literal[
     "lanczos",
     "spline",
 ]
-ScaleMode: TypeAlias = Literal["pad", "crop"]
 Quality: TypeAlias = Literal["accurate", "auto", "fast"]
 ColorMatrix: TypeAlias = Literal["bt601", "bt709", "bt2020"]
 ColorRange: TypeAlias = Literal["tv", "pc"]

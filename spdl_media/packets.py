@@ -16,7 +16,7 @@ from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import STILL_CODECS, AudioCodec, Codec, VideoCodec, usual_duration
-from spdl_media.orientation import rotation, swaps_sides
+from spdl_media.geometry import rotation, swaps_sides
 from spdl_media.still_headers import JpegHead, StillHeader, still_header
 from spdl_media.timing import Window, ticks_to_seconds
 

@@ -15,10 +15,9 @@ from spdl_media._rows import ImageBuffer
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
-from spdl_media.geometry import Size
+from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.orientation import Box
 from spdl_media.transfer import Key, fields_of, rebuilt
 from spdl_media.values import DType, PerChannel
 

@@ -24,11 +24,11 @@ from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_de
 from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
+from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import FrameRequest, frame_request
 from spdl_media.operations import PictureOps
-from spdl_media.orientation import swaps_sides
 from spdl_media.packets import AudioPackets
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
 

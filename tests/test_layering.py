@@ -22,7 +22,7 @@ ORDER = [
     ["_checks", "errors", "config", "timing"],
     ["_optional", "_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
-    ["orientation"],
+    ["geometry"],
     ["exif", "stills", "truncation", "still_headers", "_mp4_tables"],
     ["readers", "_remote"],
     ["inputs"],
@@ -31,7 +31,7 @@ ORDER = [
     ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux"],
     ["_frame_scan"],
     ["bitstream"],
-    ["operations", "filter_desc", "geometry", "crops"],
+    ["operations", "filter_desc", "crops"],
     ["_thumbnails", "image_frames", "frames", "array_frames"],
     ["_graph", "_fast_images", "_filters", "filter_graph"],
     [
@@ -68,9 +68,9 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "errors", "config", "timing", "_optional", "orientation", "exif", "stills"),
+    *("_checks", "errors", "config", "timing", "_optional", "geometry", "exif", "stills"),
     *("truncation", "_mp4_tables", "_h264_fields"),
-    *("_remote", "operations", "geometry", "filter_desc", "crops"),
+    *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {*FLAT[: FLAT.index("decoders") + 1], "encode", "image_files", "mux", "cuda", "testing"}

@@ -33,7 +33,7 @@ from still_metadata import (
 
 import spdl_media as sm
 from spdl_media.exif import exif_orientation
-from spdl_media.orientation import (
+from spdl_media.geometry import (
     UPRIGHT_FILTERS,
     is_mirrored,
     matrix_orientation,

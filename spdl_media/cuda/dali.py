@@ -15,8 +15,7 @@ from spdl_media._driver import one_name
 from spdl_media._handover import free_after, kept_stream
 from spdl_media.buffer import CPUBuffer, CUDABuffer
 from spdl_media.cuda.slots import DaliBatch, Settings, Slot, dali_types
-from spdl_media.geometry import Placement
-from spdl_media.orientation import Box
+from spdl_media.geometry import Box, Placement
 from spdl_media.values import Values
 
 # Memory that each decoder and thread has beyond its largest image. DALI's own 16 MiB is for the largest

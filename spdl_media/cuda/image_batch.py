@@ -38,10 +38,9 @@ from spdl_media.demux import demux_image
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import ConvertError, TransferError
 from spdl_media.filter_desc import FilterDesc
-from spdl_media.geometry import Placement, place
+from spdl_media.geometry import Box, Placement, place, swaps_sides
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
-from spdl_media.orientation import Box, swaps_sides
 from spdl_media.packets import ImagePackets, av_packets, metadata_of
 from spdl_media.stills import HEAD_SIZE, still_codec
 

@@ -13,9 +13,15 @@ from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda._color_plan import Look, Plan, make_plan
 from spdl_media.cuda._color_taps import ScaleAlgo, Taps
 from spdl_media.formats import COLOR_RANGES, COLORSPACES
-from spdl_media.geometry import Placement, Size, place
-from spdl_media.operations import ScaleMode
-from spdl_media.orientation import is_mirrored, rotation, swaps_sides
+from spdl_media.geometry import (
+    Placement,
+    ScaleMode,
+    Size,
+    is_mirrored,
+    place,
+    rotation,
+    swaps_sides,
+)
 
 OutputFormat: TypeAlias = Literal["rgb24", "bgr24", "nv12"]
 ArrayLayout: TypeAlias = Literal["NHWC", "NCHW"]

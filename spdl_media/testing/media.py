@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from spdl_media._ffmpeg import check_codec_options
 from spdl_media.array_frames import channel_layout, frames_from_array
 from spdl_media.encode import find_encoder, open_encoder
-from spdl_media.orientation import display_matrix, rotation
+from spdl_media.geometry import display_matrix, rotation
 from spdl_media.testing.images import Image, best_pix_fmt, video_frame
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
