@@ -352,10 +352,10 @@ def _load_frames(
     codec, rate = found.codec, found.codec.sample_rate
     metadata = PacketMetadata(name, Fraction(found.delay, rate), window)
     rows = request.rows(metadata.zero, Fraction(found.window[1], rate))
-    if rows is None or not decode_frames(found, request.config, rows.put, name):
+    if rows is None or not decode_frames(found, request.config, rows, name):
         return None
     rows.flush()
-    return None if rows.mixed else _finished(rows, request, metadata, codec)
+    return _finished(rows, request, metadata, codec)
 
 
 def _finished(

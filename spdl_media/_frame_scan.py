@@ -203,6 +203,16 @@ def _walk(
     number, cuts = 0, []
     try:
         while True:
+            if number < goal and place < end:
+                # Nearly always all are of one size, and are compared at once.
+                count, third = goal - number, data[place + 2]
+                until = place + count * sizes[third]
+                heads = (data[place + each : until : sizes[third]] for each in range(3))
+                if until <= end and all(
+                    head == bytes((byte,)) * count
+                    for head, byte in zip(heads, (0xFF, version, third), strict=True)
+                ):
+                    place, number = until, goal
             while number < goal and place < end:
                 if data[place] != 0xFF or data[place + 1] != version:
                     return number, None
@@ -252,13 +262,15 @@ def _find_flac(
     if begin is None or not rate or start >= stop:
         return None
     first, last, step = start // block, -(-stop // block), max(_PACKET_SAMPLES // block, 1)
-    largest = int.from_bytes(sizes[3:], "big") or _LARGE
-    span = begin, -(-total // block), largest
-    frames = _read_flac(input, span, [*range(first, last, step), last])
+    least, most = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
+    span = begin, -(-total // block), most or _LARGE
+    frames = _read_flac(input, span, [*range(first, last, step), last], least)
     if frames is None:
         return None
     data, cuts = frames
-    codec, position = _codec("flac", rate, channels, head[8:42]), first * block
+    # Without the sizes of frames, the number of samples and their checksum, it is that of many files.
+    extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
+    codec, position = _codec("flac", rate, channels, extradata), first * block
     found = min(last * block, total) - position, step * block, data + _PADDING, cuts
     return CodedFrames(codec, 0, (start, stop), position, *found)
 
@@ -278,7 +290,7 @@ def _first_flac_frame(input: Input) -> int | None:
 
 
 def _read_flac(
-    input: Input, span: tuple[int, int, int], numbers: Sequence[int]
+    input: Input, span: tuple[int, int, int], numbers: Sequence[int], least: int
 ) -> tuple[bytes, list[int]] | None:
     """Read frames, the first of these numbers up to the last one, which is not read itself.
 
@@ -286,6 +298,7 @@ def _read_flac(
         input: The opened file.
         span: Where the first frame of the file begins, the number of frames, and the size of the largest.
         numbers: Those whose places are wanted.
+        least: Size of the smallest frame; 0: not stated.
 
     Returns:
         Bytes, and where in them the frames with these numbers begin; ``None``: one is not found.
@@ -299,11 +312,13 @@ def _read_flac(
     while start is not None and wanted <= _MOST_BYTES:
         data = bytes(input.read_at(start, wanted))
         is_end, places = start + len(data) == size, [0]
-        for offset, found in _flac_headers(data, usual, num_frames - 1):
-            if len(places) > numbers[-1] - number:
+        while len(places) <= numbers[-1] - number:
+            found = _flac_headers(data, usual, num_frames - 1, places[-1] + max(least, 1))
+            wanted_number = number + len(places)
+            place = next((offset for offset, each in found if each == wanted_number), None)
+            if place is None:
                 break
-            if found == number + len(places):
-                places.append(offset)
+            places.append(place)
         if is_end and numbers[-1] == num_frames:
             places.append(len(data))
         if len(places) > numbers[-1] - number:
@@ -333,15 +348,16 @@ def _seek_flac(input: Input, span: tuple[int, int, int], number: int, usual: int
     return None
 
 
-def _flac_headers(data: bytes, usual: int, last: int) -> Iterator[tuple[int, int]]:
+def _flac_headers(data: bytes, usual: int, last: int, start: int = 0) -> Iterator[tuple[int, int]]:
     """Where frames may begin, and their numbers.
 
     Args:
         data: A part of the file.
         usual: The byte behind the sync code.
         last: Number of the frame that may have another one.
+        start: Where to begin in it.
     """
-    offset = data.find(_FLAC_SYNC)
+    offset = data.find(_FLAC_SYNC, start)
     while 0 <= offset < len(data) - 8:
         code = data[offset + 4 : offset + 4 + _CODE_SIZES[data[offset + 4] >> 4]]
         try:

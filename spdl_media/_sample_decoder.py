@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_l
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._filters import FrameFilter
 from spdl_media._frame_scan import CodedFrames
+from spdl_media._sample_rows import SampleRows
 from spdl_media.codec import AudioCodec, close_decoder, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
@@ -283,13 +285,27 @@ class SampleDecoder:
         )
 
 
-def decode_frames(found: CodedFrames, config: DecodeConfig, put: Put, source: str) -> bool:
-    """Decode frames that follow each other, many at a time, and hand over those of their window.
+class _AtRest(threading.local):
+    """The open decoder that a thread has at rest, if any, and of what."""
+
+    codec: AudioCodec | None = None
+    context: Any = None
+
+
+# Opening a decoder takes as long as to decode six frames of MP3.
+_at_rest = _AtRest()
+
+
+def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
+    """Decode frames that follow each other, many at a time, and put those of their window into rows.
 
     Returns:
-        False: they do not give the samples that they should.
+        False: they do not give the samples that they should, or are of several formats.
     """
-    decoder: Any = make_decoder(found.codec, config, source)
+    # Taken while in use, so that a signal handler that decodes, too, does not find it.
+    decoder, _at_rest.context = _at_rest.context, None
+    if decoder is None or _at_rest.codec != found.codec:
+        decoder = make_decoder(found.codec, config, source)
     (first, last), position = found.window, found.position
     with ffmpeg_log():
         for packet, num_samples in found.packets():
@@ -297,14 +313,15 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, put: Put, source: st
                 frames = decoder.decode(packet)
             except av.FFmpegError:
                 return False
+            start, stop = max(first - position, 0), last - position
+            part = min(start, num_samples), min(stop, num_samples)
             # PyAV keeps an error to itself that comes behind good frames, and an MP3 decoder drops bad ones.
-            if sum(frame.samples for frame in frames) != num_samples:
+            if not rows.put_frames(frames, num_samples, part, first):
                 return False
-            for frame in frames:
-                start, stop = max(first - position, 0), min(last - position, frame.samples)
-                if start < stop and put(frame, start, stop, position + start):
-                    return True
-                position += frame.samples
+            position += num_samples
+    # After an error its state might not be that of a fresh one.
+    decoder.flush_buffers()
+    _at_rest.codec, _at_rest.context = found.codec, decoder
     return True
 
 

@@ -90,10 +90,48 @@ class SampleRows:
             self._fifo.read(start)
         count = min(stop - start, self._wanted - self._taken)
         self._taken += count
-        self._waiting += count
-        while self._waiting >= _BLOCK:
-            self._take_waiting(_BLOCK)
+        self._add_waiting(count)
         return self._taken >= self._wanted or self._filled >= self._limit
+
+    def put_frames(
+        self,
+        frames: Sequence[av.AudioFrame],
+        num_samples: int,
+        part: tuple[int, int],
+        position: int,
+    ) -> bool:
+        """Take samples of frames that follow each other.
+
+        Little is done for each frame, since one of MP3 is decoded in four microseconds.
+
+        Args:
+            frames: The frames.
+            num_samples: How many samples they should have.
+            part: Which of them to take: ``(start, stop)``. Those before ``start`` come before all others.
+            position: Of the first sample that is wanted of all frames.
+
+        Returns:
+            False: they have another number of samples, or are of several formats.
+        """
+        if frames and not self._channels:
+            first = frames[0]
+            self._begin((first.format.name, first.layout.name, first.sample_rate), position)
+        channels, write, before = self._channels, self._fifo.write, self._fifo.samples
+        try:
+            for frame in frames:
+                if frame.layout.nb_channels != channels:
+                    return False
+                frame.pts = None
+                write(frame)
+        except ValueError:
+            return False
+        if self._fifo.samples - before != num_samples:
+            return False
+        start, stop = part
+        if start:
+            self._fifo.read(start)
+        self._add_waiting(max(stop - start, 0))
+        return True
 
     @property
     def count(self) -> int:
@@ -165,6 +203,11 @@ class SampleRows:
         if self._desc is not None and not is_plain:
             self._time_base = sample_time_base(rate, self._zero)
             self._graph = FrameFilter(self._desc, kind="audio", time_base=self._time_base)
+
+    def _add_waiting(self, count: int) -> None:
+        self._waiting += count
+        while self._waiting >= _BLOCK:
+            self._take_waiting(_BLOCK)
 
     def _take_waiting(self, count: int) -> None:
         self._waiting -= count

@@ -35,8 +35,8 @@ ORDER = [
     ["_thumbnails", "image_frames", "frames", "array_frames"],
     ["_graph", "_fast_images", "_filters", "filter_graph"],
     [
-        "_sample_decoder",
         "_sample_rows",
+        "_sample_decoder",
         "_picture_decoder",
         "_jpeg",
     ],
