@@ -146,8 +146,11 @@ if TYPE_CHECKING:
     from spdl_media.batch_sampler import BatchByLength
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
     from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
-    from spdl_media.cuda.fallback import CPUFallbackWarning
-    from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
+    from spdl_media.cuda.images import (
+        CPUFallbackWarning,
+        decode_image_nvjpeg,
+        load_image_batch_nvjpeg,
+    )
     from spdl_media.cuda.video_streams import streaming_load_video_nvdec
     from spdl_media.cuda.videos import decode_packets_nvdec
     from spdl_media.dataloader import DataLoader
@@ -199,10 +202,9 @@ _LAZY_NAMES = {
     "batch_sampler": ("BatchByLength",),
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
     "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
-    "cuda.fallback": ("CPUFallbackWarning",),
     "cuda.video_streams": ("streaming_load_video_nvdec",),
     "cuda.videos": ("decode_packets_nvdec",),
-    "cuda.images": ("decode_image_nvjpeg", "load_image_batch_nvjpeg"),
+    "cuda.images": ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg"),
     "dataloader": ("DataLoader",),
     "image_folder": ("ImageFolder",),
     "mix": ("Mix",),

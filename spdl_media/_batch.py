@@ -20,7 +20,7 @@ from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default, decode_into, decode_packets, filtered
 from spdl_media.demux import demux_image
-from spdl_media.errors import ConvertError
+from spdl_media.errors import ConvertError, MediaError
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, av_frames
@@ -131,12 +131,12 @@ class VideoRequest:
 
 
 def load_rows(
-    inputs: Sequence[Source], request: ImageRequest, stopped: Callable[[], bool]
+    inputs: Sequence[Any], request: ImageRequest, stopped: Callable[[], bool]
 ) -> CPUBuffer:
     """Load images into one array in host memory.
 
     Args:
-        inputs: The sources.
+        inputs: The sources; packets and errors of those that were read before.
         request: How to load them.
         stopped: Asked before each image; when it is true, :class:`Stopped` is raised.
 
@@ -144,6 +144,12 @@ def load_rows(
         Stopped: ``stopped`` said so.
         MediaError: As for :func:`~spdl_media.load_image_batch`.
     """
+    if request.is_single:
+        rows = FrameRows(1, request.storage, request.layout, request.values)
+        rows.put_image(0, decode_cut(inputs[0], 0, request))
+        array = rows.take()
+        array.boxes, array.flips = request.cuts.drawn([0], [0])
+        return CPUBuffer(array.array[0], **array.metadata)
     batch = _Batch(len(inputs), request)
 
     def decode(src: Source, position: int) -> ImageFrames:
@@ -165,18 +171,20 @@ def load_rows(
         raise
 
 
-def decode_cut(src: Source, position: int, request: ImageRequest) -> ImageFrames:
+def decode_cut(
+    src: Source | ImagePackets | MediaError, position: int, request: ImageRequest
+) -> ImageFrames:
     """Demux and decode an image, and cut out of it what is asked for at this position.
 
     Raises:
+        MediaError: It is that, of somebody who has read it before.
         ConvertError: Its crop does not lie inside it.
     """
-    packets = demux_image(src, demux_config=request.demux_config, name=request.name)
-    return cut_packets(packets, position, request)
-
-
-def cut_packets(packets: ImagePackets, position: int, request: ImageRequest) -> ImageFrames:
-    """Decode an image, and cut out of it what is asked for at this position; see :func:`decode_cut`."""
+    if isinstance(src, MediaError):
+        raise src
+    packets = src
+    if not isinstance(packets, ImagePackets):
+        packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
     if request.cuts.is_empty:
         return decode_packets(packets, request.desc, request.decode_config)
     config, head = as_decode_config(request.decode_config), metadata_of(packets).jpeg
@@ -208,7 +216,7 @@ class _Batch:
     def __init__(self, count: int, request: ImageRequest) -> None:
         self.failures: list[Failure] = []
         self._positions: list[int] = []
-        self._first: _Loaded | None = None
+        self._first: Loaded | None = None
         self._rows = FrameRows(count, request.storage, request.layout, request.values)
         self._count, self._request = count, request
         self._lock = threading.Lock()
@@ -222,7 +230,7 @@ class _Batch:
         """
         (frame,) = av_frames(image)
         size = frame.width, frame.height, frame.format.name
-        loaded = _Loaded(position, image.source, (size, colors_of(frame)))
+        loaded = Loaded(position, image.source, (size, colors_of(frame)))
         with self._lock:
             is_first = self._first is None
             if self._first is None:
@@ -231,7 +239,7 @@ class _Batch:
                 self._rows.put_image(position, image)
         if loaded.kind != self._first.kind:
             # By position, so that the message is the same whichever thread was first.
-            raise _images_differ(*sorted((self._first, loaded)))
+            raise images_differ(*sorted((self._first, loaded)))
         if not is_first:
             self._rows.put_image(position, image)
         self._positions.append(position)
@@ -283,7 +291,7 @@ class _Batch:
 _Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
 
 
-class _Loaded(NamedTuple):
+class Loaded(NamedTuple):
     """Position, source and kind of a loaded image."""
 
     position: int
@@ -291,7 +299,7 @@ class _Loaded(NamedTuple):
     kind: _Kind
 
 
-def _images_differ(one: _Loaded, other: _Loaded) -> ConvertError:
+def images_differ(one: Loaded, other: Loaded) -> ConvertError:
     """The error for two images of different kinds."""
     size, colors = one.kind
     other_size, other_colors = other.kind
@@ -308,7 +316,7 @@ def _images_differ(one: _Loaded, other: _Loaded) -> ConvertError:
     )
 
 
-def _in_words(one: _Loaded) -> str:
+def _in_words(one: Loaded) -> str:
     width, height, pix_fmt = one.kind[0]
     return f"{width}x{height} {pix_fmt} (input {one.position}, {one.source})"
 

@@ -30,11 +30,10 @@ from spdl_media._batch import (
     TimedFrames,
     VideoRequest,
     as_list,
-    decode_cut,
     load_rows,
 )
 from spdl_media._checks import check_int
-from spdl_media._rows import FrameRows, check_length
+from spdl_media._rows import check_length
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -96,16 +95,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    request = image_request(**arguments)
-
-    def on_cpu(_stopped: Callable[[], bool]) -> CPUBuffer:
-        rows = FrameRows(1, request.storage, request.layout, request.values)
-        rows.put_image(0, decode_cut(src, 0, request))
-        batch = rows.take()
-        batch.boxes, batch.flips = request.cuts.drawn([0], [0])
-        return CPUBuffer(batch.array[0], **batch.metadata)
-
-    return _steps([src], request, on_cpu)(lambda: False)
+    return _steps([src], image_request(**arguments))(lambda: False)
 
 
 @overload
@@ -275,8 +265,7 @@ def prepare_image_batch(
     inputs = as_list(srcs)
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
-    request = _image_request(arguments, len(inputs))
-    return _steps(inputs, request, lambda stopped: load_rows(inputs, request, stopped))
+    return _steps(inputs, _image_request(arguments, len(inputs)))
 
 
 @declared(ImageArguments)
@@ -290,17 +279,13 @@ def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Ima
     return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
 
 
-def _steps(
-    inputs: Sequence[Source],
-    request: ImageRequest,
-    on_cpu: Callable[[Callable[[], bool]], CPUBuffer],
-) -> ImageSteps:
+def _steps(inputs: Sequence[Source], request: ImageRequest) -> ImageSteps:
     if request.config is None:
-        return on_cpu
+        return lambda stopped: load_rows(inputs, request, stopped)
     # Whoever uses the CPU alone does not pay for the import of cuda/.
     from spdl_media.cuda.images import device_steps
 
-    return device_steps(inputs, request, request.config, on_cpu)
+    return device_steps(inputs, request, request.config)
 
 
 def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:

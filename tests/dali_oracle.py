@@ -12,7 +12,7 @@ import spdl_media as sm
 from spdl_media import load
 from spdl_media._batch import as_list
 from spdl_media.cuda import images
-from spdl_media.cuda.image_batch import load_by_dali
+from spdl_media.cuda.images import _load_by_dali
 from spdl_media.testing import make_image
 
 # Mean levels of 255 between the two paths, which the GPU path is held to.
@@ -107,8 +107,8 @@ def decode_image_batch(
     inputs = as_list(srcs)
     given = {**_DEFAULTS, **options}
     request = load._image_request(given, len(inputs))
-    device = images._slot_device(cuda_config or cuda)
-    return load_by_dali(inputs, request, device, stopped, hw_decoder_load)
+    config = images._config_of(cuda_config or cuda)
+    return _load_by_dali(inputs, request, config, stopped, hw_decoder_load)
 
 
 # What declared() puts in where an argument is not given.

@@ -63,6 +63,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return color_kernel.compiled(tmp_path_factory.mktemp("kernel"))
 
 
+# A batch with a bad picture is the CPU's where DALI decodes, and that is told.
+pytestmark = pytest.mark.filterwarnings("ignore:.*The CPU decodes the pictures")
+
+
 @pytest.fixture
 def card() -> LazyCard:
     return LazyCard(devices=2, nbytes=1 << 24)
@@ -102,13 +106,12 @@ def cupy(
 def dali(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI's operators on the CPU in the device's place, with PyTorch for all else."""
     pytest.importorskip("nvidia.dali")
-    from spdl_media.cuda import slots
+    from spdl_media.cuda import dali
 
-    cpu = slots.SlotDevice("cpu")
+    pool = dali.slot_pool(None)
     monkeypatch.setattr(images, "_has_dali", lambda: True)
     monkeypatch.setattr(images, "check_device", lambda _: None)
-    monkeypatch.setattr(slots, "check_device", lambda _: None)
-    monkeypatch.setattr(images, "_slot_device", lambda _: cpu)
+    monkeypatch.setattr("spdl_media.cuda.dali_decode.slot_pool", lambda _: pool)
 
 
 @pytest.fixture(params=["torch", "cupy", pytest.param("dali", marks=needs_dali)])
@@ -406,7 +409,7 @@ def test_decoders_that_are_forced(
 ) -> None:
     """The words of the argument decide, and nothing else does."""
     taken: list[str] = []
-    for name in ("load_by_dali", "copied"):
+    for name in ("_load_by_dali", "copied"):
         real = getattr(images, name)
         monkeypatch.setattr(
             images,
@@ -415,7 +418,7 @@ def test_decoders_that_are_forced(
         )
     for decoder in ("auto", "dali", "cpu"):
         sm.load_image_batch(PHOTOS, cuda=0, decoder=decoder, **OPTIONS)  # type: ignore[arg-type]
-    assert taken == ["load_by_dali", "load_by_dali", "copied"]
+    assert taken == ["_load_by_dali", "_load_by_dali", "copied"]
 
 
 @pytest.mark.parametrize(
@@ -423,6 +426,10 @@ def test_decoders_that_are_forced(
     [
         ({"filter_desc": "scale=8:8"}, r"filter_desc=. decoder='auto' takes the CPU"),
         ({"pix_fmt": "yuv420p"}, r"decoder='dali': DALI makes pix_fmt .*not 'yuv420p'"),
+        (
+            {"decode_config": sm.decode_config(decoder="mjpeg")},
+            r"decoder='dali': decode_config\(decoder=, decoder_options=\) is for FFmpeg's decoders",
+        ),
         ({"scale_algo": "lanczos"}, r"decoder='dali': DALI scales with .*not with 'lanczos'"),
     ],
 )

@@ -43,7 +43,7 @@ MODULES = _module_names()
 # names of modules that are.
 NOT_REEXPORTED = {
     "config.OnCorrupt",
-    "cuda.slots",
+    "cuda.dali",
     "dataloader.sample_rng",
     "filter_desc.FilterDesc",
     "filter_desc.picture_ops",

@@ -11,8 +11,8 @@ from typing import Any, SupportsIndex
 from spdl_media._driver import HISTORY
 from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
+from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.nvdec import DRIVER, LIBRARIES, VIDEO_LIBRARY
-from spdl_media.cuda.slots import SlotDevice, check_device
 from spdl_media.devices import WITHOUT_CUDA, open_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
@@ -154,7 +154,7 @@ def _package(name: str) -> Any:
 
 def _dali() -> None:
     _package("dali")
-    check_device(SlotDevice("cpu"))
+    check_device(None)
 
 
 _PARTS: dict[str, Callable[[], object]] = {
@@ -179,6 +179,6 @@ _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
 def _open(name: str, index: int) -> None:
     """See that the device works for a capability."""
     if name in ("dali", "nvjpeg"):
-        check_device(SlotDevice("gpu", index))
+        check_device(index)
     else:
         open_device(as_cuda_config(index), "transfer")

@@ -1,152 +1,263 @@
-"""What DALI makes of a batch of images: cut, scaled, placed, mirrored and normalised, in one array."""
+"""NVIDIA's DALI: places to run its operators in, its arrays, and its video operator.
+
+DALI's dynamic API may be called from several threads, but one evaluation context must not be active in
+two, and one operator must not run twice at once. So both are kept together in a slot, which is lent to
+one thread at a time. Its operators are objects that the slot holds: DALI's functions look for their
+constants in the source text of whoever calls them, and make an operator for each set of arguments, thread
+and size of batch.
+
+    with slot_pool(0).borrow() as slot:
+        images = slot.run("decoders.Image", encoded, {"affine": False})
+
+Everything runs in the same way on the CPU, whose number is ``None``, but for the name of the device.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from queue import LifoQueue
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from spdl_media._arguments import ArrayLayout
-from spdl_media._driver import one_name
+from spdl_media._driver import HISTORY, one_name
 from spdl_media._handover import free_after, kept_stream
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
-from spdl_media.cuda.slots import DaliBatch, Settings, Slot, dali_types
-from spdl_media.geometry import Box, Placement
-from spdl_media.values import Values
+from spdl_media.devices import no_such_device
+from spdl_media.errors import MissingDependencyError, TransferError
 
-# Memory that each decoder and thread has beyond its largest image. DALI's own 16 MiB is for the largest
-# of photographs.
-_PADDING = 1 << 20
+Settings: TypeAlias = Mapping[str, Any]
+DaliBatch: TypeAlias = Any
+"""Of DALI's own class: pictures of their own sizes, on a device."""
 
-COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
-"""Pixel formats, and what DALI calls them."""
+_PURPOSE = "decoding with DALI"
+_MIN_BATCH_SIZE = 16
 
-FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
-"""Scaling algorithms, and what DALI calls them."""
+# A slot's threads work on the images of one batch. While one slot decodes, another scales; each holds
+# buffers of its own on the device, so there are few. A thread that finds none free waits.
+THREADS_A_SLOT = min(4, os.cpu_count() or 1)
+MAX_SLOTS = 3
+
+# Kinds of operators that a slot keeps, each with buffers of its own.
+_MAX_OPERATORS = 16
+
+DALI_ERRORS = (RuntimeError, MemoryError)
+"""What DALI raises; the types do not tell bad data from a device that is full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """What an image goes through after it is decoded.
+def named(index: int | None) -> str:
+    """A device in words."""
+    return "the CPU" if index is None else f"CUDA device {index}"
 
-    Attributes:
-        box: What is cut out of the upright image; ``None``: nothing is cut off.
-        mirror: Whether left and right are exchanged.
-        placement: How what was cut out is scaled and placed.
-        is_blank: The row is of zeros.
+
+def check_device(index: int | None) -> None:
+    """Refuse a device that DALI cannot use in this process.
+
+    Raises:
+        MissingDependencyError: DALI is not installed, or is too old.
+        TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
+        ValueError: There are GPUs, but not this one.
+    """
+    if index is None:
+        dynamic()
+        return
+    HISTORY.check(_PURPOSE)
+    count = int(dali_module("backend").GetCUDADeviceCount())
+    HISTORY.used |= count > 0
+    if count == 0:
+        raise TransferError(
+            f"{_PURPOSE} on {named(index)}: DALI finds no CUDA device. nvidia-smi shows whether the driver "
+            "sees one, and CUDA_VISIBLE_DEVICES whether this process may"
+        )
+    if not 0 <= index < count:
+        raise no_such_device(index, count)
+
+
+def dali_module(name: str) -> ModuleType:
+    """A module of DALI.
+
+    Raises:
+        MissingDependencyError: DALI is not installed.
+    """
+    return importlib.import_module(f"{require('dali', _PURPOSE).__name__}.{name}")
+
+
+def dynamic() -> ModuleType:
+    """DALI's dynamic API.
+
+    Raises:
+        MissingDependencyError: DALI is not installed, or is too old.
+    """
+    try:
+        return dali_module("experimental.dynamic")
+    except ModuleNotFoundError as error:
+        version = getattr(require("dali", _PURPOSE), "__version__", "unknown")
+        raise MissingDependencyError(
+            f"{_PURPOSE} needs the dynamic API of DALI 2.4 or later, and version {version} is installed "
+            f"({error}). Install it: pip install --upgrade nvidia-dali-cuda120 (or nvidia-dali-cuda130)",
+            name="dali",
+        ) from error
+
+
+class Slot:
+    """An evaluation context, its threads and stream, and operators. Made and lent by :class:`SlotPool`.
+
+    Thread safety: one thread at a time, which :meth:`SlotPool.borrow` sees to.
     """
 
-    box: Box | None
-    mirror: bool
-    placement: Placement
-    is_blank: bool = False
+    def __init__(self, index: int | None, num_threads: int = THREADS_A_SLOT) -> None:
+        self._dynamic: Any = dynamic()
+        self._name = "cpu" if index is None else f"gpu:{index}"
+        self._operators: OrderedDict[tuple[object, ...], tuple[int, Any]] = OrderedDict()
+        # A context without a stream takes the thread's own, which slots made in one thread would share.
+        with self._dynamic.Device(self._name):
+            stream = None if index is None else self._dynamic.stream(device_id=index)
+            self._context = self._dynamic.EvalContext(
+                num_threads=num_threads, device_id=index, cuda_stream=stream
+            )
+
+    @contextmanager
+    def active(self) -> Iterator[Slot]:
+        """A block in which operators run. They are done, on the device too, at its end."""
+        with self._dynamic.Device(self._name), self._context, self._dynamic.EvalMode.sync_cpu:
+            try:
+                yield self
+            finally:
+                # So the arrays may be read from any stream, and what they were made of may go.
+                if (stream := self._context.cuda_stream) is not None:
+                    stream.synchronize()
+
+    @property
+    def stream(self) -> int | None:
+        """Address of the stream that results are made on; ``None`` on the CPU."""
+        return None if self._name == "cpu" else int(self._context.cuda_stream.handle)
+
+    def run(
+        self,
+        operator: str,
+        data: DaliBatch | Sequence[Any],
+        settings: Settings,
+        arguments: Mapping[str, Sequence[Any]] | None = None,
+    ) -> DaliBatch:
+        """Run one operator over a batch.
+
+        Args:
+            operator: Name of the operator's class in DALI, such as ``"decoders.Image"``.
+            data: What another operator gave, or an array for each image, not copied.
+            settings: What the operator is made with. One operator is kept for each.
+            arguments: By name, an array for each image.
+
+        Returns:
+            The results, on the device.
+
+        Raises:
+            RuntimeError: DALI's errors of every kind.
+            MemoryError: There was not enough memory, on the device or beside it.
+        """
+        batch = self._batch(data)
+        each = {name: self._batch(values) for name, values in (arguments or {}).items()}
+        # An operator refuses other kinds of input than it had first, such as a video after images.
+        kinds = [
+            (name, values.ndim, str(values.dtype), values.layout)
+            for name, values in (("", batch), *sorted(each.items()))
+        ]
+        key = operator, repr(sorted(settings.items())), *kinds
+        return self._operator(key, len(batch.shape), settings)(batch, **each)
+
+    def _batch(self, data: DaliBatch | Sequence[Any]) -> DaliBatch:
+        if isinstance(data, self._dynamic.Batch):
+            return data
+        return self._dynamic.as_batch(list(data), device="cpu")
+
+    def _operator(self, key: tuple[Any, ...], batch_size: int, settings: Settings) -> Any:
+        """The operator of this name and kind, made anew when the batch outgrows it."""
+        largest, operator = self._operators.get(key, (0, None))
+        if batch_size > largest:
+            largest = max(_MIN_BATCH_SIZE, 1 << (batch_size - 1).bit_length())
+            make = reduce(getattr, key[0].split("."), self._dynamic._ops)
+            operator = make(max_batch_size=largest, device=self._name, **settings)
+            self._operators[key] = largest, operator
+        self._operators.move_to_end(key)
+        while len(self._operators) > _MAX_OPERATORS:
+            self._operators.popitem(last=False)
+        return operator
+
+    def as_array(self, batch: DaliBatch) -> Any:
+        """Images of one size as one array of DALI's, which owns its memory."""
+        return self._dynamic.as_tensor(batch)
+
+    def first(self, batch: DaliBatch) -> Any:
+        """The first image as an array of DALI's."""
+        return batch.tensors[0]
 
 
-class ImageOperators:
-    """The operators that a batch goes through: decode, cut, scale, place, mirror, normalise, transpose.
+class SlotPool:
+    """Slots that are made when they are needed, up to a limit, and lent.
 
     Args:
-        pix_fmt: ``"rgb24"``, ``"bgr24"`` or ``"gray"``.
-        scale_algo: ``"bicubic"`` or ``"bilinear"``.
-        layout: Of the result.
-        values: The numbers that pixels become; ``None``: they stay as they are.
-        orient: Whether images are turned upright.
-        hw_decoder_load: Share of the GPU's JPEG engine; ``None``: DALI's own.
+        make: Makes a slot.
+        limit: Number of slots; threads wait while all are lent.
+
+    Thread safety: safe.
     """
 
-    def __init__(
-        self,
-        pix_fmt: str,
-        scale_algo: str,
-        layout: ArrayLayout,
-        values: Values | None,
-        *,
-        orient: bool,
-        hw_decoder_load: float | None = None,
-    ) -> None:
-        types = dali_types()
-        self._values = values if values is not None and values.is_float else None
-        self._layout = "CHW" if layout == "NCHW" else "HWC"
-        load = {} if hw_decoder_load is None else {"hw_decoder_load": float(hw_decoder_load)}
-        self._decoder: Settings = {
-            "output_type": getattr(types, COLORS[pix_fmt]),
-            "adjust_orientation": orient,
-            # Threads belong to whoever runs many slots, not to a core.
-            "affine": False,
-            # As the CPU decoder does, or edges between colours would differ.
-            "jpeg_fancy_upsampling": True,
-            "device_memory_padding": _PADDING,
-            "host_memory_padding": _PADDING,
-            **load,
-        }
-        interpolation = getattr(types, FILTERS[scale_algo])
-        self._scaler: Settings = {"interp_type": interpolation, "antialias": True}
-        dtype = "UINT8" if self._values is None else self._values.dtype.upper().replace("32", "")
-        self._finish: Settings = {"dtype": getattr(types, dtype), "output_layout": self._layout}
+    def __init__(self, make: Callable[[], Slot], limit: int = MAX_SLOTS) -> None:
+        self._make = make
+        # Places of slots that are yet to be made lie below those that were used, whose memory is warm.
+        self._idle: LifoQueue[Slot | None] = LifoQueue()
+        for _ in range(limit):
+            self._idle.put(None)
 
-    def decode(self, slot: Slot, files: Sequence[npt.NDArray[np.uint8]]) -> DaliBatch:
-        """Decode files; see :meth:`Slot.run` for the errors."""
-        return slot.run("decoders.Image", files, self._decoder)
+    @contextmanager
+    def borrow(self) -> Iterator[Slot]:
+        """A slot for the block, in which its operators may be run.
 
-    def finish(self, slot: Slot, pictures: DaliBatch, images: Sequence[Image]) -> DaliBatch:
-        """Make images of one size and type of decoded ones."""
-        boxes = [
-            one.box or (0, 0, *_size(shape))
-            for one, shape in zip(images, pictures.shape, strict=True)
-        ]
-        if any(one.box for one in images):
-            pictures = _window(slot, pictures, boxes)
-        scaled = [one.placement.scaled for one in images]
-        if scaled != [box[2:] for box in boxes]:
-            size = [np.array([height, width], np.float32) for width, height in scaled]
-            pictures = slot.run("Resize", pictures, self._scaler, {"size": size})
-        if any(one.placement.scaled != one.placement.canvas for one in images):
-            pictures = _window(slot, pictures, [_shown(one) for one in images])
-        if self._values is None and not any(one.mirror for one in images):
-            if self._layout == "CHW":
-                pictures = slot.run("Transpose", pictures, {"perm": (2, 0, 1)})
-            return pictures
-        return slot.run("CropMirrorNormalize", pictures, self._finish, self._numbers(images))
-
-    def _numbers(self, images: Sequence[Image]) -> dict[str, Sequence[Any]]:
-        """What to mirror, and the mean and deviation of each image in levels of 255."""
-        arguments: dict[str, Sequence[Any]] = {
-            "mirror": [np.array(one.mirror, np.int32) for one in images]
-        }
-        if (values := self._values) is not None:
-            mean, std = (
-                np.float32(255) * np.array(one, np.float32) for one in (values.mean, values.std)
-            )
-            # Zeros stay zeros.
-            arguments["mean"] = [mean * (not one.is_blank) for one in images]
-            arguments["std"] = [std] * len(images)
-        return arguments
+        Raises:
+            RuntimeError: DALI cannot make a slot.
+        """
+        slot = self._idle.get()
+        try:
+            slot = slot or self._make()
+            with slot.active():
+                yield slot
+        finally:
+            self._idle.put(slot)
 
 
-def _size(shape: Sequence[int]) -> tuple[int, int]:
-    return int(shape[1]), int(shape[0])
+_POOLS: dict[int | None, SlotPool] = {}
+_ABANDONED: list[object] = []
 
 
-def _shown(one: Image) -> Box:
-    """The canvas in the scaled image; where it begins outside, there is a border."""
-    placement = one.placement
-    (width, height), left = placement.canvas, placement.left
-    if one.mirror:  # which comes afterwards
-        left = width - placement.scaled[0] - left
-    return -left, -placement.top, width, height
+def _after_fork() -> None:
+    """Start anew: threads do not survive a fork. Taking the slots down would wait for them."""
+    _ABANDONED.append(dict(_POOLS))
+    _POOLS.clear()
 
 
-def _window(slot: Slot, pictures: DaliBatch, boxes: Sequence[Box]) -> DaliBatch:
-    settings = {"axes": (0, 1), "out_of_bounds_policy": "pad", "fill_values": (0.0,)}
-    window = {
-        "start": [np.array([y, x], np.int32) for x, y, _, _ in boxes],
-        "shape": [np.array([height, width], np.int32) for _, _, width, height in boxes],
-    }
-    return slot.run("Slice", pictures, settings, window)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def slot_pool(index: int | None) -> SlotPool:
+    """The pool of a device, one for the whole process.
+
+    Raises:
+        MissingDependencyError: DALI is not installed, or is too old.
+        TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
+        ValueError: There are GPUs, but not this one.
+
+    Thread safety: safe.
+    """
+    check_device(index)
+    return _POOLS.setdefault(index, SlotPool(lambda: Slot(index)))
 
 
 class DaliArray:

@@ -1,36 +1,54 @@
 """Images with ``cuda=``: which way a batch takes to the device.
 
 ``decoder="auto"`` takes DALI for batches, where it is installed and can make what is asked for: the files go
-to nvJPEG and the GPU's own JPEG engine. All else, single images too, is finished on the CPU and copied.
+to nvJPEG and the GPU's own JPEG engine. All else, single images too, is finished on the CPU and copied, and
+so is a batch with a file that DALI does not decode, or not to the same image (GIF, AVIF, TIFF and others):
+FFmpeg may manage it, and otherwise says what is wrong with it.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
 
 from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, check_on_error
-from spdl_media._batch import ImageRequest, as_list
+from spdl_media._batch import ImageRequest, as_list, load_rows
 from spdl_media._checks import check_positive
 from spdl_media._optional import is_available
-from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.config import CUDAConfig
+from spdl_media.buffer import Buffer
+from spdl_media.config import CUDAConfig, as_decode_config
 from spdl_media.crops import CropPlan
-from spdl_media.cuda.dali import COLORS, FILTERS
-from spdl_media.cuda.fallback import warn_of_fallback
-from spdl_media.cuda.image_batch import load_by_dali
-from spdl_media.cuda.slots import (
-    SlotDevice,
+from spdl_media.cuda.dali import (
     check_device,
 )
+from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
 from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.transfer import copied
 
-__all__ = ("decode_image_nvjpeg", "load_image_batch_nvjpeg")
+__all__ = ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg")
+
+
+class CPUFallbackWarning(UserWarning):
+    """What a GPU was to decode was decoded on the CPU and copied to the device. The message says why."""
+
+
+def warn_of_fallback(refusal: str, what: str = "this video") -> None:
+    """Warn that the CPU decodes, and why, with the stack level of the caller outside of this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"{refusal}. The CPU decodes {what}, and the result is copied to the device",
+        CPUFallbackWarning,
+        stacklevel=level,
+    )
 
 
 class _HasDevice(Protocol):
@@ -41,24 +59,13 @@ class _HasDevice(Protocol):
 DeviceLike: TypeAlias = "SupportsIndex | _HasDevice | Literal['cpu']"
 """Number of a CUDA device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU."""
 
-Steps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
-
 _SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
 
 def device_steps(
-    srcs: Sequence[Source],
-    request: ImageRequest,
-    config: CUDAConfig,
-    on_cpu: Callable[[Callable[[], bool]], CPUBuffer],
-) -> Steps:
+    srcs: Sequence[Source], request: ImageRequest, config: CUDAConfig
+) -> Callable[[Callable[[], bool]], Buffer]:
     """Check the request, and give what loads images to a device.
-
-    Args:
-        srcs: The images.
-        request: How to load them.
-        config: The device.
-        on_cpu: Loads them to host memory.
 
     Raises:
         ValueError: The decoder that is asked for cannot make such images.
@@ -71,12 +78,12 @@ def device_steps(
         is_for_dali = refusal is None and (is_forced or (not request.is_single and _has_dali()))
         unusable = _why_dali_fails(config, is_forced=is_forced) if is_for_dali else None
         if is_for_dali and unusable is None:
-            return load_by_dali(srcs, request, _slot_device(config), stopped)
+            return _load_by_dali(srcs, request, config, stopped)
         # The device is opened in the thread that does the work, whose own stream it is.
         device = open_device(config, request.purpose)
         if unusable is not None:
             warn_of_fallback(str(unusable), "the pictures")
-        return copied(on_cpu(stopped), device, config)
+        return copied(load_rows(srcs, request, stopped), device, config)
 
     return steps
 
@@ -87,15 +94,17 @@ def _has_dali() -> bool:
 
 def _why_not_dali(request: ImageRequest) -> str | None:
     """Why DALI is not to make such images, or cannot; ``None``: it can."""
+    decode, ops = as_decode_config(request.decode_config), request.ops
     if request.decoder == "cpu":
         return "decoder='cpu'"
     if not request.is_plain:
         return "DALI's operators take no filter_desc="
-    pix_fmt, scale_algo = request.ops.pix_fmt, request.ops.scale_algo
-    if pix_fmt not in COLORS:
-        return f"DALI makes pix_fmt {_listed(COLORS)}, not {pix_fmt!r}"
-    if scale_algo not in FILTERS:
-        return f"DALI scales with scale_algo {_listed(FILTERS)} as FFmpeg does, not with {scale_algo!r}"
+    if decode.decoder is not None or decode.decoder_options:
+        return "decode_config(decoder=, decoder_options=) is for FFmpeg's decoders"
+    if ops.pix_fmt not in COLORS:
+        return f"DALI makes pix_fmt {_listed(COLORS)}, not {ops.pix_fmt!r}"
+    if ops.scale_algo not in FILTERS:
+        return f"DALI scales with scale_algo {_listed(FILTERS)} as FFmpeg does, not with {ops.scale_algo!r}"
     return None
 
 
@@ -113,12 +122,42 @@ def _why_dali_fails(config: CUDAConfig, *, is_forced: bool) -> Exception | None:
     """
     check_stream(config)
     try:
-        check_device(SlotDevice("gpu", config.device_index))
+        check_device(config.device_index)
     except (MissingDependencyError, TransferError) as error:
         if is_forced:
             raise
         return error
     return None
+
+
+def _load_by_dali(
+    srcs: Sequence[Source],
+    request: ImageRequest,
+    config: CUDAConfig | None,
+    stopped: Callable[[], bool] = lambda: False,
+    hw_decoder_load: float | None = None,
+) -> Buffer:
+    """Load images through DALI's operators, or on the CPU with a warning if there is one not for DALI.
+
+    Args:
+        srcs: The images.
+        request: How to load them.
+        config: The device; ``None``: DALI's operators on the CPU.
+        stopped: As for :func:`load_images`, as is the next argument.
+        hw_decoder_load: Share of the JPEG engine.
+
+    Raises:
+        Exception: As :func:`load_images`.
+    """
+    index = None if config is None else config.device_index
+    try:
+        return load_images(srcs, request, index, stopped, hw_decoder_load)
+    except NotForDaliError as found:
+        buffer = load_rows(found.inputs, request, stopped)
+        warn_of_fallback(str(found), "the pictures")
+    return (
+        buffer if config is None else copied(buffer, open_device(config, request.purpose), config)
+    )
 
 
 def decode_image_nvjpeg(
@@ -232,7 +271,7 @@ def _as_spdl(
     if (cuda is None) == (cuda_config is None):
         given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
         raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
-    device = _slot_device(cuda_config if cuda is None else cuda)
+    config = _config_of(cuda_config if cuda is None else cuda)
     if pix_fmt not in _SPDL_COLORS:
         raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
     check_array_layout(layout)
@@ -246,7 +285,7 @@ def _as_spdl(
         raise ConvertError("there are no inputs to load: the sequence is empty")
     request = ImageRequest(
         ops=ops,
-        desc=None,
+        desc=FilterDesc(ops),
         cuts=CropPlan(len(inputs)),
         is_plain=True,
         demux_config=None,
@@ -257,18 +296,19 @@ def _as_spdl(
         on_error=on_error,
         is_single=is_single,
     )
-    return load_by_dali(inputs, request, device, hw_decoder_load=hw_decoder_load)
+    return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)
 
 
-def _slot_device(device: Any) -> SlotDevice:
-    """The device that an argument names; its stream is not used, and must be of it all the same."""
+def _config_of(device: Any) -> CUDAConfig | None:
+    """The device that an argument names; DALI does not use its stream, which must be of it all the same."""
     if isinstance(device, str) and device == "cpu":
-        return SlotDevice("cpu")
+        return None
     if isinstance(device, CUDAConfig):
         check_stream(device)
+        return device
     index = getattr(device, "device_index", device)
     if isinstance(index, bool) or not isinstance(index, SupportsIndex):
         raise TypeError(
             f"cuda must be the number of a device, such as 0, a CUDAConfig or 'cpu', not {device!r}"
         )
-    return SlotDevice("gpu", operator.index(index))
+    return CUDAConfig(operator.index(index))

@@ -19,7 +19,8 @@ from spdl_media._rows import check_enough
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.cuda._color_taps import ScaleAlgo
-from spdl_media.cuda.fallback import warn_of_fallback
+from spdl_media.cuda.dali_decode import load_video_by_dali
+from spdl_media.cuda.images import warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_output import ArrayLayout, Crop, Output, OutputFormat
 from spdl_media.cuda.video_path import decode_clip
@@ -61,16 +62,12 @@ def device_frame_steps(
 
     if not _takes_nvdec(request):
         return by_cpu
-    if request.decoder == "dali":
-        from spdl_media.cuda.dali_videos import load_by_dali
-        from spdl_media.cuda.slots import SlotDevice
-
-        device = SlotDevice("gpu", config.device_index)
 
     def on_device(packets: VideoPackets) -> TimedFrames:
         try:
             if request.decoder == "dali":
-                buffer, timestamps = load_by_dali(packets, device, request.num_frames)
+                index = config.device_index
+                buffer, timestamps = load_video_by_dali(packets, index, request.num_frames)
             else:
                 buffer, timestamps = _by_nvdec(packets, config, request)
         except NotOnDeviceError as refusal:

@@ -25,10 +25,12 @@ from spdl_media.testing import index_frames, make_image, make_video
 
 pytest.importorskip("nvidia.dali")
 
-from spdl_media.cuda import slots
-from spdl_media.cuda.dali_videos import load_by_dali
+from spdl_media.cuda import dali
+from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
-from spdl_media.cuda.slots import SlotDevice
+
+# What goes by the CPU is told; tests of the telling say so themselves.
+pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
 PHOTOS = [jpeg(*size, seed) for seed, size in enumerate(SIZES)]
@@ -68,11 +70,8 @@ def test_border_is_black_to_the_pixel() -> None:
 @pytest.mark.parametrize("layout", [None, "NHWC", "NCHW"])
 def test_pixel_formats_and_layouts(pix_fmt: str, layout: Any) -> None:
     options: dict[str, Any] = {"width": 48, "height": 40, "pix_fmt": pix_fmt, "layout": layout}
-    # TIFF is decoded by FFmpeg and goes through DALI as pixels.
-    srcs = [*PHOTOS, make_image(photo(60, 50), codec="tiff")]
-    found = differences(decode_image_batch(srcs, cuda="cpu", **options).array, cpu(srcs, **options))
-    assert found[:-1].max() <= CLOSE
-    assert found[-1] == 0
+    found = differences(decode_image_batch(PHOTOS, **options).array, cpu(PHOTOS, **options))
+    assert found.max() <= CLOSE
 
 
 @pytest.mark.parametrize("codec", ["png", "bmp", "jpeg2000", "libwebp"])
@@ -87,9 +86,22 @@ def test_formats_left_to_ffmpeg_are_exactly_those_of_the_cpu_path(codec: str) ->
     picture = index_frames(2, 64, 64)[1]
     srcs = [make_image(picture, codec=codec), make_image(picture)]
     options: dict[str, Any] = {"width": 24, "height": 32, "scale_mode": "pad"}
-    found = differences(decode_image_batch(srcs, cuda="cpu", **options).array, cpu(srcs, **options))
-    assert found[0] == 0
-    assert 0 < found[1] <= CLOSE
+    words = rf"bytes of length {len(srcs[0])}: DALI does not decode this \w+ file as FFmpeg does. The CPU "
+    with pytest.warns(sm.CPUFallbackWarning, match=words + "decodes the pictures, and the result"):
+        batch = decode_image_batch(srcs, cuda="cpu", **options)
+    np.testing.assert_array_equal(host(batch.array), cpu(srcs, **options))
+
+
+def test_sources_that_can_be_read_once_go_by_the_cpu_too() -> None:
+    """What was read for DALI is not read again."""
+    gif = make_image(photo(20, 20), codec="gif")
+    srcs = [io.BytesIO(PHOTOS[0]), io.BytesIO(b"no picture"), io.BytesIO(gif)]
+    batch = decode_image_batch(srcs, width=20, height=20, on_error="skip")
+    oracle = cpu([PHOTOS[0], gif], width=20, height=20)
+    np.testing.assert_array_equal(host(batch.array), oracle)
+    ((index, why),) = [(failure.index, str(failure.error)) for failure in batch.failures]
+    assert index == 1
+    assert "FFmpeg cannot open it as media" in why
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,7 @@ def test_dali_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded without DALI")
 
-    monkeypatch.setattr("spdl_media.cuda.image_batch.cut_packets", refuse)
+    monkeypatch.setattr("spdl_media.cuda.images.load_rows", refuse)
     pictures = [make_image(photo(20, 20), codec=codec) for codec in ("png", "bmp", "libwebp")]
     decode_image_batch([*PHOTOS, *pictures], cuda="cpu", width=16, height=16)
     with pytest.raises(AssertionError, match="without DALI"):
@@ -203,13 +215,6 @@ def test_one_picture_and_a_list_of_pictures() -> None:
         host(decode_image_batch(PHOTOS[:1], cuda="cpu", layout="NCHW").array)[0], one
     )
     assert host(decode_image_nvjpeg(PHOTOS[0], cuda="cpu", scale_width=100)).shape == (3, 75, 100)
-
-
-def test_options_of_ffmpeg_let_ffmpeg_decode() -> None:
-    options: dict[str, Any] = {"width": 30, "height": 30}
-    config = sm.decode_config(decoder_options={"lowres": 1})
-    batch = decode_image_batch(PHOTOS, cuda="cpu", decode_config=config, **options)
-    np.testing.assert_array_equal(host(batch.array), cpu(PHOTOS, decode_config=config, **options))
 
 
 def test_larger_batches_after_smaller_ones() -> None:
@@ -317,19 +322,14 @@ def test_normalised_floats_are_those_of_the_levels(dtype: Any, layout: Any, pix_
     count = 1 if pix_fmt == "gray" else 3
     mean, std = (0.485, 0.456, 0.406)[:count], (0.229, 0.224, 0.225)[:count]
     options: dict[str, Any] = {"width": 48, "height": 30, "layout": layout, "pix_fmt": pix_fmt}
-    srcs = [*PHOTOS, b"no picture"]
-    numbers: dict[str, Any] = {"dtype": dtype, "mean": mean, "std": std, "on_error": "fill"}
-    got = host(decode_image_batch(srcs, **numbers, **options).array)
-    levels = host(decode_image_batch(srcs, on_error="fill", **options).array).astype(np.float64)
+    numbers: dict[str, Any] = {"dtype": dtype, "mean": mean, "std": std}
+    got = host(decode_image_batch(PHOTOS, **numbers, **options).array)
+    levels = host(decode_image_batch(PHOTOS, **options).array).astype(np.float64)
     shape = (-1, 1, 1) if layout == "NCHW" else (-1,)
     expected = (levels / 255 - np.reshape(mean, shape)) / np.reshape(std, shape)
-    expected[-1] = 0  # rows of zeros, not of black
     assert got.dtype == dtype
     tolerance = {"float32": 2e-6, "float16": 2e-3}[dtype]
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(
-        got[-1], sm.load_image_batch(srcs, **numbers, **options).array[-1], atol=0
-    )
 
 
 def test_one_number_for_all_channels_and_flips_of_floats() -> None:
@@ -340,10 +340,10 @@ def test_one_number_for_all_channels_and_flips_of_floats() -> None:
 
 
 def test_a_slot_keeps_the_operators_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_MAX_OPERATORS", 3)
-    slot = slots.Slot(slots.SlotDevice("cpu"))
-    pool = slots.SlotPool(lambda: slot, 1)
-    monkeypatch.setattr("spdl_media.cuda.image_batch.slot_pool", lambda _: pool)
+    monkeypatch.setattr(dali, "_MAX_OPERATORS", 3)
+    slot = dali.Slot(None)
+    pool = dali.SlotPool(lambda: slot, 1)
+    monkeypatch.setattr("spdl_media.cuda.dali_decode.slot_pool", lambda _: pool)
     options: dict[str, Any] = {"width": 20, "height": 20}
     for algo in ("bicubic", "bilinear", "bicubic"):
         for pix_fmt in ("rgb24", "bgr24", "gray"):
@@ -360,7 +360,7 @@ def test_operators_serve_videos_and_pictures_in_turn() -> None:
     options: dict[str, Any] = {"width": 32, "height": 24}
     rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)
     film = make_video(index_frames(4, 64, 48), codec="libvpx-vp9", format="webm", gop_size=2)
-    frames, _ = load_by_dali(sm.demux_video(film), SlotDevice("cpu"))
+    frames, _ = load_video_by_dali(sm.demux_video(film), None)
     assert np.asarray(frames).shape == (4, 48, 64, 3)
     np.testing.assert_array_equal(
         host(decode_image_batch(PHOTOS, cuda="cpu", **options).array), rows

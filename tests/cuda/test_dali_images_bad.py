@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dali_oracle import decode_image_batch, host, jpeg, photo, png_header, png_with_wrong_data
+from dali_oracle import cpu, decode_image_batch, host, jpeg, photo, png_header, png_with_wrong_data
 
 import spdl_media as sm
 from spdl_media.testing import make_image
 
 pytest.importorskip("nvidia.dali")
 
-from spdl_media.cuda import slots
+from spdl_media.cuda import dali
 from spdl_media.cuda.images import decode_image_nvjpeg
+
+# What goes by the CPU is told; tests of the telling say so themselves.
+pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 COUNT = 8
 GOOD = [jpeg(60 + index, 50, index) for index in range(COUNT)]
 OPTIONS: dict[str, Any] = {"cuda": "cpu", "width": 24, "height": 20}
 ROWS = host(decode_image_batch(GOOD, **OPTIONS).array)
+# With a bad image among them, all are the CPU's.
+WANT = cpu(GOOD, width=24, height=20)
 
 
 BAD: dict[str, tuple[bytes, type[sm.MediaError], str]] = {
@@ -59,13 +64,6 @@ def test_what_dali_does_not_notice_of_a_jpeg(kind: str) -> None:
     assert host(batch.array)[0].any()
 
 
-@pytest.mark.parametrize("kind", PASSES)
-def test_what_dali_does_not_notice_is_noticed_by_a_decoder_of_the_cpu(kind: str) -> None:
-    config = sm.decode_config(decoder="mjpeg")
-    with pytest.raises(sm.DecodeError, match="input 1 of the batch of 2: damaged mjpeg data"):
-        decode_image_batch([GOOD[0], PASSES[kind]], decode_config=config, **OPTIONS)
-
-
 @pytest.mark.parametrize("position", range(COUNT))
 @pytest.mark.parametrize("kind", BAD)
 def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
@@ -79,12 +77,12 @@ def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
     rest = [index for index in range(COUNT) if index != position]
     skipped = decode_image_batch(srcs, on_error="skip", **OPTIONS)
     assert skipped.indices == tuple(rest)
-    np.testing.assert_array_equal(host(skipped.array), ROWS[rest])
+    np.testing.assert_array_equal(host(skipped.array), WANT[rest])
 
     filled = decode_image_batch(srcs, on_error="fill", **OPTIONS)
     assert filled.indices == tuple(range(COUNT))
     assert not host(filled.array)[position].any()
-    np.testing.assert_array_equal(host(filled.array)[rest], ROWS[rest])
+    np.testing.assert_array_equal(host(filled.array)[rest], WANT[rest])
     for batch in (skipped, filled):
         ((index, source, why),) = [(f.index, f.source, f.error) for f in batch.failures]
         assert (index, source) == (position, f"bytes of length {len(data)}")
@@ -96,16 +94,16 @@ def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
 @pytest.mark.parametrize("kind", sorted(set(BAD) - {"pixels"}))
 def test_most_bad_pictures_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    run = slots.Slot.run
+    run = dali.Slot.run
 
     def spy(self: Any, operator: str, data: Any, *arguments: Any) -> Any:
         if operator == "decoders.Image":
             batches.append(len(data))
         return run(self, operator, data, *arguments)
 
-    monkeypatch.setattr(slots.Slot, "run", spy)
+    monkeypatch.setattr(dali.Slot, "run", spy)
     decode_image_batch([*GOOD, BAD[kind][0]], on_error="skip", **OPTIONS)
-    assert batches == [COUNT]
+    assert batches == []
 
 
 def test_all_kinds_at_once_in_the_order_of_the_inputs() -> None:
@@ -116,7 +114,7 @@ def test_all_kinds_at_once_in_the_order_of_the_inputs() -> None:
     ]
     batch = decode_image_batch(srcs, on_error="fill", **OPTIONS)
     assert [failure.index for failure in batch.failures] == [1, 3, 5, 7, 9, 11]
-    np.testing.assert_array_equal(host(batch.array)[::2], ROWS[:6])
+    np.testing.assert_array_equal(host(batch.array)[::2], WANT[:6])
     assert not host(batch.array)[1::2].any()
 
 
@@ -155,7 +153,7 @@ def test_rows_of_zeros_take_the_size_of_the_others(layout: Any) -> None:
 def test_sizes_that_differ_are_named() -> None:
     with pytest.raises(
         sm.ConvertError,
-        match=r"differ: 60x50 \(input 0, bytes.*\), 61x50 \(input 1, .*67.* and 3 more\. .*give width=",
+        match=r"differ: 60x50 rgb24 \(input 0, bytes.*\) and 61x50 rgb24 \(input 1, .*give width=",
     ):
         decode_image_batch([GOOD[0], GOOD[1], GOOD[7], *GOOD], cuda="cpu")
 
@@ -174,8 +172,8 @@ def test_damaged_pictures_can_be_kept() -> None:
 
 
 def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails in DALI, and joins the batch by way of FFmpeg."""
-    run = slots.Slot.run
+    """It fails in DALI, and its batch is FFmpeg's."""
+    run = dali.Slot.run
     broken = GOOD[3]
 
     def fails(self: Any, operator: str, data: Any, *arguments: Any) -> Any:
@@ -185,31 +183,20 @@ def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> No
             raise RuntimeError("Failed to decode sample #3")
         return run(self, operator, data, *arguments)
 
-    monkeypatch.setattr(slots.Slot, "run", fails)
-    batch = decode_image_batch(GOOD, **OPTIONS)
+    monkeypatch.setattr(dali.Slot, "run", fails)
+    with pytest.warns(
+        sm.CPUFallbackWarning, match="^DALI says 'Failed to decode sample #3'. The CPU"
+    ):
+        batch = decode_image_batch(GOOD, **OPTIONS)
     assert batch.failures == ()
-    oracle = sm.load_image(broken, width=24, height=20)
-    np.testing.assert_array_equal(host(batch.array)[3], np.asarray(oracle))
-    rest = [0, 1, 2, 4, 5, 6, 7]
-    np.testing.assert_array_equal(host(batch.array)[rest], ROWS[rest])
+    np.testing.assert_array_equal(host(batch.array), WANT)
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (MemoryError("std::bad_alloc"), sm.TransferError, "do not fit into the memory of the CPU"),
-        (
-            RuntimeError("CUDA out of memory"),
-            sm.TransferError,
-            "do not fit into the memory of the CPU",
-        ),
-        (RuntimeError("a stage failed"), RuntimeError, "cannot be decoded together on the CPU"),
-    ],
+    "error", [MemoryError("std::bad_alloc"), RuntimeError("CUDA out of memory")]
 )
-def test_batch_that_fails_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
-) -> None:
-    run = slots.Slot.run
+def test_batch_that_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    run = dali.Slot.run
 
     def fails(self: Any, operator: str, *arguments: Any) -> Any:
         if operator == "Resize":
@@ -217,11 +204,12 @@ def test_batch_that_fails_as_a_whole(
         return run(self, operator, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(slots.Slot, "run", fails)
+        patch.setattr(dali.Slot, "run", fails)
         told = (
-            rf"the 8 pictures of this batch, 0\.1 MB when decoded, {message}: DALI says '{error}'"
+            r"the 8 pictures of this batch, 0\.1 MB when decoded, do not fit into the memory of the CPU: "
+            rf"DALI says '{error}'"
         )
-        with pytest.raises(kind, match=told) as caught:
+        with pytest.raises(sm.TransferError, match=told) as caught:
             decode_image_batch(GOOD, **OPTIONS)
         assert caught.value.__cause__ is error
     np.testing.assert_array_equal(host(decode_image_batch(GOOD, **OPTIONS).array), ROWS)

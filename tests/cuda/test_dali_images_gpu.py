@@ -14,8 +14,7 @@ from fake_cuda import HISTORY, fresh_process
 
 pytest.importorskip("nvidia.dali")
 
-from spdl_media.cuda import slots
-from spdl_media.cuda.slots import SlotDevice
+from spdl_media.cuda import dali
 
 SRCS = [jpeg(50 + 7 * index, 40, index) for index in range(5)]
 OPTIONS: dict[str, Any] = {"width": 24, "height": 20, "layout": "NCHW"}
@@ -48,7 +47,7 @@ class Dynamic:
     """DALI's dynamic API as a machine with two GPUs would have it."""
 
     def __init__(self) -> None:
-        self._real: Any = slots._dynamic()
+        self._real: Any = dali.dynamic()
         self.log: list[Any] = []
         self.count = 2
         self._ops = types.SimpleNamespace(
@@ -89,10 +88,10 @@ class Dynamic:
 @pytest.fixture
 def dynamic(monkeypatch: pytest.MonkeyPatch) -> Dynamic:
     fake = Dynamic()
-    real = slots._module
-    monkeypatch.setattr(slots, "_dynamic", lambda: fake)
-    monkeypatch.setattr(slots, "_module", lambda name: fake if name == "backend" else real(name))
-    monkeypatch.setattr(slots, "_POOLS", slots._Pools())
+    real = dali.dali_module
+    monkeypatch.setattr(dali, "dynamic", lambda: fake)
+    monkeypatch.setattr(dali, "dali_module", lambda name: fake if name == "backend" else real(name))
+    monkeypatch.setattr(dali, "_POOLS", {})
     fresh_process(monkeypatch)
     return fake
 
@@ -106,7 +105,7 @@ def test_all_work_is_done_on_the_device_that_was_asked_for(dynamic: Dynamic) -> 
     assert dynamic.log == [
         ("enter", "gpu:1"),
         ("stream", 1),
-        ("context", 1, slots.THREADS_A_SLOT),
+        ("context", 1, dali.THREADS_A_SLOT),
         ("enter", "gpu:1"),
         ("decoders.Image", "gpu:1"),
         ("Resize", "gpu:1"),
@@ -132,14 +131,14 @@ def test_each_device_has_slots_and_streams_of_its_own(dynamic: Dynamic) -> None:
         ("stream", 0),
         ("stream", 1),
     ]
-    first, second = (slots.slot_pool(SlotDevice("gpu", index)) for index in (0, 1))
+    first, second = (dali.slot_pool(index) for index in (0, 1))
     assert first is not second
 
 
 def test_device_is_done_with_the_inputs_even_after_an_error(dynamic: Dynamic) -> None:
     with (
         pytest.raises(KeyError, match="in the block"),
-        slots.slot_pool(SlotDevice("gpu", 0)).borrow(),
+        dali.slot_pool(0).borrow(),
     ):
         raise KeyError("in the block")
     assert dynamic.log[-1] == "synchronize"
@@ -149,13 +148,13 @@ def test_settings_of_the_gpu_reach_the_decoder(
     dynamic: Dynamic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    run = slots.Slot.run
+    run = dali.Slot.run
 
     def spy(self: Any, operator: str, data: Any, settings: Any, *arguments: Any) -> Any:
         seen.append(dict(settings))
         return run(self, operator, data, settings, *arguments)
 
-    monkeypatch.setattr(slots.Slot, "run", spy)
+    monkeypatch.setattr(dali.Slot, "run", spy)
     decode_image_batch(SRCS, cuda=0, hw_decoder_load=0.25, **OPTIONS)
     decode_image_batch(SRCS, cuda=0, **OPTIONS)
     first, second = (one for one in seen if "output_type" in one)

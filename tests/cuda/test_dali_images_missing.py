@@ -12,9 +12,9 @@ from fake_cuda import HISTORY, fresh_process
 
 import spdl_media as sm
 from spdl_media._driver import CUDAHistory
-from spdl_media.cuda import slots
+from spdl_media.cuda import dali
+from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
-from spdl_media.cuda.slots import SlotDevice, check_device
 from spdl_media.testing import index_frames, make_image
 
 PICTURE = make_image(index_frames(1, 16, 12)[0])
@@ -32,7 +32,7 @@ def test_missing_dali_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_missing_header_reader_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_dynamic", lambda: types.ModuleType("dynamic"))
+    monkeypatch.setattr(dali, "dynamic", lambda: types.ModuleType("dynamic"))
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
     with pytest.raises(
         sm.MissingDependencyError, match=r"needs nvimgcodec, .*pip install nvidia-nvimgcodec-cu12"
@@ -49,7 +49,7 @@ def test_old_dali_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         sm.MissingDependencyError, match=r"2\.4 or later, and version 1\.50\.0 .*--upgrade"
     ):
-        check_device(SlotDevice("cpu"))
+        check_device(None)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """DALI's count of devices, which a test may set; and no history of CUDA."""
     backend = types.SimpleNamespace(count=2)
     backend.GetCUDADeviceCount = lambda: backend.count
-    monkeypatch.setattr(slots, "_module", lambda name: {"backend": backend}[name])
+    monkeypatch.setattr(dali, "dali_module", lambda name: {"backend": backend}[name])
     fresh_process(monkeypatch)
     return backend
 
@@ -67,7 +67,7 @@ def test_no_device_at_all(devices: types.SimpleNamespace) -> None:
     with pytest.raises(
         RuntimeError, match=r"CUDA device 0: DALI finds no CUDA device\. nvidia-smi"
     ):
-        check_device(SlotDevice("gpu", 0))
+        check_device(0)
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ def test_device_that_is_not_there(devices: types.SimpleNamespace, count: int, al
     devices.count = count
     for index in (2, -1):
         with pytest.raises(ValueError, match=rf"CUDA device {index} was asked for, and {allowed}"):
-            check_device(SlotDevice("gpu", index))
+            check_device(index)
 
 
 def test_child_forked_after_cuda_is_refused(
     devices: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_device(SlotDevice("gpu", 0))
+    check_device(0)
     assert HISTORY.used
     HISTORY.after_fork()
     with pytest.raises(
         RuntimeError, match=r"cannot use CUDA in this process: it was forked .*'spawn'"
     ):
-        check_device(SlotDevice("gpu", 0))
+        check_device(0)
     # The child of such a child has no better chance, though nobody has used CUDA in between.
     HISTORY.after_fork()
     with pytest.raises(RuntimeError, match="it was forked"):
-        check_device(SlotDevice("gpu", 0))
+        check_device(0)
 
 
 def test_child_forked_before_cuda_may_use_it() -> None:

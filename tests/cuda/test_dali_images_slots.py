@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spdl_media.cuda import slots
-from spdl_media.cuda.slots import SlotPool
+from spdl_media.cuda import dali
+from spdl_media.cuda.dali import SlotPool
 
 
 class FakeSlot:
@@ -112,18 +112,17 @@ def test_slot_that_cannot_be_made_takes_no_place() -> None:
         assert isinstance(slot, FakeSlot)
 
 
-def test_forked_child_starts_without_slots() -> None:
-    pools = slots._Pools()
-    lock = pools.lock
-    pool = pools.by_device[slots.SlotDevice("cpu")] = pool_of([], 1)
-    with lock:
-        pools.after_fork()
-    assert pools.by_device == {}
-    assert not pools.lock.locked()
+def test_forked_child_starts_without_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, abandoned = pool_of([], 1), []
+    pools: dict[int | None, SlotPool] = {None: pool}
+    monkeypatch.setattr(dali, "_POOLS", pools)
+    monkeypatch.setattr(dali, "_ABANDONED", abandoned)
+    dali._after_fork()
+    assert pools == {}
     # Taking them down would wait for threads that the child does not have.
-    assert pools._abandoned == [{slots.SlotDevice("cpu"): pool}]
+    assert abandoned == [{None: pool}]
 
 
-@pytest.mark.parametrize(("device", "name"), [(("cpu",), "the CPU"), (("gpu", 1), "CUDA device 1")])
-def test_devices_say_their_names(device: tuple[Any, ...], name: str) -> None:
-    assert str(slots.SlotDevice(*device)) == name
+@pytest.mark.parametrize(("index", "name"), [(None, "the CPU"), (1, "CUDA device 1")])
+def test_devices_say_their_names(index: int | None, name: str) -> None:
+    assert dali.named(index) == name

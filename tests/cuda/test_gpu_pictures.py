@@ -14,6 +14,9 @@ from dali_oracle import CLOSE, cpu, differences, jpeg, photo, png_with_wrong_dat
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
 
+# What goes by the CPU is told; tests of the telling say so themselves.
+pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
+
 has_dali = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
 on_gpu = pytest.mark.cuda("nvidia.dali", "torch")
 
@@ -85,7 +88,7 @@ def test_a_bad_picture_in_each_position(place: Any, kind: str, position: int) ->
     assert differences(host(filled)[rest], WANT[rest]).max() <= CLOSE
 
 
-def test_formats_that_dali_lacks_join_the_batch(place: Any) -> None:
+def test_formats_that_dali_lacks_take_their_batch_to_the_cpu(place: Any) -> None:
     frames = index_frames(1, 50, 34)[0]
     srcs = [
         PHOTOS[0],
@@ -93,9 +96,7 @@ def test_formats_that_dali_lacks_join_the_batch(place: Any) -> None:
         make_image(frames, codec="tiff"),
         PHOTOS[1],
     ]
-    found = differences(host(decode(srcs, place)), cpu(srcs, **SIZE))
-    assert found[[0, 3]].max() <= CLOSE
-    assert not found[[1, 2]].any()
+    np.testing.assert_array_equal(host(decode(srcs, place)), cpu(srcs, **SIZE))
 
 
 def test_many_threads(place: Any) -> None:

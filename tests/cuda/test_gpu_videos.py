@@ -10,7 +10,7 @@ import pytest
 from nvdec_stand_in import StandIn, clip_of
 
 import spdl_media as sm
-from spdl_media.cuda.fallback import CPUFallbackWarning
+from spdl_media.cuda.images import CPUFallbackWarning
 from spdl_media.cuda.video_streams import streaming_load_video_nvdec
 from spdl_media.cuda.videos import decode_packets_nvdec, video_device
 from spdl_media.testing import index_planes, make_video

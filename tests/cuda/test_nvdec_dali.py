@@ -11,15 +11,14 @@ import pytest
 from oriented import oriented_clip
 
 import spdl_media as sm
-from spdl_media.cuda import slots
-from spdl_media.cuda.dali_videos import load_by_dali, remux
-from spdl_media.cuda.slots import SlotDevice
+from spdl_media.cuda import dali
+from spdl_media.cuda.dali_decode import load_video_by_dali, remux
 from spdl_media.packets import make_packet
 from spdl_media.testing import index_planes, make_video
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-CPU, GPU = SlotDevice("cpu"), SlotDevice("gpu", 0)
+CPU, GPU = None, 0
 PLANES = index_planes(20, 64, 48)
 
 
@@ -37,7 +36,7 @@ BILINEAR = "scale=flags=bilinear+full_chroma_int+accurate_rnd,format=rgb24"
 @pytest.mark.parametrize("num_frames", [None, 3])
 def test_frames_and_times_are_those_of_the_cpu(codec: str, window: Any, num_frames: Any) -> None:
     packets = sm.demux_video(clip(codec), timestamp=window)
-    buffer, times = load_by_dali(packets, CPU, num_frames)
+    buffer, times = load_video_by_dali(packets, CPU, num_frames)
     want = sm.decode_packets(packets, BILINEAR, num_frames=num_frames)
     assert np.array_equal(np.asarray(buffer), sm.convert_frames(want).array)
     assert times() == want.timestamps
@@ -45,17 +44,17 @@ def test_frames_and_times_are_those_of_the_cpu(codec: str, window: Any, num_fram
 
 def test_many_threads() -> None:
     packets = sm.demux_video(CLIP)
-    want = np.asarray(load_by_dali(packets, CPU)[0])
+    want = np.asarray(load_video_by_dali(packets, CPU)[0])
     with ThreadPoolExecutor(4) as pool:
-        results = pool.map(lambda _: np.asarray(load_by_dali(packets, CPU)[0]), range(12))
+        results = pool.map(lambda _: np.asarray(load_video_by_dali(packets, CPU)[0]), range(12))
         assert all(np.array_equal(result, want) for result in results)
 
 
 def test_results_outlive_the_next_call() -> None:
     packets = sm.demux_video(CLIP)
-    first = np.asarray(load_by_dali(packets, CPU)[0])
+    first = np.asarray(load_video_by_dali(packets, CPU)[0])
     before = np.array(first)
-    load_by_dali(packets, CPU, 5)
+    load_video_by_dali(packets, CPU, 5)
     assert np.array_equal(first, before)
 
 
@@ -68,13 +67,13 @@ def test_what_dali_cannot_decode_is_an_error_and_harms_no_later_call() -> None:
         sm.DecodeError,
         match=r"(?s)DALI cannot decode 4 frames of this 64x48 vp9 video on the CPU: .*'pyav'",
     ):
-        load_by_dali(packets.with_packets(noise, packets.codec), CPU)
-    assert load_by_dali(packets, CPU)[0].shape == (20, 48, 64, 3)
+        load_video_by_dali(packets.with_packets(noise, packets.codec), CPU)
+    assert load_video_by_dali(packets, CPU)[0].shape == (20, 48, 64, 3)
 
 
 def test_a_window_without_frames_is_named() -> None:
     with pytest.raises(sm.ConvertError, match=r"no frame in the window \[10, 11\)"):
-        load_by_dali(sm.demux_video(CLIP, timestamp=(10, 11)), CPU)
+        load_video_by_dali(sm.demux_video(CLIP, timestamp=(10, 11)), CPU)
 
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("out of memory")])
@@ -84,10 +83,10 @@ def test_a_full_device_is_told_with_sizes(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(slots.Slot, "run", fails)
+    monkeypatch.setattr(dali.Slot, "run", fails)
     words = r"DALI cannot decode 20 frames of this 64x48 vp9 video on the CPU: .*Load fewer"
     with pytest.raises(sm.TransferError, match=words):
-        load_by_dali(sm.demux_video(CLIP), CPU)
+        load_video_by_dali(sm.demux_video(CLIP), CPU)
 
 
 def h264(**options: Any) -> sm.VideoPackets:
@@ -134,7 +133,7 @@ def changed(**codec: Any) -> sm.VideoPackets:
 )
 def test_videos_that_the_operator_would_get_wrong_are_refused(make: Any, needs: str) -> None:
     with pytest.raises(sm.DecodeError, match=f"it needs (.*; )?{needs}.*decoder='auto'"):
-        load_by_dali(make(), GPU)
+        load_video_by_dali(make(), GPU)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_the_file_that_dali_reads_holds_the_same_frames(codec: str, format: str)
 
 
 def test_missing_dali_and_options_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "check_device", lambda device: None)
+    monkeypatch.setattr(dali, "check_device", lambda device: None)
     for options in ({"width": 8}, {"layout": "NCHW"}, {"pix_fmt": "bgr24"}, {"frame_rate": 3}):
         with pytest.raises((ValueError, sm.TransferError), match=r"DALI gives frames as they|CUDA"):
             sm.load_video(CLIP, cuda=0, decoder="dali", **options)  # type: ignore[call-overload]
