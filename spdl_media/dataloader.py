@@ -37,7 +37,7 @@ from spdl_media._loader_items import (
     sample_rng,
     stand_ins_of,
 )
-from spdl_media._loader_ranks import RankCheck, check_of_ranks, origin_of_loader
+from spdl_media._loader_ranks import compare_ranks, origin_of_loader
 from spdl_media._loader_stages import SharedSource, tagged_stage, value_of
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.pipeline import (
@@ -175,17 +175,15 @@ class DataLoader:
         self._source = SharedSource(checked_source(self.src))
         check_calls(self, self._source.fetch, self._executor)
         self._samples = None if self.cache is None else SampleCache(self.cache)
-        self._next = self._fresh(0)
-        # Whether the user chose the next epoch here, rather than at the source.
-        self._is_pinned = False
+        # Of the next iteration, if the user chose it here; else its epoch.
+        self._pinned: State | None = None
+        self._next_epoch = 0
         # Of the latest iteration, until that is complete.
         self._ledger: Ledger | None = None
         # Of the latest iteration.
         self._pipeline: Pipeline[Any] | None = None
         # Of what iteration has handed out last.
         self._tags: Sequence[Tag] = ()
-        # Of the latest iteration, if its items are shared out over ranks.
-        self._ranks: RankCheck | None = None
         self._origin, self._num_iterations = origin_of_loader(), 0
 
     def __len__(self) -> int:
@@ -233,18 +231,14 @@ class DataLoader:
         start = self._begin()
         self._num_iterations += 1
         key = f"{self._origin}/{self._num_iterations}"
-        self._ranks = check_of_ranks(self, self._source.source, start.epoch, key)
-        if self._ranks is not None:
-            self._ranks.look()
+        compare_ranks(self, self._source.source, start.epoch, key)
         ledger = Ledger(self._from_here(start))
         self._pipeline = self._build(start, ledger)
         self._ledger = ledger
-        self._next, self._is_pinned = self._fresh(start.epoch + 1), False
+        self._pinned, self._next_epoch = None, start.epoch + 1
         return kind(self, self._pipeline, ledger)
 
     def _hand_out(self, ledger: Ledger, tags: Sequence[Tag]) -> None:
-        if self._ranks is not None:
-            self._ranks.look()
         ledger.settle(tags)
         self._tags = tags
 
@@ -255,9 +249,9 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
-        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": (), "_ranks": None}
+        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
         if self._ledger is not None:
-            state |= {"_next": self._ledger.state(), "_is_pinned": True}
+            state["_pinned"] = self._ledger.state()
         return state
 
     @property
@@ -351,17 +345,18 @@ class DataLoader:
         return State(epoch, self.seed, source_length=source_length(source), order=order_of(source))
 
     def _pin(self, state: State) -> None:
-        self._next, self._is_pinned = state, True
-        self._ledger = None
+        self._pinned, self._ledger = state, None
 
     def _upcoming(self) -> State:
-        chosen = None if self._is_pinned else self._source.chosen_by_user()
-        return self._next if chosen is None else self._fresh(chosen)
+        if self._pinned is not None:
+            return self._pinned
+        chosen = self._source.chosen_by_user()
+        return self._fresh(self._next_epoch if chosen is None else chosen)
 
     def _from_here(self, start: State) -> State:
         """Add where an iterator is now: it has no start to which a state without it could lead back."""
         goes_on = self._source.is_iterator and self._source.is_stateful
-        if self._is_pinned or not goes_on or start.snapshot is not None:
+        if self._pinned is not None or not goes_on or start.snapshot is not None:
             return start
         return replace(start, snapshot=self._source.snapshot(0))
 
