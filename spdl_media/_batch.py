@@ -12,8 +12,8 @@ import numpy as np
 from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media._decode_each import decode_each
 from spdl_media._filters import naming
-from spdl_media._rows import FrameRows, OnShort, colors_differ, colors_of, why_no_array
-from spdl_media._video_rows import VideoRows
+from spdl_media._frame_rows import FrameRows, VideoRows
+from spdl_media._rows import OnShort, Values, colors_differ, colors_of, why_no_array
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
@@ -28,7 +28,6 @@ from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.storage import Storage
-from spdl_media.values import Values
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
 """Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""

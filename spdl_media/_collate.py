@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import numpy as np
 
 from spdl_media._checks import as_int
-from spdl_media._rows import collate_images
+from spdl_media._frame_rows import collate_images
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,

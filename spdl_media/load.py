@@ -33,7 +33,7 @@ from spdl_media._batch import (
     load_rows,
 )
 from spdl_media._checks import check_int
-from spdl_media._rows import check_length
+from spdl_media._rows import Values, check_length, parse_values
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -48,7 +48,6 @@ from spdl_media.packets import VideoPackets
 from spdl_media.storage import Storage
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
-from spdl_media.values import Values, parse_values
 
 __all__ = (
     "load_audio",

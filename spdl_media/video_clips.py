@@ -14,7 +14,8 @@ import numpy.typing as npt
 from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
 from spdl_media._audio_arrays import AudioRequest, decode_audio_array
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media._rows import OnShort, Rows
+from spdl_media._frame_rows import Rows
+from spdl_media._rows import OnShort
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
 from spdl_media.codec import configs_by_kind

@@ -15,7 +15,7 @@ import numpy as np
 from spdl_media._arguments import DeviceLike, FrameArguments, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
-from spdl_media._rows import FrameRows, Rows
+from spdl_media._frame_rows import FrameRows, Rows
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer

@@ -45,7 +45,7 @@ ORDER = [
     ["_driver", "_handover", "devices"],
     ["storage"],
     ["buffer"],
-    ["values", "_rows", "_video_rows", "_audio_arrays", "convert"],
+    ["_rows", "_frame_rows", "_audio_arrays", "convert"],
     ["transfer"],
     ["arrays"],
     ["_collate"],

@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from spdl_media._filters import PictureFilter
+from spdl_media._frame_rows import expected_frames, seconds_of
 from spdl_media._picture_decoder import PictureDecoder, PicturePath
 from spdl_media._rows import no_frames
-from spdl_media._video_rows import expected_frames, seconds_of
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig

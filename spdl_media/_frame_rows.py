@@ -1,28 +1,209 @@
-"""The frames of a video as rows of an array, each written as it leaves the filters."""
+"""Where decoded frames end: rows of an array, each written as its frame leaves the filters."""
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Unpack
 
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._rows import OnShort, RowPlan, check_enough, fill_up, new_array, no_frames
+from spdl_media._rows import OnShort, RowPlan, Values, check_enough, fill_up, new_array, no_frames
 from spdl_media._shared_memory import Bytes
-from spdl_media.buffer import CPUBuffer
+from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.filter_desc import picture_ops
-from spdl_media.formats import Array
+from spdl_media.formats import Array, Shape
+from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.storage import CPUStorage, Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
-from spdl_media.values import Values
 
 # A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
 # memory that is not touched is address space alone.
 _RESERVE = 8
+
+
+class FrameRows:
+    """One array for frames that come one by one, so that none has to be kept until the last.
+
+    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`release`.
+
+    Args:
+        count: Number of rows.
+        storage: Memory to fill; fresh memory without one.
+        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
+        values: The numbers that pixels become; ``None``: they stay as they are.
+
+    Thread safety: threads may put different rows at the same time, once the first was put.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        storage: Storage | None,
+        layout: Literal["NCHW", "NHWC"] | None,
+        values: Values | None = None,
+    ) -> None:
+        self._count, self._storage = count, storage
+        self._layout, self._values = layout, values
+        self._array: Array | None = None
+        self._places: list[Array] = []
+
+    def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
+        """Copy a frame of FFmpeg's into rows.
+
+        Raises:
+            ConvertError: It differs from the first in size or format, or its format makes no array, or the
+                storage is too small.
+        """
+        if self._array is None:
+            name = f"the frame of row {rows[0]}"
+            plan = self._plan = RowPlan(frame, self._layout, name, source, self._values)
+            self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
+            self._places = plan.places(self._array)
+        self._plan.check(frame, lambda: f"that of row {rows[0]}", source)
+        for row in rows:
+            self._plan.copy(frame, self._places, row)
+
+    def put_image(self, row: int, image: ImageFrames) -> None:
+        """Copy an image into a row; see :meth:`put`."""
+        (frame,) = av_frames(image)
+        self.put([row], frame, image.source)
+
+    def take(
+        self,
+        rows: Sequence[int] | None = None,
+        zeros: Sequence[int] = (),
+        shape: Shape | None = None,
+    ) -> CPUBuffer:
+        """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
+        array = self._array
+        assert array is not None, "a frame was put into a row"
+        self.release()
+        if rows is not None:
+            for target, row in enumerate(rows):
+                # Rows only move towards the start, so none is overwritten before it has moved.
+                if target != row:
+                    array[target] = array[row]
+            array = array[: len(rows)]
+        if zeros:
+            array[list(zeros)] = 0
+        return self._plan.buffer(
+            array if shape is None else array.reshape(*shape, *array.shape[1:])
+        )
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._array, self._places = None, []
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which frames of a video the rows of an array are.
+
+    Attributes:
+        numbers: Of each row, the frame; -1: zeros.
+        count: Into so many groups of equally many rows, each with a crop of its own.
+        shape: In place of the number of rows, in the shape of the array.
+    """
+
+    numbers: list[int]
+    count: int = 1
+    shape: tuple[int, ...] | None = None
+
+    def targets(self) -> dict[int, dict[int, list[int]]]:
+        """By frame and group, its rows."""
+        found: dict[int, dict[int, list[int]]] = {}
+        size = len(self.numbers) // self.count or 1
+        for row, number in enumerate(self.numbers):
+            if number >= 0:
+                found.setdefault(number, {}).setdefault(row // size, []).append(row)
+        return found
+
+
+class ImageBuffer(CPUBuffer):
+    """A buffer of a decoded image, whose array is made when somebody asks for it.
+
+    A batch does not ask: :func:`collate_images` writes the image to its row. So floats of an image are
+    written once, and until then it is kept in bytes, a quarter of their size.
+
+    Thread safety: safe.
+    """
+
+    __slots__ = ("_image", "_layout", "_lock", "_values")
+
+    def __init__(
+        self,
+        image: ImageFrames,
+        layout: Literal["NCHW", "NHWC"] | None,
+        values: Values | None,
+        **metadata: Unpack[BufferMetadata],
+    ) -> None:
+        # No array yet; None would be a released one.
+        super().__init__((), **metadata)  # type: ignore[arg-type]
+        self._image: ImageFrames | None = image
+        self._layout, self._values = layout, values
+        self._lock = threading.Lock()
+
+    def _alive(self) -> Any:
+        with self._lock:
+            if self._image is not None:
+                rows = self.rows(1, None)
+                rows.put_image(0, self._image)
+                self._array, self._image = rows.take().array[0], None
+        return super()._alive()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Planes of FFmpeg's go to no other process: a copy has the array.
+        return partial(CPUBuffer, self.array, **self.metadata), ()
+
+    def release(self) -> None:
+        """Give the memory back, as other buffers do."""
+        # The outer lock first, as whoever asks for the array interface.
+        with RELEASING, self._lock:
+            self._image = None
+            super().release()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        self._alive()  # made before the lock of all buffers is taken
+        return super().__array_interface__
+
+    def rows(self, count: int, storage: Storage | None) -> FrameRows:
+        """Rows for so many images like this one."""
+        return FrameRows(count, storage, self._layout, self._values)
+
+    def pending(self) -> tuple[ImageFrames, object] | None:
+        """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
+        image = self._image
+        if image is None:
+            return None
+        return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
+
+
+def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
+    """Copy images to the rows of a buffer, each once.
+
+    Returns:
+        The buffer; ``None``: they are no such images, or not alike, or arrays already.
+    """
+    found = [one.pending() if type(one) is ImageBuffer else None for one in images]
+    pairs = [pair for pair in found if pair is not None]
+    if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
+        return None
+    rows = images[0].rows(len(images), storage)
+    for row, (image, _) in enumerate(pairs):
+        rows.put_image(row, image)
+    buffer: CPUBuffer = rows.take()
+    if images[0].boxes is not None:
+        buffer.boxes = tuple(box for one in images for box in one.boxes)
+        buffer.flips = tuple(flip for one in images for flip in one.flips)
+    return buffer
 
 
 class VideoRows:
