@@ -121,9 +121,9 @@ from spdl_media.filter_desc import (
     get_video_filter_desc,
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
-from spdl_media.frames import AudioFrames, Frames
+from spdl_media.frames import AudioFrames
 from spdl_media.image_files import encode_image, save_image
-from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.mux import Muxer

@@ -16,7 +16,8 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.filter_desc import picture_ops
-from spdl_media.image_frames import FrameMetadata, VideoFrames
+from spdl_media.frames import FrameMetadata
+from spdl_media.image_frames import VideoFrames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds

@@ -22,13 +22,13 @@ from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.frames import (
     AudioChunk,
+    FrameMetadata,
     cut_chunks,
     frame_of,
     placed_chunk,
     sample_time_base,
     silent_frame,
 )
-from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import SoundOps
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds

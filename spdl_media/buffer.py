@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._driver import HISTORY
-from spdl_media._thumbnails import gallery, of_array
 from spdl_media.geometry import Box
+from spdl_media.image_frames import gallery, of_array
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 

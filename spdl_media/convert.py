@@ -18,8 +18,8 @@ from spdl_media._rows import Layout, RowPlan, copy_frame, new_array, no_frames
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array, Shape, plane_views
-from spdl_media.frames import AudioFrames, Frames
-from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 
 __all__ = ("convert_array", "convert_frames")

@@ -21,8 +21,8 @@ from spdl_media._sample_rows import SampleRows
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
-from spdl_media.frames import AudioFrames, Frames
-from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
+from spdl_media.frames import AudioFrames, FrameMetadata
+from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,

@@ -33,7 +33,7 @@ from spdl_media.errors import FilterError
 from spdl_media.filter_desc import ratio
 from spdl_media.frames import (
     AudioFrames,
-    Frames,
+    FrameMetadata,
     frame_metadata,
     frame_of,
     placed_chunk,
@@ -41,7 +41,7 @@ from spdl_media.frames import (
     time_base_of,
 )
 from spdl_media.geometry import swaps_sides
-from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames, av_frames
+from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import format_name
 from spdl_media.packets import AudioPackets, VideoPackets
 

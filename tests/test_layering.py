@@ -32,7 +32,7 @@ ORDER = [
     ["_frame_scan"],
     ["bitstream"],
     ["operations", "filter_desc", "crops"],
-    ["_thumbnails", "image_frames", "frames", "array_frames"],
+    ["frames", "image_frames", "array_frames"],
     ["_graph", "_fast_images", "_filters", "filter_graph"],
     [
         "_sample_rows",
