@@ -28,7 +28,6 @@ The modules with public names, of which each imports only those above it:
 ``video_clips``   :func:`sample_clips`: clips of a video for training
 ``video_cache``   :class:`VideoCache`: opened videos that are kept
 ``audio_windows`` :func:`sample_windows`: random windows of audio
-``async_load``    the same as awaitables
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
@@ -69,17 +68,10 @@ from spdl_media.array_frames import (
     frames_from_array,
 )
 from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
-from spdl_media.async_load import (
-    async_load_audio,
-    async_load_clip,
-    async_load_image,
-    async_load_image_batch,
-    async_load_video,
-)
 from spdl_media.audio_windows import sample_windows
 from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
-from spdl_media.clips import Clip, load_clip
+from spdl_media.clips import Clip, async_load_clip, load_clip
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import (
     CUDAConfig,
@@ -125,7 +117,16 @@ from spdl_media.frames import AudioFrames
 from spdl_media.image_files import encode_image, save_image
 from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import load_audio, load_image, load_image_batch, load_video
+from spdl_media.load import (
+    async_load_audio,
+    async_load_image,
+    async_load_image_batch,
+    async_load_video,
+    load_audio,
+    load_image,
+    load_image_batch,
+    load_video,
+)
 from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe

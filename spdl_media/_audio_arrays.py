@@ -1,11 +1,13 @@
-"""Audio into one array: of frames that are decoded, of packets, and of a source while it is read."""
+"""Audio into one array: of packets, of a source while it is read, and of a WAV file."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,102 +19,22 @@ from spdl_media._jpeg import keep_freed_memory
 from spdl_media._rows import OnShort, check_enough, fill_up, new_array
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media._sample_rows import SampleRows, layout_name
-from spdl_media._wav import WAVInfo, read_wav
 from spdl_media._window import audio_packets, read_audio
+from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
-from spdl_media.errors import ConvertError, DecodeError, DemuxError
+from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError
 from spdl_media.filter_desc import sound_ops
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.frames import AudioFrames, frame_metadata, silence_of
+from spdl_media.frames import silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps
 from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, metadata_of
 from spdl_media.storage import Storage, lease_memory
 from spdl_media.timing import Window
-
-
-def convert_audio(
-    items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
-) -> CPUBuffer:
-    """Copy audio frames into one array; see :func:`~spdl_media.convert_frames`.
-
-    Raises:
-        ConvertError: The frames differ, or one has no samples.
-    """
-    check_audio(items, pad=pad)
-    first = items[0]
-    # FFmpeg marks planar formats by a final p.
-    planar = first.sample_fmt.endswith("p")
-    dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
-    length = max(map(len, items))
-    one = (first.num_channels, length) if planar else (length, first.num_channels)
-    array = new_array(one if single else (len(items), *one), dtype, storage)
-    for part, item in zip(array.reshape(len(items), *one), items, strict=True):
-        # Samples along the first axis, whichever way the array has them.
-        _copy_samples(part.T if planar else part, item)
-    return CPUBuffer(array)
-
-
-def _copy_samples(target: Array, frames: AudioFrames) -> None:
-    start = 0
-    for chunk in frames.chunks:
-        stop = start + len(chunk)
-        planes = chunk.planes
-        if planes[0].ndim == 2:
-            target[start:stop] = planes[0]
-        else:
-            for channel, samples in enumerate(planes):
-                target[start:stop, channel] = samples
-        start = stop
-    target[start:] = silence_of(frames.sample_fmt)
-
-
-def check_audio(items: list[AudioFrames], *, pad: bool) -> None:
-    """Refuse audio that differs in format or, without ``pad``, in length, and audio without samples.
-
-    Raises:
-        ConvertError: The frames differ, or one has no samples.
-    """
-    expected = None
-    for position, item in enumerate(items):
-        if not len(item):
-            raise _no_samples(frame_metadata(item).window, item.source)
-        # A stream may change in its middle.
-        for chunk in item.chunks:
-            frame = chunk.frame
-            found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
-            expected = expected or found
-            if found != expected:
-                raise ConvertError(
-                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
-                    f"({item.source}) is {_sound(found)}. One array holds one format: "
-                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
-                )
-    lengths = [len(item) for item in items]
-    if len(set(lengths)) > 1 and not pad:
-        raise ConvertError(
-            f"the items have different lengths: {_some(lengths)} samples. convert_frames(..., pad=True) "
-            "fills with silence to the longest; timestamp= and num_samples= cut"
-        )
-
-
-def _no_samples(window: Window, source: str) -> ConvertError:
-    return ConvertError(f"there is no sample in the window {window}", source=source)
-
-
-def _sound(format: tuple[int, str, int]) -> str:
-    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
-
-
-def _some(lengths: list[int]) -> str:
-    """At most eight of them, and the span of the rest."""
-    shown = ", ".join(map(str, lengths[:8]))
-    if len(lengths) <= 8:
-        return shown
-    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +173,7 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
             return _finished(rows, request, metadata, packets.codec)
     # The graph may bring all of them to one format.
     frames = decode_packets(packets, request.desc, request.config, num_samples=request.num_samples)
-    array = convert_audio([frames], None, single=True, pad=False).array
+    array = convert_frames(frames).array
     return request.result(
         array, frames.sample_fmt, metadata, frames.sample_rate, frames.first_sample
     )
@@ -325,7 +247,7 @@ def _load_without_container(
         window = Window(window.start, end if window.end is None else min(end, window.end))
     most = most if rate is None else None
     with naming(input.name):
-        wav = read_wav(input, window, most)
+        wav = _read_wav(input, window, most)
         if wav is not None:
             return _load_wav(input.name, wav, window, request)
         found = None if config.gaps == "fill" else find_frames(input, window, most)
@@ -367,8 +289,138 @@ def _finished(
     ops = request.ops
     sample_fmt = ops and codec and (ops.sample_fmt or codec.sample_fmt)
     if request.on_short != "zeros" or ops is None or codec is None or not sample_fmt:
-        raise _no_samples(metadata.window, metadata.source)
+        raise no_samples(metadata.window, metadata.source)
     channels, rate = ops.num_channels or codec.num_channels, ops.sample_rate or codec.sample_rate
     shape = (channels, 0) if sample_fmt.endswith("p") else (0, channels)
     empty = np.empty(shape, SAMPLE_DTYPES[sample_fmt.removesuffix("p")])
     return request.result(empty, sample_fmt, metadata, rate, metadata.window.samples(rate)[0])
+
+
+# WAV files without FFmpeg, which looks at 32 packets first and is asked only where one is unusual or damaged.
+
+# Enough for the chunks before the samples in most files, and to tell DTS by its first frame, of up to 4 KiB.
+_WAV_HEAD_SIZE = 8 * 1024
+_MOST_CHANNELS = 64
+# DTS and compressed data for S/PDIF come as stereo PCM of 16 bits, and begin their frames with these.
+_SYNC_WORDS = tuple(
+    bytes.fromhex(word)
+    for word in ("7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f".split())
+)
+# FFmpeg's names for what a LIST of INFO states.
+_INFO_NAMES = dict(
+    pair.encode().split(b":")
+    for pair in "IART:artist ICMT:comment ICOP:copyright ICRD:date IGNR:genre ILNG:language INAM:title "
+    "IPRD:album IPRT:track ISFT:encoder ISMP:timecode ITCH:encoded_by ITRK:track".split()
+)
+
+
+class WAVInfo(NamedTuple):
+    """A WAV file in FFmpeg's words.
+
+    Attributes:
+        header: What its header says.
+        codec: FFmpeg's name of the codec.
+        sample_fmt: FFmpeg's name of the format of the samples.
+        channel_layout: FFmpeg's text for the layout: a mask of speakers, or a number of channels.
+        metadata: What the file says of itself; empty unless it was asked for.
+    """
+
+    header: WAVHeader
+    codec: str
+    sample_fmt: str
+    channel_layout: str
+    metadata: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+
+
+def _read_wav(
+    input: Input, window: Window, num_samples: int | None
+) -> tuple[WAVInfo, Array, int] | None:
+    """Read a window of a WAV file, and no more of it.
+
+    Args:
+        input: The opened file.
+        window: Which samples.
+        num_samples: At most so many.
+
+    Returns:
+        What the file holds, the samples as ``(samples, channels)``, and the position of the first one;
+        ``None`` where FFmpeg has to judge, or the window holds none.
+    """
+    info = _known_info(input)
+    if info is None:
+        return None
+    header = info.header
+    start, stop = window.samples(header.sample_rate)
+    stop = min(header.num_samples, sys.maxsize if stop is None else stop)
+    if num_samples is not None:
+        stop = min(stop, start + num_samples)
+    size = (stop - start) * header.block_align
+    sample_size = header.block_align // header.num_channels
+    before = int(sample_size == 3)  # the reader of 24 bits looks at the byte before
+    offset = header.data_offset + start * header.block_align - before
+    content = input.read_at(offset, size + before) if size > 0 else b""
+    if size <= 0 or len(content) < size + before:
+        return None
+    read = KINDS[header.sample_format, sample_size].read
+    return info, read(content, before, (stop - start, header.num_channels)), start
+
+
+def read_wav_info(input: Input) -> WAVInfo | None:
+    """Tell what a WAV file holds, its metadata included; ``None`` where FFmpeg has to."""
+    info = _known_info(input)
+    if info is None:
+        return None
+    header = info.header
+    end = header.data_offset + header.data_size + header.data_size % 2
+    # Long chunks behind the samples are FFmpeg's to read.
+    if input.size() - end > _WAV_HEAD_SIZE:
+        return None
+    metadata: dict[str, str] = {}
+    # From behind RIFF, its size and WAVE (12 bytes) to the name and size of the samples' chunk (8 bytes).
+    parts = (input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_HEAD_SIZE))
+    for part in map(bytes, parts):
+        for name, start, size in find_chunks(part, 0):
+            content = part[start : start + size]
+            if name == b"LIST" and content[:4] == b"INFO":
+                for key, place, length in find_chunks(content, 4):
+                    text = content[place : place + length]
+                    # The file does not say which encoding other text has.
+                    if key not in _INFO_NAMES or not text.isascii():
+                        return None
+                    metadata[_INFO_NAMES[key].decode()] = text.partition(b"\0")[0].decode()
+            elif name == b"fact" and content == header.num_samples.to_bytes(4, "little"):
+                continue
+            # FFmpeg may find metadata in it.
+            elif name != b"fmt ":
+                return None
+    return info._replace(metadata=metadata)
+
+
+def _known_info(input: Input) -> WAVInfo | None:
+    """What a file holds that FFmpeg reads as it is read here.
+
+    ``None`` where FFmpeg has to judge: it is no WAV file, or one that is cut short, has no stated size, or
+    samples that are not of whole bytes, one size, and PCM, float, A-law or mu-law.
+    """
+    if not input.has_size:
+        return None
+    head = bytes(input.read_at(0, _WAV_HEAD_SIZE))
+    if head[:4] != b"RIFF":
+        return None
+    try:
+        header, bits, mask, stated = parse_file(head)
+    except ArrayFormatError:
+        return None
+    if not 0 < stated < SURE_BELOW or header.data_offset + stated > input.size():
+        return None
+    num_channels = header.num_channels
+    size = header.block_align // num_channels
+    kind = KINDS.get((header.sample_format, size))
+    # FFmpeg goes by the bits that count, not by the room that they have.
+    if kind is None or (bits + 7) // 8 != size or num_channels > _MOST_CHANNELS:
+        return None
+    is_stereo_16 = (header.sample_format, size, num_channels) == (PCM, 2, 2)
+    if is_stereo_16 and any(word in head for word in _SYNC_WORDS):
+        return None
+    layout = f"{mask:#x}" if mask.bit_count() == num_channels else f"{num_channels} channels"
+    return WAVInfo(header, kind.codec, kind.sample_fmt, layout)

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import av
 
+from spdl_media._audio_arrays import WAVInfo, read_wav_info
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._image_packets import read_image, still_decoder
-from spdl_media._wav import WAVInfo, read_wav_info
 from spdl_media.codec import (
     VideoCodec,
     color_numbers,

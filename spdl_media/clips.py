@@ -14,12 +14,12 @@ from spdl_media.decode import DEFAULT_FILTER
 from spdl_media.demux import Demuxer
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
-from spdl_media.load import frame_steps, sound_ops, video_request
+from spdl_media.load import awaitable, frame_steps, sound_ops, video_request
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
 from spdl_media.timing import Seconds, Window, clip_window
 from spdl_media.transfer import on_its_way
 
-__all__ = ("Clip", "load_clip")
+__all__ = ("Clip", "async_load_clip", "load_clip")
 
 # What a resampler may hold back at the end of a window that goes on.
 RESAMPLED = Fraction(1, 20)
@@ -127,6 +127,9 @@ def load_clip(
         video.release()
         raise
     return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
+
+
+async_load_clip = awaitable(load_clip)
 
 
 def _check_span(start: Seconds, duration: Seconds | None, *counts: int | None) -> None:

@@ -12,15 +12,15 @@ from typing import Any, Final, Literal, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._audio_arrays import convert_audio
 from spdl_media._checks import check_choice
 from spdl_media._rows import Layout, RowPlan, copy_frame, new_array, no_frames
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import Array, Shape, plane_views
-from spdl_media.frames import AudioFrames
+from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
+from spdl_media.frames import AudioFrames, frame_metadata, silence_of
 from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
+from spdl_media.timing import Window
 
 __all__ = ("convert_array", "convert_frames")
 
@@ -90,7 +90,7 @@ def convert_frames(
                 f"layout={layout!r} is for images; audio is (C, N) in planar and (N, C) in packed formats, "
                 "which get_audio_filter_desc(sample_fmt=) chooses"
             )
-        return convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
+        return _convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
     if pad:
         raise ValueError("pad= is for audio; frames of different sizes are scaled by a filter")
     return _convert_pictures(
@@ -185,6 +185,79 @@ def _plane_arrays(frame: Any, front: Shape, storage: Storage | None) -> list[Arr
         memory[start : start + size].view(view.dtype.newbyteorder("=")).reshape(*front, *view.shape)
         for view, start, size in zip(views, starts, sizes, strict=True)
     ]
+
+
+def _convert_audio(
+    items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
+) -> CPUBuffer:
+    _check_audio(items, pad=pad)
+    first = items[0]
+    # FFmpeg marks planar formats by a final p.
+    planar = first.sample_fmt.endswith("p")
+    dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
+    length = max(map(len, items))
+    one = (first.num_channels, length) if planar else (length, first.num_channels)
+    array = new_array(one if single else (len(items), *one), dtype, storage)
+    for part, item in zip(array.reshape(len(items), *one), items, strict=True):
+        # Samples along the first axis, whichever way the array has them.
+        _copy_samples(part.T if planar else part, item)
+    return CPUBuffer(array)
+
+
+def _copy_samples(target: Array, frames: AudioFrames) -> None:
+    start = 0
+    for chunk in frames.chunks:
+        stop = start + len(chunk)
+        planes = chunk.planes
+        if planes[0].ndim == 2:
+            target[start:stop] = planes[0]
+        else:
+            for channel, samples in enumerate(planes):
+                target[start:stop, channel] = samples
+        start = stop
+    target[start:] = silence_of(frames.sample_fmt)
+
+
+def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
+    """Refuse audio that differs in format or, without ``pad``, in length, and audio without samples."""
+    expected = None
+    for position, item in enumerate(items):
+        if not len(item):
+            raise no_samples(frame_metadata(item).window, item.source)
+        # A stream may change in its middle.
+        for chunk in item.chunks:
+            frame = chunk.frame
+            found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
+            expected = expected or found
+            if found != expected:
+                raise ConvertError(
+                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
+                    f"({item.source}) is {_sound(found)}. One array holds one format: "
+                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
+                )
+    lengths = [len(item) for item in items]
+    if len(set(lengths)) > 1 and not pad:
+        raise ConvertError(
+            f"the items have different lengths: {_some(lengths)} samples. convert_frames(..., pad=True) "
+            "fills with silence to the longest; timestamp= and num_samples= cut"
+        )
+
+
+def no_samples(window: Window, source: str) -> ConvertError:
+    """The error for audio of which nothing lies in its window."""
+    return ConvertError(f"there is no sample in the window {window}", source=source)
+
+
+def _sound(format: tuple[int, str, int]) -> str:
+    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
+
+
+def _some(lengths: list[int]) -> str:
+    """At most eight of them, and the span of the rest."""
+    shown = ", ".join(map(str, lengths[:8]))
+    if len(lengths) <= 8:
+        return shown
+    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
 
 
 def convert_array(

@@ -1,13 +1,16 @@
-"""From a source to an array in one call: demux, decode, convert, transfer, and nothing else."""
+"""From a source to an array in one call, also as awaitables: demux, decode, convert and transfer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, Unpack, overload
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from spdl_media._arguments import (
-    ArrayLayout,
     AudioArguments,
     AudioOptions,
     BatchArguments,
@@ -40,21 +43,26 @@ from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
 from spdl_media.demux import demux_video
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
-from spdl_media.storage import Storage
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
 
 __all__ = (
+    "async_load_audio",
+    "async_load_image",
+    "async_load_image_batch",
+    "async_load_video",
     "load_audio",
     "load_image",
     "load_image_batch",
     "load_video",
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
 """Loads images; asks before each whether to stop."""
@@ -62,7 +70,7 @@ ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
 When: TypeAlias = "Timestamp | Window | None"
 
 # The defaults, made once: a call takes as long for each as for all of its own arguments.
-_IMAGE_OPS, _VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
+_IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
 
 # Arguments that become operations, and those that go into requests as they are.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
@@ -145,7 +153,7 @@ def load_image_batch(
 
     Thread safety: safe, if no other thread uses the ``rng``.
     """
-    return prepare_image_batch(srcs, **arguments)(lambda: False)
+    return _prepare_image_batch(srcs, **arguments)(lambda: False)
 
 
 @overload
@@ -249,7 +257,7 @@ def load_audio(
 
 
 @declared(BatchArguments)
-def prepare_image_batch(
+def _prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
     """Check the arguments of :func:`load_image_batch`, and return what loads the batch.
@@ -303,9 +311,9 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
 
 def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
-    ops, config = _picture_ops(arguments), chosen_device(arguments, ImageDecoder)
+    ops, config = picture_ops(arguments), chosen_device(arguments, ImageDecoder)
     cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
-    values = _values(arguments, ops)
+    values = pixel_values(arguments, ops)
     colored = ops
     if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.
@@ -335,74 +343,36 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
         TypeError: An option has the wrong type.
     """
     check_length("num_frames", arguments["num_frames"], arguments["on_short"])
-    ops, config = _picture_ops(arguments), chosen_device(arguments, VideoDecoder)
+    ops, config = picture_ops(arguments), chosen_device(arguments, VideoDecoder)
     return VideoRequest(
         ops=ops,
-        desc=chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS),
+        desc=chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS),
         cuts=CropPlan(1, arguments["crops"], arguments["flips"], arguments["rng"]),
-        values=_values(arguments, ops),
+        values=pixel_values(arguments, ops),
         config=config,
         purpose=purpose,
         **picked(arguments, _OF_VIDEOS),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameRequest:
-    """Checked options of one load of frames by number.
-
-    Attributes:
-        desc: The filters.
-        cuts: What is cut out of each group of frames and mirrored.
-        storage: Memory to fill.
-        layout: Order of axes.
-        values: The numbers that pixels become.
-        finish: Moves the array to where it is wanted.
-    """
-
-    desc: str | None
-    cuts: CropPlan
-    storage: Storage | None
-    layout: ArrayLayout | None
-    values: Values | None
-    finish: Callable[[CPUBuffer], Buffer]
-
-
-def frame_request(arguments: Any, count: int, purpose: str) -> FrameRequest:
-    """Check the arguments of a load of frames by number, in so many groups with a crop each.
+def pixel_values(arguments: Any, ops: PictureOps) -> Values | None:
+    """The numbers that the arguments make of pixels.
 
     Raises:
-        ValueError: An option is invalid.
-        TypeError: An option has the wrong type.
-        TransferError: There is no device.
+        ValueError: An option is invalid, or has the wrong type (TypeError).
     """
-    ops, config = (
-        _picture_ops(arguments),
-        one_cuda_config(arguments["cuda"], arguments["cuda_config"]),
-    )
-    desc = chosen_filter(ops, arguments["filter_desc"], _VIDEO_OPS)
-    if config is not None and ops.quality == "auto" and isinstance(desc, FilterDesc):
-        # On a device an array is the same, whoever decodes.
-        desc = FilterDesc(replace(ops, quality="accurate"))
-    finish, storage = on_its_way(config, arguments["storage"], purpose)
-    return FrameRequest(
-        desc=desc,
-        cuts=CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"]),
-        storage=storage,
-        layout=arguments["layout"],
-        values=_values(arguments, ops),
-        finish=finish,
-    )
-
-
-def _values(arguments: Any, ops: PictureOps) -> Values | None:
     # What a graph of the caller's gives shows with the first image.
     pix_fmt = ops.pix_fmt if isinstance(arguments["filter_desc"], Default) else None
     given = picked(arguments, ("dtype", "mean", "std"))
     return parse_values(**given, pix_fmt=pix_fmt)
 
 
-def _picture_ops(arguments: Any) -> PictureOps:
+def picture_ops(arguments: Any) -> PictureOps:
+    """What the arguments ask of images.
+
+    Raises:
+        ValueError: An option is invalid.
+    """
     check_array_layout(arguments["layout"])
     return PictureOps(**picked(arguments, _PICTURE_OPS))
 
@@ -414,3 +384,51 @@ def sound_ops(arguments: Any) -> SoundOps:
         ValueError: An option is invalid.
     """
     return SoundOps(**picked(arguments, AudioOptions.__annotations__))
+
+
+_DOC = """Run :func:`~spdl_media.{}` in a thread; see there for arguments, result and errors.
+
+``executor`` is where it runs; ``None`` for the default executor of the running loop. When the awaiting task
+is cancelled, a call that has not begun never runs, and a batch ends before its next image.
+
+Thread safety: safe, if nothing else uses a file-like ``src`` meanwhile.
+"""
+
+
+def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a function that runs another one in a thread, and has its overloads."""
+    # Checks the arguments, and gives what does the work: a function of one that says whether to stop.
+    prepare = _prepare_image_batch if load is load_image_batch else None
+
+    async def call(*args: Any, executor: Executor | None = None, **arguments: Any) -> Any:
+        # A coroutine runs, so it is imported already; importing the package should not bring it.
+        import asyncio
+
+        stopped = threading.Event()
+        work: Callable[[], Any] = functools.partial(load, *args, **arguments)
+        if prepare is not None:
+            # In the loop's own thread: wrong arguments are told before the work waits for a thread.
+            work = functools.partial(prepare(*args, **arguments), stopped.is_set)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work)
+        finally:
+            # Cancelling reaches the await alone; the thread asks before its next image.
+            stopped.set()
+
+    functools.update_wrapper(call, load)
+    call.__name__ = call.__qualname__ = f"async_{load.__name__}"
+    call.__module__ = load.__module__
+    call.__doc__ = _DOC.format(load.__name__)
+    signature = inspect.signature(load)
+    executor = inspect.Parameter(
+        "executor", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Executor | None"
+    )
+    parameters = [*signature.parameters.values(), executor]
+    vars(call)["__signature__"] = signature.replace(parameters=parameters)
+    return cast("Callable[P, Coroutine[Any, Any, T]]", call)
+
+
+async_load_image = awaitable(load_image)
+async_load_video = awaitable(load_video)
+async_load_audio = awaitable(load_audio)
+async_load_image_batch = awaitable(load_image_batch)

@@ -23,7 +23,7 @@ from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
-from spdl_media.load import frame_request, sound_ops
+from spdl_media.load import sound_ops
 from spdl_media.operations import Rate, SoundOps, parse_rate
 from spdl_media.timing import Window
 from spdl_media.video_file import VideoFile, index_of, load_rows
@@ -135,8 +135,8 @@ def sample_clips(
     rate = None if frame_rate is None else parse_rate(frame_rate)
     places = _places(video, num_frames, step, rate, on_short, draw)
     shape = places.indices.shape
-    request = frame_request({**arguments, "rng": rng}, len(places.starts), "sample_clips(cuda=)")
-    loaded = load_rows(video, Rows(places.indices.ravel().tolist(), shape[0], shape), request)
+    rows = Rows(places.indices.ravel().tolist(), shape[0], shape)
+    loaded, finish = load_rows(video, rows, {**arguments, "rng": rng}, "sample_clips(cuda=)")
     if not audio:
         return VideoClips(loaded, None, places.timestamps, places.indices, None)
     try:
@@ -146,9 +146,7 @@ def sample_clips(
         samples, sample_rate = _audio(
             video, places.starts, seconds, sound_ops(arguments), audio_stream_index
         )
-        return VideoClips(
-            loaded, request.finish(samples), places.timestamps, places.indices, sample_rate
-        )
+        return VideoClips(loaded, finish(samples), places.timestamps, places.indices, sample_rate)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         loaded.release()

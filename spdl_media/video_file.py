@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
-from spdl_media._arguments import DeviceLike, FrameArguments, declared
+from spdl_media._arguments import DeviceLike, FrameArguments, chosen_filter, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
 from spdl_media._frame_rows import FrameRows, Rows
@@ -20,17 +21,25 @@ from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import VideoCodec, configs_by_kind
-from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
+from spdl_media.config import (
+    DecodeConfig,
+    DemuxConfig,
+    as_decode_config,
+    as_demux_config,
+    one_cuda_config,
+)
 from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import FrameRequest, frame_request
+from spdl_media.load import VIDEO_OPS, picture_ops, pixel_values
 from spdl_media.operations import PictureOps
 from spdl_media.packets import AudioPackets
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
+from spdl_media.transfer import on_its_way
 
 __all__ = ("VideoFile",)
 
@@ -274,8 +283,8 @@ class VideoFile:
         """
         if isinstance(indices, slice):
             indices = range(*indices.indices(len(self)))
-        request = frame_request(arguments, 1, "VideoFile.load(cuda=)")
-        return load_rows(self, Rows(frame_numbers(indices, len(self), self.source)), request)
+        rows = Rows(frame_numbers(indices, len(self), self.source))
+        return load_rows(self, rows, arguments, "VideoFile.load(cuda=)")[0]
 
     def _decode_rows(
         self, rows: Rows, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
@@ -370,18 +379,41 @@ def index_of(video: VideoFile) -> FrameIndex:
     return video._index
 
 
-def load_rows(video: VideoFile, rows: Rows, request: FrameRequest) -> Buffer:
-    """Decode the frames of rows into one array.
+def load_rows(
+    video: VideoFile, rows: Rows, arguments: Any, purpose: str
+) -> tuple[Buffer, Callable[[CPUBuffer], Buffer]]:
+    """Decode the frames of rows into one array, in as many groups with a crop each as the rows have.
+
+    Args:
+        video: The opened video.
+        rows: Which frames.
+        arguments: Of ``FrameArguments``.
+        purpose: What is asked for, for messages.
+
+    Returns:
+        The array, and what moves another one to the same device.
 
     Raises:
         ConvertError: There is no frame among the rows.
+        ValueError: An option is invalid.
+        TypeError: An option has the wrong type.
+        TransferError: There is no device.
     """
+    ops = picture_ops(arguments)
+    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    desc = chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS)
+    if config is not None and ops.quality == "auto" and isinstance(desc, FilterDesc):
+        # On a device an array is the same, whoever decodes.
+        desc = FilterDesc(replace(ops, quality="accurate"))
+    finish, storage = on_its_way(config, arguments["storage"], purpose)
+    cuts = CropPlan(rows.count, arguments["crops"], arguments["flips"], arguments["rng"])
+    values = pixel_values(arguments, ops)
     if all(number < 0 for number in rows.numbers):
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
-    sink = FrameRows(len(rows.numbers), request.storage, request.layout, request.values)
+    sink = FrameRows(len(rows.numbers), storage, arguments["layout"], values)
     try:
         with video._reading():
-            video._decode_rows(rows, request.desc, request.cuts, sink)
+            video._decode_rows(rows, desc, cuts, sink)
         zeros = [row for row, number in enumerate(rows.numbers) if number < 0]
         buffer = sink.take(zeros=zeros, shape=rows.shape)
     except BaseException:
@@ -389,5 +421,5 @@ def load_rows(video: VideoFile, rows: Rows, request: FrameRequest) -> Buffer:
         sink.release()
         raise
     groups = range(rows.count)
-    buffer.boxes, buffer.flips = request.cuts.drawn(groups, groups)
-    return request.finish(buffer)
+    buffer.boxes, buffer.flips = cuts.drawn(groups, groups)
+    return finish(buffer), finish

@@ -32,7 +32,7 @@ import spdl_media as sm
 from spdl_media._decode_each import Stopped
 from spdl_media.cuda import images, video_rows
 from spdl_media.cuda import nvdec as nvdec_module
-from spdl_media.load import prepare_image_batch
+from spdl_media.load import _prepare_image_batch
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -498,7 +498,7 @@ def test_memory_of_the_callers_own_allocator(cupy: CupyWithKernels, card: LazyCa
 
 def test_a_batch_for_which_nobody_waits_ends(way: str) -> None:
     asked: list[int] = []
-    steps = prepare_image_batch(PHOTOS, width=48, height=40, cuda=0)
+    steps = _prepare_image_batch(PHOTOS, width=48, height=40, cuda=0)
     with pytest.raises(Stopped):
         steps(lambda: bool(asked.append(1)) or len(asked) > 2)
     assert len(asked) == 3
