@@ -12,6 +12,7 @@ from pathlib import Path
 
 import effort
 import hypothesis
+import left_behind
 import numpy as np
 import pytest
 import real_cuda
@@ -70,6 +71,12 @@ def _quick_collections() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name.startswith("spdl_media pipeline"):
             thread.join(10)
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Fail a test that leaves processes or shared memory."""
+    yield from left_behind.watch()
 
 
 @pytest.fixture(scope="session")

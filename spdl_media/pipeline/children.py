@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import multiprocessing
@@ -14,7 +15,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -27,7 +28,7 @@ import numpy as np
 from spdl_media._ring import Ring, begin_to_send, dumps
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 
-__all__ = ("Child", "RemoteTraceback", "Seeds", "failure", "not_started")
+__all__ = ("Child", "RemoteTraceback", "Seeds", "end_soon", "failure", "not_started")
 
 _GRACE_SECONDS: Final = 1.0
 """How long a process may take to end by itself."""
@@ -108,7 +109,7 @@ class Child:
         self.pipes: list[Connection] = []
         self._what = what
         self._pid = os.getpid()
-        self._num_open = num_pipes
+        self._code: int | None = None
         # Of threads that ask at once how a process ended, one would be told.
         self._lock = threading.Lock()
         theirs: list[Connection] = []
@@ -130,52 +131,44 @@ class Child:
             if ring is not None:
                 ring.hand_over()
         except BaseException:
-            for pipe in self.pipes:
-                pipe.close()
-            if ring is not None:
-                ring.close()
+            self._free()
             raise
         finally:
             for pipe in theirs:
                 pipe.close()
-        self.process = process
+        self._process = process
+        self._sentinel = process.sentinel
+        _children.add(self)
 
     def receive(self, pipe: Connection, timeout: float | None = None) -> bytes:
         """Wait for a message.
 
         Raises:
             WorkerDied: The process ended instead.
-            TimeoutError: Nothing came for so many seconds. The process was ended.
+            TimeoutError: Nothing came for so many seconds. The process was killed.
             PipelineError: It is another's: this process was forked from the one that started it.
         """
         self._check_process()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         # The pipe alone would do, if no process forked elsewhere could hold its other end open.
-        ends = (pipe, self.process.sentinel)
-        while not wait(ends, min(1.0, deadline - time.monotonic())):
+        ends = (pipe, self._sentinel)
+        # Closed when it has ended, or cut short.
+        with contextlib.suppress(EOFError, OSError):
             # Asked each second: a process that the child itself has forked holds both ends open.
-            if not self.is_alive():
-                break
-            if time.monotonic() >= deadline:
-                self.process.terminate()
-                raise TimeoutError(f"the call took longer than timeout={timeout} s")
-        try:
+            while not wait(ends, min(1.0, deadline - time.monotonic())) and self.is_alive():
+                if time.monotonic() >= deadline:
+                    break
             if pipe.poll():
                 return pipe.recv_bytes()
-        except (EOFError, OSError):
-            # It was killed, perhaps while it wrote.
-            pass
+        if time.monotonic() >= deadline and self.is_alive():
+            self.end(0)
+            raise TimeoutError(f"the call took longer than timeout={timeout} s")
         raise self.death()
 
     @property
     def is_ours(self) -> bool:
         """Whether this process has started it, and was not merely forked from the one that has."""
         return os.getpid() == self._pid
-
-    def terminate(self) -> None:
-        """Ask the process to end, whatever it does."""
-        if self.is_ours:
-            self.process.terminate()
 
     def _check_process(self) -> None:
         if not self.is_ours:
@@ -192,42 +185,87 @@ class Child:
         """
         self._check_process()
         with self._lock:
-            return self.process.is_alive()
+            return self._code is None and self._process.is_alive()
 
     def death(self) -> WorkerDied:
         """How the process ended, as an error."""
-        with self._lock:
-            self.process.join(_GRACE_SECONDS)
-            code = self.process.exitcode
+        self.end()
+        code = self._code
         how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
         return WorkerDied(
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
             "or os._exit() is called."
         )
 
-    def leave(self, pipe: Connection) -> int:
-        """Close a pipe; with the last one an idle process ends by itself. Returns how many are left."""
-        pipe.close()
-        with self._lock:
-            self._num_open -= 1
-            return self._num_open
+    def ask_to_end(self, *, in_call: bool = False) -> None:
+        """Have an idle process end by itself, or one that is in a call end by a signal. Does not wait."""
+        if not in_call:
+            for pipe in self.pipes:
+                pipe.close()
+        elif self.is_ours:
+            with self._lock:
+                if self._code is None:
+                    self._process.terminate()
 
-    def end(self, pipe: Connection, grace: float = _GRACE_SECONDS) -> None:
-        """Close a pipe; with the last one, see that the process ends."""
+    def end(self, grace: float = _GRACE_SECONDS) -> None:
+        """See that the process ends: one that has not after so many seconds is killed. Frees what it took."""
+        for pipe in self.pipes:
+            pipe.close()
         # In a process that was forked meanwhile it is another's.
-        if self.leave(pipe) > 0 or not self.is_ours:
+        if not self.is_ours:
             return
         with self._lock:
-            self.process.join(grace)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join()
-        if self.ring is not None:
-            self.ring.close()
+            if self._code is not None:
+                return
+            self._process.join(grace)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+            self._code = self._process.exitcode
+        _children.discard(self)
+        self._free()
         # Its descriptors, which else wait for the garbage collector. Not at exit, when multiprocessing still
         # ends those that it knows.
         if threading.main_thread().is_alive():
-            self.process.close()
+            self._process.close()
+
+    def _free(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        # Threads that are about to unpack what came hold it by themselves.
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            ring.close()
+
+
+_children: set[Child] = set()
+"""Those that have not been seen to end."""
+
+
+def _end_all(children: Iterable[Child]) -> None:
+    """End processes that were asked to. All together have the time that one has."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for child in children:
+        child.end(max(0.0, deadline - time.monotonic()))
+
+
+def end_soon(children: list[Child]) -> None:
+    """Do so without waiting."""
+    try:
+        threading.Thread(
+            target=_end_all, args=(children,), name="spdl_media ends processes", daemon=True
+        ).start()
+    except RuntimeError:  # no thread is to be had
+        _end_all(children)
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    """End all processes: at exit, multiprocessing would wait for them for ever."""
+    children = list(_children)
+    for child in children:
+        child.ask_to_end()
+    _end_all(children)
 
 
 @contextlib.contextmanager

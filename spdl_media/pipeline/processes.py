@@ -15,11 +15,19 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from spdl_media._ring import dumps, pack, ring_or_none, unpack
-from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure, not_started
+from spdl_media.pipeline.children import (
+    Child,
+    RemoteTraceback,
+    Seeds,
+    end_soon,
+    failure,
+    not_started,
+)
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
 from spdl_media.pipeline.failures import PoolBroken, WorkerDied
 from spdl_media.pipeline.stages import PipeConfig
@@ -53,33 +61,25 @@ class WorkerProcesses:
         self._stage = stage
         self._config = config
         self._context = multiprocessing.get_context(config.mp_context or default_start_method())
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._broken: PoolBroken | None = None
         self._failed_starts = 0
-        # The last one that ended before it was ready.
-        self._failed_child: Child | None = None
-        # None stands for one that has to be started.
-        self._idle: deque[_Worker | None] = deque()
-        # Of processes that were started anew, or are being started.
-        self._spare: list[_Worker] = []
-        self._num_coming = 0
-        self._busy: set[_Worker] = set()
         # Forks would all draw the numbers of this process.
         self._seeds, self._numbers = Seeds.draw(), itertools.count()
-        processes: list[list[_Worker]] = []
+        self._processes: list[_Process] = []
+        self._idle: deque[_Worker] = deque()
+        self._busy: set[_Worker] = set()
         try:
-            while len(processes) < num_processes:
-                processes.append(self._start())
+            while len(self._processes) < num_processes:
+                self._processes.append(_Process(self._start()))
         except BaseException as error:
-            for worker in itertools.chain.from_iterable(processes):
-                worker.leave()
+            self.shutdown()
             if isinstance(error, (OSError, EOFError)):  # there are no descriptors left, for one
                 raise not_started(f"stage {stage.name!r}", error) from error
             raise
         # The first threads of all of them, then the second ones.
-        self._idle.extend(itertools.chain.from_iterable(zip(*processes, strict=True)))
+        for number in range(config.num_threads):
+            self._idle.extend(_Worker(process, number) for process in self._processes)
 
     def call(self, item: Any) -> Any:
         """Apply the function to an item in one of the processes, and wait for it.
@@ -90,88 +90,71 @@ class WorkerProcesses:
             TimeoutError: The call took longer than the stage's timeout. The process was killed.
             BaseException: What the function raised, or the item or the result cannot be pickled.
         """
-        worker = self._ready_worker()
+        # There are as many as threads, so one is idle.
+        worker = self._idle.popleft()
+        self._busy.add(worker)
         try:
-            return worker.call(item, self._stage.timeout)
+            return _call(self._child_of(worker), worker.number, item, self._stage.timeout)
         finally:
-            self._let_go(worker)
+            self._busy.discard(worker)
+            self._idle.append(worker)
 
     def shutdown(self) -> None:
         """End the processes; those in a call are terminated. Does not wait."""
-        with self._lock:
-            self._closed = True
-            while self._idle:
-                if (worker := self._idle.popleft()) is not None:
-                    # At which its process ends by itself.
-                    worker.leave()
-            while self._spare:
-                self._spare.pop().leave()
-            for worker in self._busy:
-                worker.child.terminate()
+        self._closed = True
+        in_call = {worker.process for worker in self._busy.copy()}
+        for process in self._processes:
+            process.child.ask_to_end(in_call=process in in_call)
+        end_soon([process.child for process in self._processes])
 
-    def _ready_worker(self) -> _Worker:
-        """One that has the function; a new one in the place of one that died while it waited."""
+    def _child_of(self, worker: _Worker) -> Child:
+        """The child that a worker is in, which has the function; a new one in the place of one that died."""
         while True:
-            worker = self._take()
+            child = self._live_child(worker.process)
+            if worker.ready_in is child:
+                return child
             try:
-                worker.wait_until_ready()
-            except WorkerDied as error:
-                is_new = not worker.is_ready and worker.child is not self._failed_child
-                self._let_go(worker)
-                if is_new:
-                    self._failed_child = worker.child
+                problem = child.receive(child.pipes[worker.number]).decode()
+            except WorkerDied:
+                continue
+            if problem:
+                last_line = problem.rstrip().splitlines()[-1]
+                self._broken = PoolBroken(
+                    f"The worker processes of stage {self._stage.name!r} cannot start, their "
+                    f"initializer failed: {last_line}"
+                )
+                raise self._broken from RemoteTraceback(problem)
+            worker.ready_in, worker.process.has_started = child, True
+            self._failed_starts = 0
+
+    def _live_child(self, process: _Process) -> Child:
+        # Others of the same process wait for the new one, too.
+        with process.lock:
+            self._check()
+            while not process.child.is_alive():
+                death = process.child.death()
+                if not process.has_started:
+                    self._count_failed_start(death)
+                try:
+                    process.child, process.has_started = self._start(), False
+                except OSError as error:
+                    # No descriptors or no memory, perhaps for a moment.
                     self._count_failed_start(error)
-            except PoolBroken as error:
-                self._let_go(worker)
-                self._broken = error
-                raise
-            else:
-                self._failed_starts = 0
-                return worker
+                if self._closed:
+                    process.child.end(0)
+                self._check()
+            return process.child
 
-    def _take(self) -> _Worker:
-        with self._changed:
-            if self._broken is not None:
-                raise self._broken
-            if self._closed:
-                raise PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
-            # There are as many as threads, so one is idle.
-            worker = self._idle.popleft()
-            if worker is None:
-                # Others start a process, which has a thread for this item, too.
-                self._changed.wait_for(lambda: self._spare or not self._num_coming)
-                worker = self._spare.pop() if self._spare else None
-            if worker is not None:
-                self._busy.add(worker)
-                return worker
-            self._num_coming += self._config.num_threads - 1
-        started: list[_Worker] = []
-        try:
-            started = self._start()
-        except OSError as error:
-            # No descriptors or no memory, perhaps for a moment.
-            self._count_failed_start(error)
-        finally:
-            with self._changed:
-                self._num_coming -= self._config.num_threads - 1
-                self._spare += started[1:]
-                self._changed.notify_all()
-            if not started:
-                self._idle.append(None)
-        if not started:
-            return self._take()
-        worker = started[0]
-        with self._lock:
-            self._busy.add(worker)
-            if self._closed:
-                worker.child.terminate()
-        return worker
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._closed:
+            raise PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
 
-    def _start(self) -> list[_Worker]:
-        """Start a process; its threads."""
+    def _start(self) -> Child:
         stage, config = self._stage, self._config
         options = {"num_sent": config.num_threads, "num_views": _NUM_VIEWS}
-        child = Child(
+        return Child(
             self._context,
             _work,
             (stage.fn, config.initializer, config.initargs),
@@ -181,18 +164,6 @@ class WorkerProcesses:
             num_pipes=config.num_threads,
             seeds=self._seeds.of_process(next(self._numbers)),
         )
-        return [_Worker(child, pipe, stage) for pipe in child.pipes]
-
-    def _let_go(self, worker: _Worker) -> None:
-        with self._lock:
-            self._busy.discard(worker)
-            is_over = worker.must_go or self._closed
-            if not is_over:
-                self._idle.append(worker)
-        if is_over:
-            # Not under the lock: it waits for the process.
-            worker.end()
-            self._idle.append(None)
 
     def _count_failed_start(self, error: Exception) -> None:
         self._failed_starts += 1
@@ -209,69 +180,53 @@ class WorkerProcesses:
         return self._closed or not threading.main_thread().is_alive()
 
 
+@dataclass(eq=False)
+class _Process:
+    """One of several, whatever child it is at the time.
+
+    Attributes:
+        has_started: Whether the child has come to take items.
+    """
+
+    child: Child
+    has_started: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(eq=False)
 class _Worker:
-    """A thread of a process, and the pipe to it. Served by one thread of ours."""
+    """A thread of a process. Served by one thread of ours.
 
-    def __init__(self, child: Child, pipe: Connection, stage: PipeConfig) -> None:
-        self.must_go = False
-        self.child = child
-        self.pipe = pipe
-        self._stage = stage
-        self.is_ready = False
+    Attributes:
+        ready_in: The child whose first answer was received.
+    """
 
-    def wait_until_ready(self) -> None:
-        """Wait for the first answer of a new process.
+    process: _Process
+    number: int
+    ready_in: Child | None = None
 
-        Raises:
-            WorkerDied: It ended instead.
-            PoolBroken: It cannot work: the initializer failed.
-        """
-        if self.is_ready and self.child.is_alive():
-            return
-        problem = self._receive().decode()
-        if problem:
-            last_line = problem.rstrip().splitlines()[-1]
-            raise PoolBroken(
-                f"The worker processes of stage {self._stage.name!r} cannot start, their "
-                f"initializer failed: {last_line}"
-            ) from RemoteTraceback(problem)
-        self.is_ready = True
 
-    def call(self, item: Any, timeout: float | None) -> Any:
-        """Have the function applied to an item; see :meth:`WorkerProcesses.call`.
-
-        Raises:
-            WorkerDied: The process ended with the item.
-            TimeoutError: The call took longer than ``timeout``. The process was killed.
-            BaseException: What the function raised, or the item or the result cannot be pickled.
-        """
-        # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
-        with dumps(item) as data:
-            try:
-                self.pipe.send_bytes(data)
-            except OSError as error:
-                self.must_go = True
-                raise self.child.death() from error.with_traceback(None)
-        succeeded, value, text = unpack(self._receive(timeout), self.child.ring)
-        if not succeeded:
-            value.__cause__ = RemoteTraceback(text)
-            raise value
-        return value
-
-    def end(self) -> None:
-        """Close the pipe, at which an idle worker ends by itself, and see that it does."""
-        self.child.end(self.pipe)
-
-    def leave(self) -> None:
-        """Close the pipe without waiting."""
-        self.child.leave(self.pipe)
-
-    def _receive(self, timeout: float | None = None) -> bytes:
+def _call(child: Child, number: int, item: Any, timeout: float | None) -> Any:
+    """Have the function applied to an item; see :meth:`WorkerProcesses.call`."""
+    # Held here: the child lets go of it when it ends.
+    pipe, ring = child.pipes[number], child.ring
+    # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
+    with dumps(item) as data:
         try:
-            return self.child.receive(self.pipe, timeout)
-        except BaseException:
-            self.must_go = True
-            raise
+            pipe.send_bytes(data)
+        except OSError as error:
+            raise child.death() from error.with_traceback(None)
+    try:
+        answer = child.receive(pipe, timeout)
+    except BaseException:
+        # What comes later is no answer to the next item.
+        child.end(0)
+        raise
+    succeeded, value, text = unpack(answer, ring)
+    if not succeeded:
+        value.__cause__ = RemoteTraceback(text)
+        raise value
+    return value
 
 
 def _work(*arguments: Any) -> None:

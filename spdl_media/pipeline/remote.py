@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import multiprocessing
 import weakref
@@ -30,8 +29,6 @@ _NUM_VIEWS: Final = 64
 # What the two processes say. The numbers of epochs are beside them.
 _START, _STOP, _TAKEN = b"s", b"q", b"+"
 _ITEM, _END, _FAILED = range(3)
-
-_children: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
 def iterate_in_subprocess(
@@ -259,9 +256,8 @@ class SubprocessIterable(Generic[T]):
             if isinstance(error, PipelineError):
                 raise
             raise not_started(self._name, error) from error
-        _children.add(child)
         self._child, self._has_answered = child, False
-        self._finalizer = weakref.finalize(self, _end_dropped, child)
+        self._finalizer = weakref.finalize(self, child.end)
         # At exit all processes are ended together.
         self._finalizer.atexit = False
         return child
@@ -270,8 +266,7 @@ class SubprocessIterable(Generic[T]):
         child, self._child = self._child, None
         if child is not None:
             self._finalizer.detach()
-            _children.discard(child)
-            child.end(child.pipes[0])
+            child.end()
 
     def _items(self, child: Child, epoch: int) -> Iterator[T]:
         try:
@@ -327,27 +322,6 @@ class SubprocessIterable(Generic[T]):
             # One that has died is told of when it is asked for an item.
             with suppress(OSError):
                 child.pipes[0].send_bytes(message)
-
-
-def _end_dropped(child: Child) -> None:
-    child.end(child.pipes[0])
-
-
-def _running() -> list[Child]:
-    while True:
-        # Another thread may start one, or let go of one, in the middle.
-        with suppress(RuntimeError):
-            return list(_children)
-
-
-@atexit.register
-def _end_all() -> None:
-    """End all processes: at exit, multiprocessing would wait for them for ever."""
-    children = _running()
-    for child in children:
-        child.pipes[0].close()
-    for child in children:
-        child.end(child.pipes[0])
 
 
 def _serve(

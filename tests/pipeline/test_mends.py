@@ -32,7 +32,7 @@ from spdl_media.pipeline import (
     TaskHook,
     WorkerDied,
 )
-from spdl_media.pipeline.processes import _Worker
+from spdl_media.pipeline.processes import Child
 
 WAIT = 20
 
@@ -74,13 +74,13 @@ def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
 ) -> None:
     started = []
 
-    def start(*args: Any) -> Any:
-        started.append(_Worker(*args))
-        if len(started) > 1:
+    def start(*args: Any, **options: Any) -> Any:
+        if started:
             raise OSError(24, "Too many open files")
+        started.append(Child(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr("spdl_media.pipeline.processes._Worker", start)
+    monkeypatch.setattr("spdl_media.pipeline.processes.Child", start)
     builder = PipelineBuilder().add_source([-1, 1, 2])
     pipeline = builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig()).build()
     with pytest.raises(PipelineFailure, match="Too many open files"):

@@ -150,7 +150,8 @@ class Pool:
         self.processes.shutdown()
 
     def worker(self) -> Any:
-        return self.processes._idle[0]
+        """The process of the first one that is idle."""
+        return self.processes._idle[0].process.child
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_a_failure_does_not_hold_the_bytes_of_its_item(pools: list[Pool]) -> Non
         (frame.f_code.co_name, frame.f_locals)
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    sent = [view for name, found in names if name == "call" for view in found.values()]
+    sent = [view for name, found in names if name == "_call" for view in found.values()]
     for view in sent:
         if isinstance(view, memoryview):
             with pytest.raises(ValueError, match="released memoryview"):
@@ -260,7 +261,7 @@ def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[Pool]) -> None:
     pool = processes(leave, pools)
     with pytest.raises(SystemExit, match="4"):
         pool.submit(0).result(WAIT)
-    assert pool.worker().child.process.is_alive()
+    assert pool.worker().is_alive()
 
 
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
@@ -285,7 +286,7 @@ def test_a_worker_that_died_while_idle_is_replaced_before_the_next_item(
     pool = processes(pid_of_worker, pools)
     pid = pool.submit(0).result(WAIT)
     os.kill(pid, signal.SIGKILL)
-    pool.worker().child.process.join(WAIT)
+    pool.worker()._process.join(WAIT)
     assert pool.submit(0).result(WAIT) != pid
 
 
@@ -328,7 +329,7 @@ def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(pools: list
 
 
 def test_a_pool_that_never_got_an_item_ends_its_processes(pools: list[Pool]) -> None:
-    assert processes(square, pools).worker().child.process.is_alive()
+    assert processes(square, pools).worker().is_alive()
 
 
 def test_forked_workers_see_the_end_of_their_pipe(pools: list[Pool]) -> None:
@@ -336,9 +337,9 @@ def test_forked_workers_see_the_end_of_their_pipe(pools: list[Pool]) -> None:
         pytest.skip("CPython warns of forks where there are threads, and pytest-timeout has one")
     pool = processes(pid_of_worker, pools, mp_context="fork", max_workers=3)
     worker = pool.worker()
-    worker.pipe.close()
-    worker.child.process.join(WAIT)
-    assert worker.child.process.exitcode == 0
+    worker.pipes[0].close()
+    worker._process.join(WAIT)
+    assert worker._process.exitcode == 0
 
 
 def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool]) -> None:
@@ -351,11 +352,10 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     futures = [pool.submit("meet") for _ in range(2)]
     while len(pool.processes._busy) < 2:
         time.sleep(0.01)
-    workers = filter(None, {*pool.processes._busy, *pool.processes._idle})
-    children = {worker.child.process.pid: worker.child.process for worker in workers}
+    children = [process.child._process for process in pool.processes._processes]
     for pid in set(pids):
         os.kill(pid, signal.SIGKILL)
-    for child in children.values():
+    for child in children:
         # An item for one that is about to die is lost with it.
         child.join(WAIT)
     assert all(isinstance(error, WorkerDied) for error in results(futures))
@@ -379,9 +379,8 @@ def test_processes_that_were_started_end_when_the_next_cannot(
     monkeypatch.setattr(WorkerProcesses, "_start", start_two)
     with pytest.raises(PipelineError, match=r"no process can be started .* Too many open files"):
         processes(square, pools, max_workers=3)
-    for (worker,) in started:
-        worker.child.process.join(WAIT)
-        assert worker.child.process.exitcode == 0
+    while any(child._code is None for child in started):
+        time.sleep(0.01)
 
 
 def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
@@ -389,7 +388,7 @@ def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
     rows = [pool.submit(number).result(WAIT) for number in range(100)]
     for number, array in enumerate(rows):
         np.testing.assert_array_equal(array, number)
-    ring = pool.worker().child.ring
+    ring = pool.worker().ring
     # Some are views of it, and what came beyond them was copied.
     assert [ring.blocks.place(array) is None for array in rows] == [False] * 64 + [True] * 36
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -15,13 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from left_behind import WAIT, wait_until
 
 import spdl_media
 from spdl_media.pipeline import (
@@ -37,7 +36,8 @@ from spdl_media.pipeline import (
 )
 
 ROOT = Path(spdl_media.__file__).parents[1]
-WAIT = 60
+TESTS = [str(folder) for folder in Path(__file__).parents[:2]]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 class Batches:
@@ -132,59 +132,6 @@ def fail_to_start() -> None:
 
 def one() -> int:
     return 1
-
-
-def descendants() -> set[int]:
-    """The processes below this one."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        # Zombies have ended, and wait for their parent to ask.
-        if fields[0] != "Z":
-            parents[int(stat.parent.name)] = int(fields[1])
-    found, size = {os.getpid()}, 0
-    while len(found) > size:
-        size = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return found - {os.getpid()}
-
-
-def segments() -> list[str]:
-    """The files in memory that this process has opened or mapped."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(link.readlink()))
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    found += [fields[5] for line in maps if len(fields := line.split(None, 5)) == 6]
-    return sorted(name for name in found if "memfd:" in name or "/dev/shm" in name)  # noqa: S108
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """List processes and shared memory before and after each test."""
-    if not Path("/proc").is_dir():
-        yield
-        return
-    # The ones of multiprocessing's own live as long as the interpreter.
-    resource_tracker.ensure_running()
-    gc.collect()
-    before, memory = descendants(), segments()
-    yield
-    gc.collect()
-    wait_until(lambda: descendants() <= before)
-    # Other tests that run now may have some, for a moment.
-    wait_until(lambda: set(segments()) <= set(memory))
 
 
 def test_every_iteration_is_one_in_the_same_process() -> None:
@@ -456,7 +403,7 @@ def test_a_pipeline_that_fails_there_names_the_stage_here() -> None:
 SCRIPT = """
 import os, sys
 import spdl_media.pipeline as p
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_remote import Batches
 if __name__ == "__main__":
     batches = p.iterate_in_subprocess({fn})
@@ -476,7 +423,7 @@ if __name__ == "__main__":
     ],
 )
 def test_the_process_ends_with_this_one(end: str, code: int, tmp_path: Path) -> None:
-    text = SCRIPT.format(tests=str(Path(__file__).parent), fn="Batches", end=end)
+    text = SCRIPT.format(tests=TESTS, fn="Batches", end=end)
     (tmp_path / "main.py").write_text(text)
     command = [sys.executable, str(tmp_path / "main.py")]
     found = subprocess.run(
@@ -504,7 +451,7 @@ def _command_line(pid: int) -> str:
 
 
 def test_a_script_without_a_guard_is_told_how_to_write_it(tmp_path: Path) -> None:
-    text = SCRIPT.format(tests=str(Path(__file__).parent), fn="Batches", end="pass")
+    text = SCRIPT.format(tests=TESTS, fn="Batches", end="pass")
     (tmp_path / "main.py").write_text(text.replace('if __name__ == "__main__":', "if True:"))
     found = subprocess.run(
         [sys.executable, str(tmp_path / "main.py")],

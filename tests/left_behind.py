@@ -1,0 +1,67 @@
+"""What a test may leave behind: processes below this one, and shared memory that it has opened or mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+WAIT = 60
+
+
+def descendants() -> set[int]:
+    """The processes below this one."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        # Zombies have ended, and wait for their parent to ask.
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    found, size = {os.getpid()}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {os.getpid()}
+
+
+def segments() -> list[str]:
+    """The files in memory that this process has opened or mapped."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(link.readlink()))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found += [fields[5] for line in maps if len(fields := line.split(None, 5)) == 6]
+    return sorted(name for name in found if "memfd:" in name or "/dev/shm" in name)  # noqa: S108
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again, for a minute at most."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def watch() -> Iterator[None]:
+    """List processes and shared memory before and after a test; what it has left fails it."""
+    if not Path("/proc").is_dir():
+        yield
+        return
+    # The ones of multiprocessing's own live as long as the interpreter.
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+    gc.collect()
+    before, memory = descendants(), segments()
+    yield
+    gc.collect()
+    wait_until(lambda: descendants() <= before)
+    # Other tests that run now may have some, for a moment.
+    wait_until(lambda: set(segments()) <= set(memory))

@@ -1,0 +1,130 @@
+"""Processes whose code resists their end, and memory that is wanted back before a garbage collection."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from left_behind import WAIT
+
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineStopped,
+    ProcessPoolExecutorConfig,
+    iterate_in_subprocess,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def resist() -> None:
+    """What keeps a process from ending by itself, and from ending when it is asked to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=threading.Event().wait).start()
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def wait_for_ever(path: str) -> None:
+    Path(path).touch()
+    threading.Event().wait()
+
+
+def wait_if_negative(number: int) -> int:
+    if number < 0:
+        threading.Event().wait()
+    return number
+
+
+class Numbers:
+    def __init__(self, end: int = 3) -> None:
+        self.end = end
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+        if self.end < 0:
+            threading.Event().wait()
+
+
+def test_workers_that_resist_end_with_their_epoch() -> None:
+    pool = ProcessPoolExecutorConfig(max_workers=2, initializer=resist)
+    pipeline = PipelineBuilder().add_source(range(5)).pipe(same, executor=pool).build()
+    for _ in range(2):
+        assert sorted(pipeline) == [0, 1, 2, 3, 4]
+
+
+def test_a_worker_that_resists_in_a_call_holds_nobody(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    pool = ProcessPoolExecutorConfig(max_workers=1, initializer=resist)
+    pipeline = PipelineBuilder().add_source([str(runs)]).pipe(wait_for_ever, executor=pool).build()
+    pipeline.start()
+    while not runs.exists():
+        time.sleep(0.01)
+    start = time.monotonic()
+    pipeline.stop()
+    assert time.monotonic() - start < 5
+    with pytest.raises(PipelineStopped):
+        pipeline.get_item(timeout=WAIT)
+
+
+def test_a_worker_that_resists_is_killed_when_a_call_takes_too_long() -> None:
+    pool = ProcessPoolExecutorConfig(max_workers=1, num_threads=2, initializer=resist)
+    builder = PipelineBuilder().add_source([0, -1, 1, 2, 3])
+    builder.pipe(wait_if_negative, executor=pool, concurrency=2, timeout=0.5)
+    pipeline = builder.build(max_failures=10)
+    found = list(pipeline)
+    # The process is killed with what else it does.
+    assert {0, 3} <= set(found) <= {0, 1, 2, 3}
+    assert any("timeout=0.5 s" in str(record.exception) for record in pipeline.failures)
+
+
+@pytest.mark.parametrize("end", [3, -1])
+def test_an_iterable_that_resists_ends_with_its_iterator(end: int) -> None:
+    with iterate_in_subprocess(functools.partial(Numbers, end), initializer=resist) as numbers:
+        iterator = iter(numbers)
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        start = time.monotonic()
+    assert time.monotonic() - start < 5
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {folders!r}
+from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig, iterate_in_subprocess
+from test_left_behind import Numbers, resist, same
+
+if __name__ == "__main__":
+    if sys.argv[1] == "iterable":
+        items = [iterate_in_subprocess(Numbers, initializer=resist) for _ in range(3)]
+        found = [list(one) for one in items]
+    else:
+        pool = ProcessPoolExecutorConfig(max_workers=2, initializer=resist)
+        pipeline = PipelineBuilder().add_source(range(3)).pipe(same, executor=pool).build()
+        found = [sorted(pipeline)]
+    print(found[0])
+"""
+
+
+@pytest.mark.parametrize("kind", ["iterable", "stage"])
+def test_a_program_ends_whose_processes_resist(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    folders = [str(Path(__file__).parent), *sys.path]
+    script.write_text(SCRIPT.format(folders=folders))
+    done = subprocess.run(
+        [sys.executable, str(script), kind],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2]\n", "")
