@@ -11,13 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.exif import Part, Read, boxes, read_boxes
+from spdl_media.exif import Read, boxes, read_boxes
 
 Ticks: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -39,7 +38,6 @@ class Samples:
         places: Byte in the file at which each begins.
         durations: Ticks from each to the next in decoding order.
         is_key: Whether decoding can begin there.
-        num_edits: Entries of the edit list, without an empty one in front.
         is_listed: They stand in the tables of the track, and not in fragments.
     """
 
@@ -48,7 +46,6 @@ class Samples:
     durations: Ticks
     places: Ticks
     is_key: Mask
-    num_edits: int
     is_listed: bool = True
 
 
@@ -68,36 +65,25 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
         SourceError: ``read`` cannot read the file.
     """
     try:
+        moov, runs, defaults = memoryview(b""), [], b""
         # The walk over the boxes of the file reads their headers alone; a fragment is two boxes.
-        walk = islice(_file_boxes(read, size), 2 * _MAX_FRAGMENTS)
-        moov, fragments, defaults = None, [], b""
-        for kind, start, end in walk:
+        for kind, start, end in read_boxes(read, 0, size, 2 * _MAX_FRAGMENTS):
             if kind == b"moov":
                 moov = memoryview(read(start, end - start))
-                if not _has(moov, b"mvex"):
+                if next(_boxes(moov, "mvex"), None) is None:
                     break  # then no fragments follow, and what follows is not walked over
                 defaults = _track_defaults(moov, track_id)
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
-                fragments += list(_fragment(view, start - 8, track_id, defaults, size))
-        if moov is None or (table := _track(moov, track_id)) is None:
-            return None
-        samples = _tabled(table, size)
-        if not fragments:
+                runs += _fragment(view, start - 8, track_id, defaults, size)
+        (track,) = [one for one in _boxes(moov, "trak") if _track_id(one) == track_id]
+        samples = _tabled(track, size)
+        if not runs:
             return samples
-        return None if len(samples.dts) else _joined(fragments, samples.num_edits)
-    except (struct.error, ValueError, IndexError, OverflowError):
+        return None if len(samples.dts) else _joined(runs)
+    # Boxes that are missing end a search, and others are too short or have impossible numbers.
+    except (StopIteration, struct.error, ValueError, IndexError, OverflowError):
         return None
-
-
-def _file_boxes(read: Read, size: int) -> Iterator[Part]:
-    """All boxes of the file; :func:`read_boxes` gives so many at most."""
-    position, before = 0, -1
-    while before < position < size:
-        before = position
-        for kind, start, end in read_boxes(read, before, size):
-            yield kind, start, end
-            position = end
 
 
 def _boxes(view: memoryview, path: str) -> Iterator[memoryview]:
@@ -109,17 +95,6 @@ def _boxes(view: memoryview, path: str) -> Iterator[memoryview]:
             yield from _boxes(content, rest) if rest else (content,)
 
 
-def _box(view: memoryview, path: str) -> memoryview:
-    for content in _boxes(view, path):
-        return content
-    raise ValueError(f"there is no box {path}")
-
-
-def _has(view: memoryview, path: str | bytes) -> bool:
-    name = path if isinstance(path, str) else path.decode()
-    return next(_boxes(view, name), None) is not None
-
-
 def _table(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     """The rows behind the version and the count of a table; none, if it is not there."""
     content = next(_boxes(view, path), None)
@@ -129,40 +104,26 @@ def _table(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     return np.frombuffer(content, dtype, count, 8 + skip)
 
 
-def _track(moov: memoryview, track_id: int) -> memoryview | None:
-    found = [one for one in _boxes(moov, "trak") if _track_id(one) == track_id]
-    return found[0] if len(found) == 1 else None
-
-
 def _track_id(track: memoryview) -> int:
-    header = _box(track, "tkhd")
+    header = next(_boxes(track, "tkhd"))
     (number,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     return int(number)
 
 
 def _tabled(track: memoryview, size: int) -> Samples:
     """The samples that the tables of a track list, in a file of this size."""
-    stbl = _box(track, "mdia/minf/stbl")
-    (same,) = struct.unpack_from(">I", _box(stbl, "stsz"), 4)
-    (count,) = struct.unpack_from(">I", _box(stbl, "stsz"), 8)
+    stbl = next(_boxes(track, "mdia/minf/stbl"))
+    same, count = struct.unpack_from(">II", next(_boxes(stbl, "stsz")), 4)
     _check_fits(count, same, size)
     sizes = np.full(count, same) if same else _table(stbl, "stsz", ">u4", 4).astype(np.int64)
     steps = _table(stbl, "stts", ">u4,>u4")
     deltas = _repeated(steps["f1"], steps["f0"], count)
     shifts = _table(stbl, "ctts", ">u4,>i4")
     offsets = _repeated(shifts["f1"], shifts["f0"], count) if len(shifts) else deltas * 0
-    is_key = np.ones(count, np.bool_)
-    if _has(stbl, "stss"):
-        is_key[:] = False
-        is_key[_table(stbl, "stss", ">u4").astype(np.int64) - 1] = True
-    return Samples(
-        np.cumsum(deltas) - deltas,
-        offsets,
-        deltas,
-        _places(stbl, sizes),
-        is_key,
-        _num_edits(track),
-    )
+    is_key = np.isin(np.arange(count), _table(stbl, "stss", ">u4").astype(np.int64) - 1)
+    if next(_boxes(stbl, "stss"), None) is None:
+        is_key[:] = True
+    return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _places(stbl, sizes), is_key)
 
 
 def _check_fits(count: int, sample_size: int, size: int) -> None:
@@ -179,27 +140,20 @@ def _repeated(values: Any, counts: Any, total: int) -> Ticks:
 
 def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
     """Where samples begin, by the chunks in which they lie one behind the other."""
-    chunks = _table(stbl, "stco", ">u4") if _has(stbl, "stco") else _table(stbl, "co64", ">u8")
+    chunks = _table(stbl, "stco", ">u4")
+    if not len(chunks):
+        chunks = _table(stbl, "co64", ">u8")
     runs = _table(stbl, "stsc", ">u4,>u4,>u4")
     firsts = runs["f0"].astype(np.int64) - 1
     lengths = np.diff(firsts, append=len(chunks))
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)
-    ends = np.cumsum(sizes)
-    before = np.cumsum(counts) - counts
     if len(counts) != len(chunks) or counts.sum() != len(sizes):
         raise ValueError("chunks that do not hold the samples")
-    inside = (ends - sizes) - np.repeat((ends - sizes)[before], counts)
-    place: Ticks = np.repeat(chunks.astype(np.int64), counts) + inside
-    return place
-
-
-def _num_edits(track: memoryview) -> int:
-    content = next(_boxes(track, "edts/elst"), None)
-    if content is None:
-        return 0
-    row = ">u8,>i8,>u4" if content[0] == 1 else ">u4,>i4,>u4"
-    edits = _table(track, "edts/elst", row)["f1"]
-    return len(edits) - int(len(edits) > 0 and edits[0] == -1)
+    # Where samples would lie without gaps between chunks, and the gap before each chunk.
+    closed = np.cumsum(sizes) - sizes
+    gaps = chunks.astype(np.int64) - closed[np.cumsum(counts) - counts]
+    places: Ticks = closed + np.repeat(gaps, counts)
+    return places
 
 
 def _track_defaults(moov: memoryview, track_id: int) -> bytes:
@@ -214,37 +168,34 @@ def _track_defaults(moov: memoryview, track_id: int) -> bytes:
 _Run: TypeAlias = tuple[int | None, Any, int]
 
 
-def _fragment(
-    view: memoryview, moof: int, track_id: int, defaults: bytes, size: int
-) -> Iterator[_Run]:
+def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes, size: int) -> list[_Run]:
     """The runs of samples of a track in a box ``moof`` that begins at this byte of a file of this size."""
+    runs: list[_Run] = []
     for traf in _boxes(view, "traf"):
-        header = _box(traf, "tfhd")
+        header = next(_boxes(traf, "tfhd"))
         flags, number = struct.unpack_from(">II", header)
         if number != track_id:
             continue
-        words = np.frombuffer(header, ">u4", offset=8).tolist()
-        base = words.pop(0) << 32 | words.pop(0) if flags & 1 else moof
+        words = iter(np.frombuffer(header, ">u4", offset=8).tolist())
+        base = next(words) << 32 | next(words) if flags & 1 else moof
         if flags & 2:
-            words.pop(0)
-        usual = list(struct.unpack(">3I", defaults))
-        for place, flag in enumerate((0x8, 0x10, 0x20)):
-            if flags & flag:
-                usual[place] = words.pop(0)
+            next(words)
+        stated = zip((0x8, 0x10, 0x20), struct.unpack(">3I", defaults), strict=True)
+        usual = [next(words) if flags & flag else default for flag, default in stated]
         tfdt = next(_boxes(traf, "tfdt"), None)
         start = None if tfdt is None else struct.unpack_from(">Q" if tfdt[0] else ">I", tfdt, 4)[0]
         end = base
         for run in _boxes(traf, "trun"):
             rows, position = _run_rows(run, usual, size)
             end = end if position is None else base + position
-            yield start, rows, end
+            runs.append((start, rows, end))
             start, end = None, end + int(rows[:, 1].sum())
+    return runs
 
 
 def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | None]:
     """Duration, size, flags and offset of each sample, and where the first one begins."""
     flags, count = struct.unpack_from(">II", run)
-    flags &= 0xFFFFFF
     start, position, first = 8, None, None
     if flags & 1:
         ((position,), start) = struct.unpack_from(">i", run, start), start + 4
@@ -258,29 +209,27 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
     if columns:
         found = np.frombuffer(run, ">u4", count * len(columns), start).reshape(count, -1)
         rows[:, columns] = found
-        if columns[-1] == 3:
-            # Of version 0 they are unsigned by the letter, and negative in files all the same.
-            rows[:, 3] = found[:, -1].astype(np.uint32).view(np.int32)
+        # Offsets of version 0 are unsigned by the letter, and negative in files all the same.
+        rows[:, 3] = rows[:, 3].astype(np.int32)
     if first is not None and count and not flags & 0x400:
         rows[0, 2] = first
     return rows, position
 
 
-def _joined(fragments: list[_Run], num_edits: int) -> Samples:
+def _joined(runs: list[_Run]) -> Samples:
     """The samples of all runs, in the order of the file."""
     dts, places, now = [], [], 0
-    for start, rows, position in fragments:
+    for start, rows, position in runs:
         now = now if start is None else start
         dts.append(now + np.cumsum(rows[:, 0]) - rows[:, 0])
         places.append(position + np.cumsum(rows[:, 1]) - rows[:, 1])
         now += int(rows[:, 0].sum())
-    rows = np.concatenate([rows for _, rows, _ in fragments])
+    rows = np.concatenate([rows for _, rows, _ in runs])
     return Samples(
         np.concatenate(dts),
         rows[:, 3],
         rows[:, 0],
         np.concatenate(places),
         rows[:, 2] & _IS_NO_KEY == 0,
-        num_edits,
         is_listed=False,
     )

@@ -131,39 +131,32 @@ def mp4_table(
 
 def _placed(samples: Samples, stream: Any) -> PacketTable | None:
     """Samples on FFmpeg's clock, as edit lists move and hide them; ``None``: FFmpeg has others."""
-    entries = stream.index_entries
-    count, total = len(entries), len(samples.dts)
+    entries, total = stream.index_entries, len(samples.dts)
+    count = len(entries)
     if not count:
         return None
     # FFmpeg shifts times of decoding so that none is later than that of presentation.
-    shift = max(0, -int(samples.offsets.min()))
-    edges = [*range(min(_EDGE, count)), *range(max(0, count - _EDGE), count)]
-    hides = any(entries[i].is_discard for i in edges)
-    if samples.num_edits > 1 or hides or (samples.is_listed and count != total):
-        return _edited(samples, entries, shift)
+    shifts = samples.offsets + max(0, -int(samples.offsets.min()))
+    last = int(samples.durations[np.argmax(samples.dts + samples.offsets)])
     first = entries[0].timestamp - int(samples.dts[0])
-    for i in {*edges[:1], *edges[-1:], *range(0, count, max(1, count // _NUM_SPOTS))}:
-        entry = entries[i]
-        if (entry.pos, entry.timestamp) != (samples.places[i], samples.dts[i] + first):
-            return None
-    dts, shown = samples.dts + first, np.ones(total, np.bool_)
-    pts = dts + shift + samples.offsets
-    return PacketTable(pts, dts, samples.is_key, shown, _last_duration(samples))
-
-
-def _edited(samples: Samples, entries: Any, shift: int) -> PacketTable | None:
-    """The samples that FFmpeg has left of those that an edit list cuts."""
+    edges = *range(min(_EDGE, count)), *range(max(0, count - _EDGE), count)
+    spots = [(i, entries[i]) for i in {*edges, *range(0, count, max(1, count // _NUM_SPOTS))}]
+    # Of fragments FFmpeg has listed the first ones alone.
+    if (count == total or (count < total and not samples.is_listed)) and all(
+        (one.is_discard, one.pos, one.timestamp)
+        == (False, samples.places[i], samples.dts[i] + first)
+        for i, one in spots
+    ):
+        dts, shown = samples.dts + first, np.ones(total, np.bool_)
+        return PacketTable(dts + shifts, dts, samples.is_key, shown, last)
     if not samples.is_listed:
-        return None  # of fragments it has listed the first alone
-    rows = np.array([(one.timestamp, one.pos, one.is_keyframe, one.is_discard) for one in entries])
+        return None
+    # What an edit list has left of the samples, and what it repeats.
+    rows = np.array([(one.timestamp, one.pos, one.is_discard) for one in entries])
     order = np.argsort(samples.places)
-    found = order[np.searchsorted(samples.places[order], rows[:, 1]).clip(max=len(order) - 1)]
+    nearest = np.searchsorted(samples.places, rows[:, 1], sorter=order).clip(max=total - 1)
+    found = order[nearest]
     if (samples.places[found] != rows[:, 1]).any():
         return None
-    pts = rows[:, 0] + shift + samples.offsets[found]
-    last = _last_duration(samples)
-    return PacketTable(pts, rows[:, 0], samples.is_key[found], rows[:, 3] == 0, last)
-
-
-def _last_duration(samples: Samples) -> int:
-    return int(samples.durations[np.argmax(samples.dts + samples.offsets)])
+    dts, is_shown = rows[:, 0], rows[:, 2] == 0
+    return PacketTable(dts + shifts[found], dts, samples.is_key[found], is_shown, last)

@@ -385,13 +385,13 @@ def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator
     return read_boxes(lambda position, size: view[position : position + size], start, stop)
 
 
-def read_boxes(read: Read, position: int, stop: int) -> Iterator[Part]:
-    """The same of a file of which nothing but the headers of the boxes is read.
+def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
+    """The same of a file of which nothing but the headers of the boxes is read, so many at most.
 
     Raises:
         struct.error: The data ends inside the header of a box.
     """
-    for _ in range(MAX_PARTS):
+    for _ in range(most):
         if position + 8 > stop:
             return
         header = read(position, 16)
