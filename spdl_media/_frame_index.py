@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -103,17 +102,13 @@ class FrameIndex:
     def seconds(self, frames: Ticks) -> npt.NDArray[np.float64]:
         """The times of frames, as exact as floats are; ``nan`` for -1, which is none."""
         pts, zero = self.pts[frames], self.zero
-        pts[frames < 0] = NO_TIME
-        scale = self.time_base.denominator * zero.denominator
         factor = self.time_base.numerator * zero.denominator
         shift = zero.numerator * self.time_base.denominator
-        most = max(map(abs, (int(pts.min(initial=0)), int(pts.max(initial=0)))))
-        # Of whole numbers that floats hold exactly, the quotient is that of the fractions.
-        if max(most * factor + abs(shift), scale) < 1 << 53:
-            return (pts * factor - shift) / scale
-        ticks = pts.ravel().tolist()
-        exact = [math.nan if one == NO_TIME else self.exact_seconds(one) for one in ticks]
-        return np.array(exact, np.float64).reshape(pts.shape)
+        # Python's whole numbers have no limit, and their quotient is rounded once.
+        exact = (pts.astype(object) * factor - shift) / (
+            self.time_base.denominator * zero.denominator
+        )
+        return np.where((frames < 0) | (pts == NO_TIME), np.nan, exact.astype(np.float64))
 
     def check_times(self, source: str) -> None:
         """Refuse times that do not tell which frame is shown when.
@@ -227,12 +222,6 @@ def make_index(
     return _with_keys(table, table.pts[packets], packets, end, is_exact=True)
 
 
-def empty_index() -> FrameIndex:
-    """The index of a stream without packets."""
-    none = np.zeros(0, np.int64)
-    return FrameIndex(none, none, none, none, none, 0, is_exact=False, is_counted=True)
-
-
 def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
     """Whether each packet is the frame of its own timestamp."""
     if codec.name not in _ONE_EACH or table.repeats or not table.is_key.any():
@@ -247,14 +236,20 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
 
 
 def _with_keys(
-    table: PacketTable, pts: Ticks, packets: Ticks, end: int, *, is_exact: bool
+    table: PacketTable,
+    pts: Ticks,
+    packets: Ticks,
+    end: int,
+    *,
+    is_exact: bool,
+    counted: bool = False,
 ) -> FrameIndex:
     keys = np.flatnonzero(table.is_key)
     # One that is shown before an earlier one is no place to begin at.
     rising = table.pts[keys] >= np.maximum.accumulate(table.pts[keys])
     keys = keys[rising]
     times = table.pts[keys], table.dts[keys]
-    return FrameIndex(pts, packets, keys, *times, end, is_exact, is_counted=False)
+    return FrameIndex(pts, packets, keys, *times, end, is_exact, counted)
 
 
 def _decoded(
@@ -283,18 +278,18 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     if has_times and (table.pts != NO_TIME).all() and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)
-    keys, numbers = np.flatnonzero(table.is_key), np.arange(len(pts))
-    times = table.pts[keys], table.dts[keys]
-    return FrameIndex(pts, numbers, keys, *times, end, is_exact=False, is_counted=True)
+    return _with_keys(table, pts, np.arange(len(pts)), end, is_exact=False, counted=True)
 
 
-def frame_numbers(indices: Iterable[object], count: int, source: str) -> list[int]:
+def frame_numbers(indices: Iterable[object] | slice, count: int, source: str) -> list[int]:
     """Numbers of frames, of which negative ones count back from the end.
 
     Raises:
         IndexError: There is no such frame.
         TypeError: One is no number, or they are no sequence.
     """
+    if isinstance(indices, slice):
+        return list(range(*indices.indices(count)))
     if isinstance(indices, str) or not isinstance(indices, Iterable):
         raise TypeError(f"frames are asked for by int, slice or a sequence of int, not {indices!r}")
     numbers = []

@@ -17,7 +17,6 @@ from spdl_media._frame_index import (
     HEADER,
     FrameIndex,
     Identity,
-    empty_index,
     load,
     make_index,
 )
@@ -139,25 +138,20 @@ class VideoSource:
         with container.reading():
             table = table or read_table(codec, restart())
             missing = container.missing_end(last) if last else None
-            if missing is not None and self._config.on_corrupt == "raise":
+            stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
+            if checks and not len(table) and (stream.duration or stream.frames):
+                raise DecodeError(
+                    "there is no frame in the file, and its header states some. "
+                    "decode_config(on_corrupt='keep') opens it as a video of none",
+                    source=container.name,
+                )
+            if checks and missing is not None:
                 text = known_damage(PacketMetadata(incomplete=missing), codec)
                 raise DecodeError(
                     f"{text}. decode_config(on_corrupt='keep') opens what is there",
                     source=container.name,
                 )
-            if not len(table):
-                self._check_is_empty(container)
-                return empty_index()
             return make_index(table, codec, self.metadata, self._config, container.format, restart)
-
-    def _check_is_empty(self, container: Container) -> None:
-        stream = container.av.streams[self._stream]
-        if self._config.on_corrupt == "raise" and (stream.duration or stream.frames):
-            raise DecodeError(
-                "there is no frame in the file, and its header states some. "
-                "decode_config(on_corrupt='keep') opens it as a video of none",
-                source=container.name,
-            )
 
     def packets_from(self, number: int) -> Iterator[AvPacket]:
         """The packets of the stream from the one with a number on, a key frame or the first."""

@@ -13,7 +13,7 @@ from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._filters import naming
 from spdl_media._frame_decoder import FrameDecoder
-from spdl_media._frame_index import FrameIndex, empty_index, frame_numbers, make_index
+from spdl_media._frame_index import FrameIndex, frame_numbers, make_index
 from spdl_media._packet_table import NO_TIME, read_table
 from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
@@ -367,8 +367,6 @@ def _whole(packets: VideoPackets) -> PacketMetadata:
 def _index_of(packets: VideoPackets, config: DecodeConfig) -> FrameIndex:
     coded, codec = av_packets(packets), packets.codec
     table = read_table(codec, coded)
-    if not len(table):
-        return empty_index()
     # The mark of what an edit list hides does not travel to other processes with the packets.
     hidden = np.isin(table.pts, list(discarded_pts(packets)))
     table = replace(table, is_shown=table.is_shown & ~hidden)

@@ -198,10 +198,8 @@ class VideoFile:
             DecodeError: It is damaged, or missing from the file.
             TypeError: ``key`` is none of these.
         """
-        if isinstance(key, slice):
-            return self._frames(list(range(*key.indices(len(self)))))
         # Arrays have __index__ too, which is for those of one element.
-        if isinstance(key, Iterable) and getattr(key, "ndim", 1) != 0:
+        if isinstance(key, slice | Iterable) and getattr(key, "ndim", 1) != 0:
             return self._frames(frame_numbers(key, len(self), self.source))
         return self._frames(frame_numbers([key], len(self), self.source))[0]
 
@@ -281,8 +279,6 @@ class VideoFile:
 
         Thread safety: safe, if no other thread uses the ``rng``; calls wait for each other.
         """
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(len(self)))
         rows = Rows(frame_numbers(indices, len(self), self.source))
         return load_rows(self, rows, arguments, "VideoFile.load(cuda=)")[0]
 
