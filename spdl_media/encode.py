@@ -179,7 +179,7 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     try:
         encoder = av.Codec(name, "w")
     except ValueError as error:
-        hint = did_you_mean(name, filter(_is_encoder, av.codecs_available))
+        hint = did_you_mean(name, av.codecs_available)
         raise ValueError(
             f"this FFmpeg has no encoder {name!r}. {hint and hint + ' '}"
             "`python -m av --codecs` lists those that it has"
@@ -206,13 +206,6 @@ def open_encoder(context: Any) -> None:
         for task in set(_TASKS.iterdir()) - others:
             with suppress(ProcessLookupError):
                 os.sched_setscheduler(int(task.name), policy, parameter)
-
-
-def _is_encoder(name: str) -> bool:
-    try:
-        return bool(av.Codec(name, "w"))
-    except ValueError:
-        return False
 
 
 def _pix_fmts(encoder: av.Codec) -> list[str]:
@@ -385,11 +378,8 @@ def _set_up(
 def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:
     options: dict[str, Any] = dict(config.encoder_options or {})
     check_codec_options(context.name, options, "w")
-    if context.name == "libx265" and "log-level" not in options.get("x265-params", ""):
-        # It writes its settings to stderr, past FFmpeg's log.
-        options["x265-params"] = ":".join(
-            filter(None, ("log-level=error", options.get("x265-params")))
-        )
+    if context.name == "libx265":  # it writes its settings to stderr, past FFmpeg's log
+        options["x265-params"] = f"log-level=error:{options.get('x265-params', '')}"
     if config.bit_rate is not None:
         context.bit_rate = config.bit_rate
     if config.qscale is not None:
@@ -431,10 +421,8 @@ class AudioEncoder:
             FFmpegError: The encoder fails.
         """
         config = self._config
-        given, wanted = (
-            (frames.sample_rate, frames.num_channels),
-            (config.sample_rate, config.num_channels),
-        )
+        given = frames.sample_rate, frames.num_channels
+        wanted = config.sample_rate, config.num_channels
         if given != wanted:
             raise EncodeError(
                 "the samples have {} Hz and {} channels, but the stream has {} Hz and {}. Resample them: "

@@ -15,6 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from spdl_media._checks import OneThread, check_int, did_you_mean
 from spdl_media._destination import FileSink, Target, beside, path_of, remove, write_errors
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
+from spdl_media.array_frames import COLOR_TABLES
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.encode import (
@@ -60,6 +61,8 @@ _SEEKING = frozenset({"aiff", "apng", "caf", "w64", "wav"})
 """Formats that state in front what is known at the end; without it, readers find nothing or half of it."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
+_COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
+"""What an encoder's context and a codec of ours call by one name."""
 
 
 class _Track(NamedTuple):
@@ -154,16 +157,15 @@ class Muxer:
         with self._guard:
             self._check_can_add()
             if isinstance(config, VideoEncodeConfig):
-                encoder = find_encoder(config.encoder or self.default_codec("video"), "video")
-                rate: Any = config.frame_rate or 30
+                kind, rate = "video", config.frame_rate or 30
             elif isinstance(config, AudioEncodeConfig):
-                encoder = find_encoder(config.encoder or self.default_codec("audio"), "audio")
-                rate = config.sample_rate
+                kind, rate = "audio", config.sample_rate
             else:
                 raise TypeError(
                     "add_encode_stream takes what video_encode_config() or audio_encode_config() makes, not "
                     f"{config!r}"
                 )
+            encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
             refused = EncodeError(
                 f"format {self._format!r} does not take {encoder.canonical_name}; give another encoder= or "
                 "format=",
@@ -227,18 +229,14 @@ class Muxer:
         BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
         context, stream.time_base = stream.codec_context, codec.time_base
         context.extradata = codec.extradata
+        values: dict[str, Any] = {name: getattr(codec, name, None) for name in _COPIED}
         if isinstance(codec, VideoCodec):
-            context.width, context.height = codec.width, codec.height
-            context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
-                codec.color
-            )
-            names = {"pix_fmt": "pix_fmt", "framerate": "frame_rate"}
-            names["sample_aspect_ratio"] = "sample_aspect_ratio"
+            colors = dict(zip(COLOR_TABLES, codec.color, strict=True))
+            values |= {"framerate": codec.frame_rate, **colors}
         else:
-            context.sample_rate, context.layout = codec.sample_rate, codec.channel_layout
-            names = {"format": "sample_fmt", "bit_rate": "bit_rate"}
-        for name, ours in names.items():
-            if value := getattr(codec, ours):
+            values |= {"layout": codec.channel_layout, "format": codec.sample_fmt}
+        for name, value in values.items():
+            if value is not None:
                 setattr(context, name, value)
         return stream
 
