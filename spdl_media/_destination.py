@@ -1,10 +1,11 @@
-"""Where files are written: under a name of their own until they are complete, or into a file object."""
+"""Where files are written: under a name of their own until they are complete."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +21,9 @@ class Writable(Protocol):
 
 
 Target: TypeAlias = "str | os.PathLike[str] | Writable"
-"""A path, or a binary file object with ``write`` and, for formats that go back, ``seek`` and ``tell``."""
+"""A path, or a binary file object with ``write``."""
+
+_CHUNK = 1 << 20
 
 
 def path_of(dst: Target) -> Path | None:
@@ -45,28 +48,15 @@ def path_of(dst: Target) -> Path | None:
     return path
 
 
-def beside(path: Path) -> Path:
-    """A name in the same folder, with the same suffix, for a file that is not complete yet."""
-    # Names have a limit, nearly everywhere of 255 bytes.
-    return path.with_name(f".{path.stem[:40]}.{secrets.token_hex(6)}{path.suffix}")
-
-
-def remove(path: Path) -> None:
-    """Remove a file that was not completed, if it was begun."""
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
 @contextlib.contextmanager
 def write_errors(name: str) -> Iterator[None]:
-    """Turn errors of the operating system in a block into WriteErrors."""
+    """Turn what the operating system or a file object raises in a block into WriteErrors."""
     try:
         yield
-    except WriteError:
-        raise
-    except OSError as error:
-        text = f"cannot be written: {error.strerror or error}"
-        raise WriteError(text, source=name, errno=error.errno) from error
+    except Exception as error:
+        text = getattr(error, "strerror", None) or repr(error)
+        number = getattr(error, "errno", None)
+        raise WriteError(f"cannot be written: {text}", source=name, errno=number) from error
 
 
 def write_whole(dst: Target, data: bytes) -> None:
@@ -76,61 +66,61 @@ def write_whole(dst: Target, data: bytes) -> None:
         TypeError: ``dst`` is neither a path nor a file object.
         WriteError: It cannot be written.
     """
-    path = path_of(dst)
-    if path is None:
-        FileSink(dst).write(data)
-        return
-    hidden = beside(path)
+    draft = Draft(dst)
     try:
-        with write_errors(str(dst)):
-            hidden.write_bytes(data)
-            hidden.replace(path)
+        with write_errors(draft.name):
+            draft.path.write_bytes(data)
+        draft.complete()
     finally:
-        remove(hidden)
+        draft.remove()
 
 
-class FileSink:
-    """A file object of the caller's, as FFmpeg writes to it.
+class Draft:
+    """A file that is not complete yet: beside its destination, or a temporary one for a file object.
 
     Attributes:
-        name: What messages call it.
-        failure: What writing to it raised first.
-        closed: Nothing more is to be written.
+        name: What messages call the destination.
+        path: Where to write.
+
+    Raises:
+        TypeError: The destination is neither a path nor a file object.
+        ValueError: It is a URL.
+        WriteError: There is a folder or a device of this name.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.name = str(getattr(file, "name", f"<{type(file).__name__}>"))
-        self.failure: BaseException | None = None
-        self.closed = False
-        can_seek = getattr(file, "seekable", lambda: hasattr(file, "seek"))
-        if can_seek():
-            self.seek, self.tell = self._seek, file.tell
+    def __init__(self, dst: Target) -> None:
+        self._dst: Any = dst
+        self._final = final = path_of(dst)
+        if final is not None:
+            self.name = str(dst)
+            # Names have a limit, nearly everywhere of 255 bytes. The suffix tells the file format.
+            hidden = f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}"
+            self.path = final.with_name(hidden)
+        else:
+            self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
+            number, path = tempfile.mkstemp(suffix=Path(self.name).suffix)
+            os.close(number)
+            self.path = Path(path)
 
-    def write(self, data: bytes) -> int:
-        """Write all of the data; raw files take a part.
+    def complete(self) -> None:
+        """Give the file its name, or its content to the file object.
 
         Raises:
-            WriteError: The file object fails.
+            WriteError: The file cannot be renamed or read, or the file object fails.
         """
-        rest = memoryview(data)
-        try:
-            while rest:
-                count = self._file.write(rest)
-                rest = rest[len(rest) if count is None else count :]
-        except BaseException as error:
-            raise self._failed(error) from error
-        return len(data)
+        with write_errors(self.name):
+            if self._final is not None:
+                self.path.replace(self._final)
+                return
+            with self.path.open("rb") as file:
+                while rest := memoryview(file.read(_CHUNK)):
+                    while rest:
+                        count = self._dst.write(rest)
+                        rest = rest[
+                            len(rest) if count is None else count :
+                        ]  # raw files take a part
 
-    def _seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        try:
-            position: int = self._file.seek(offset, whence)
-        except BaseException as error:
-            raise self._failed(error) from error
-        return position
-
-    def _failed(self, error: BaseException) -> WriteError:
-        # FFmpeg's callbacks pass on no KeyboardInterrupt, so it is kept for the Muxer.
-        self.failure = self.failure or error
-        number = getattr(error, "errno", None)
-        return WriteError(f"writing to it failed: {error!r}", source=self.name, errno=number)
+    def remove(self) -> None:
+        """Leave nothing behind; without effect on a file that is complete."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()

@@ -285,11 +285,6 @@ class VideoEncoder:
                 packet.dts = packet.pts
             yield packet
 
-    @property
-    def seconds(self) -> Fraction:
-        """When the last frame is shown."""
-        return self._last * self.time_base
-
     def _ticks(self, frame: av.VideoFrame, zero: Fraction) -> int:
         ticks = self._count
         if self._config.time_base is not None:

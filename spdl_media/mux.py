@@ -6,14 +6,13 @@ import contextlib
 import errno
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
 import av
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._checks import OneThread, check_int, did_you_mean
-from spdl_media._destination import FileSink, Target, beside, path_of, remove, write_errors
+from spdl_media._destination import Draft, Target
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
 from spdl_media.array_frames import COLOR_TABLES
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
@@ -57,8 +56,6 @@ _IN_MPEGTS = frozenset(
     "truehd vc1 vvc".split()
 )
 """FFmpeg writes all others into MPEG-TS as data, and readers find no video or audio."""
-_SEEKING = frozenset({"aiff", "apng", "caf", "w64", "wav"})
-"""Formats that state in front what is known at the end; without it, readers find nothing or half of it."""
 _EDITED = _ORIENTED - {"matroska"}
 """Formats that hide what is shown before second 0."""
 _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
@@ -78,11 +75,11 @@ class Muxer:
 
     Use it as a context manager. A file gets its name at the end of the ``with`` block, when it is complete:
     until then it is a hidden file in the same folder. When the block raises, on Ctrl-C, and when the disk is
-    full, that one is removed, and what had the name before is untouched. A file object gets the data as they
-    are made, and keeps what it has got.
+    full, that one is removed, and what had the name before is untouched. A file object gets the complete
+    file, too, which until then is a temporary one.
 
     Args:
-        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        dst: A path, or a binary file object with ``write``.
         format: FFmpeg's name of the file format, such as ``"mp4"``, ``"matroska"`` or ``"webm"``. The default
             follows from the suffix of the path.
         format_options: Options of the format, such as ``{"movflags": "+faststart"}``, which puts the index of
@@ -111,19 +108,19 @@ class Muxer:
         format_options: Mapping[str, object] | None = None,
     ) -> None:
         self._container: Any = None
-        self._path = path_of(dst)
-        self._hidden = None if self._path is None else beside(self._path)
-        self._sink = FileSink(dst) if self._path is None else None
-        self._name = self._sink.name if self._sink else str(dst)
+        self._draft = Draft(dst)
+        self._name = self._draft.name
         self._guard = OneThread("Muxer")
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
         self._failure: MediaError | None = None
-        options = dict(string_options("format_options", format_options or {}))
+        # FFmpeg would otherwise write what is ten seconds ahead of the other streams.
+        options = {"max_interleave_delta": "0"}
+        options |= string_options("format_options", format_options or {})
         try:
-            target = self._sink or str(self._hidden)
-            self._container = av.open(target, "w", format=format, options=options)
+            self._container = av.open(str(self._draft.path), "w", format=format, options=options)
         except ValueError as error:
+            self._draft.remove()
             hint = did_you_mean(format or "", av.format.formats_available)
             what = f"this FFmpeg writes no format named {format!r}. {hint}".rstrip()
             lacks = f"{self._name}: no format follows from the name; give format='mp4'"
@@ -131,8 +128,6 @@ class Muxer:
         if self._format in _EDITED:
             # It otherwise leaves the matrix out where primaries and transfer are not known as well.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
-        if self._format in _SEEKING and self._sink and not hasattr(self._sink, "seek"):
-            raise ValueError(f"format {self._format!r} needs a file object that can seek")
         if self._container.format.no_file:
             raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
 
@@ -243,7 +238,7 @@ class Muxer:
     def write(self, index: int, data: Any) -> None:
         """Encode frames, or write packets, to a stream.
 
-        Streams may be written in any order; FFmpeg keeps what is ahead of the others, ten seconds at most.
+        Streams may be written in any order: what is ahead of the others waits in memory, encoded.
 
         Args:
             index: Of the stream, as ``add_*_stream`` gave it.
@@ -335,24 +330,19 @@ class Muxer:
                 container, self._container = self._container, None
                 with self._errors():
                     container.close()
-                if self._hidden is not None and self._path is not None:
-                    with write_errors(self._name):
-                        self._hidden.replace(self._path)
+                self._draft.complete()
             finally:
                 self._abort()
 
     def _abort(self) -> None:
         """Leave nothing behind; without effect on a file that is complete."""
         container, self._container = self._container, None
-        if self._sink is not None:
-            self._sink.closed = True  # PyAV then writes no end of the file
         try:
             if container is not None:
                 with contextlib.suppress(Exception):
                     container.close()
         finally:
-            if self._hidden is not None:
-                remove(self._hidden)
+            self._draft.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -398,10 +388,6 @@ class Muxer:
     def _loses(self, codec: str) -> bool:
         return self._format == "mpegts" and codec not in _IN_MPEGTS
 
-    def seconds(self, index: int) -> Fraction:
-        """When the last frame of an encoded video stream is shown, for modules of this package."""
-        return Fraction(getattr(self._tracks[index].coder, "seconds", 0))
-
     def _check_can_add(self) -> None:
         if self._started or self._container is None:
             raise RuntimeError(f"{self._name}: streams are added before anything is written")
@@ -445,9 +431,3 @@ class Muxer:
                     text = f"cannot be encoded: {text}{remedy}"
                     self._failure = EncodeError(text, source=self._name)
                 raise self._failure from error
-            except WriteError as error:
-                self._failure = error
-                # Ctrl-C in the file object's own code is still Ctrl-C.
-                if self._sink and isinstance(self._sink.failure, KeyboardInterrupt):
-                    raise self._sink.failure from None
-                raise

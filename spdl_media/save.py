@@ -35,7 +35,7 @@ __all__ = ("cut", "save_audio", "save_video")
 
 Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
 
-_SLICE = 16  # frames that are written before the audio that belongs to them
+_SLICE = 16  # frames that are decoded before they are encoded
 
 
 def save_video(
@@ -58,7 +58,7 @@ def save_video(
     where the encoder takes no RGB, and loses its alpha channel where it takes none.
 
     Args:
-        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        dst: A path, or a binary file object with ``write``.
         frames: ``VideoFrames``, an array ``(N, H, W, 3)`` or any other that :func:`frames_from_array` takes,
             or an iterable of frames or arrays, which is read as it is encoded.
         frame_rate: Frames in a second. The default is 30 for arrays; frames keep their own times.
@@ -104,11 +104,13 @@ def save_video(
             orientation=first.orientation,
             time_base=first.time_base if frame_rate is None else None,
         )
-        sound = [] if audio is None else [_as_audio(audio)]
-        track = _add_audio(muxer, sound[0]) if sound else -1
+        if audio is not None:
+            # It comes first: its packets wait for those of the video, and are the smaller ones.
+            sound = _as_audio(audio)
+            muxer.write(_add_audio(muxer, sound), sound)
         # The first frame is shown at second 0.
         zero = Fraction(first.pts[0] or 0) * first.time_base
-        _write(muxer, index, chain([first], runs), track, sound, zero)
+        _write(muxer, index, chain([first], runs), zero)
 
 
 def save_audio(
@@ -128,7 +130,7 @@ def save_audio(
     whatever fails.
 
     Args:
-        dst: A path, or a binary file object with ``write`` and, for formats such as WAV, ``seek``.
+        dst: A path, or a binary file object with ``write``.
         waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, float32 or float64
             (floats from -1 to 1), or ``AudioFrames``.
         sample_rate: Samples of one channel in a second; not for ``AudioFrames``, which know theirs.
@@ -175,7 +177,7 @@ def cut(
 
     Args:
         src: As for :func:`demux_video`.
-        dst: A path, or a binary file object with ``write`` and, for formats such as MP4, ``seek``.
+        dst: A path, or a binary file object with ``write``.
         start: First second of the window on the container's clock; ``None``: from the start of the file.
         end: Frames and samples before it are written; ``None``: to the end of the file.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
@@ -212,7 +214,7 @@ def cut(
         if first is None and heard is None:
             name = next((one.source for one in (video, audio) if one is not None), None)
             raise DemuxError(f"there is no frame and no sample in {window}", source=name)
-        index = track = -1
+        index = -1
         if video is not None and copied:
             index = muxer.add_remux_stream(video)
         elif video is not None and first is not None:
@@ -229,8 +231,10 @@ def cut(
         if audio is not None and heard is not None:
             name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
             track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
+            for sound in sounds:
+                muxer.write(track, sound)
         clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
-        _write(muxer, index, runs, track, sounds, clock.zero + (window.start or 0))
+        _write(muxer, index, runs, clock.zero + (window.start or 0))
     return copied
 
 
@@ -239,13 +243,13 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     metadata, packets = metadata_of(video), av_packets(video)
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
         return False
-    if not packets or not packets[0].is_keyframe:
-        return False
-    times = [packet.pts for packet in packets if packet.dts is not None]
     start, stop = video.window.ticks(video.time_base, metadata.zero)
-    return len(times) == len(packets) and all(
-        time is not None and (start is None or time >= start) and (stop is None or time < stop)
-        for time in times
+    return any(packet.is_keyframe for packet in packets[:1]) and all(
+        packet.pts is not None
+        and packet.dts is not None
+        and (start is None or packet.pts >= start)
+        and (stop is None or packet.pts < stop)
+        for packet in packets
     )
 
 
@@ -360,45 +364,11 @@ def _as_audio(waveform: Any) -> AudioFrames:
     return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
 
 
-def _with_zero(frames: VideoFrames, zero: Fraction) -> VideoFrames:
-    return VideoFrames(av_frames(frames), replace(frame_metadata(frames), zero=zero))
-
-
-def _write(
-    muxer: Muxer,
-    index: int,
-    runs: Iterable[Any],
-    track: int,
-    sounds: Iterable[AudioFrames],
-    zero: Fraction,
-) -> None:
-    """Write both streams side by side, so that players need not seek between them.
-
-    Args:
-        muxer: With its streams.
-        index: Of the video.
-        runs: Frames or packets.
-        track: Of the audio.
-        sounds: Samples.
-        zero: What becomes second 0, on the clock of the video.
-    """
-    seconds = (
-        sound[start : start + sound.sample_rate]
-        for sound in sounds
-        for start in range(0, len(sound), sound.sample_rate)
-    )
-    heard = Fraction(0)
+def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> None:
+    """Write frames or packets so that a moment of their clock becomes second 0."""
     for run in runs:
-        is_packets = isinstance(run, VideoPackets)
-        moved: Any = run.with_metadata(zero=zero) if is_packets else _with_zero(run, zero)
-        for start in range(0, len(moved), _SLICE):
-            piece = moved[start : start + _SLICE]
-            muxer.write(index, piece)
-            shown = muxer.seconds(index)
-            if is_packets:
-                shown = Fraction(av_packets(piece)[-1].dts or 0) * piece.time_base - zero
-            while heard <= shown and (sound := next(seconds, None)) is not None:
-                muxer.write(track, sound)
-                heard += Fraction(len(sound), sound.sample_rate)
-    for sound in seconds:
-        muxer.write(track, sound)
+        if isinstance(run, VideoPackets):
+            muxer.write(index, run.with_metadata(zero=zero))
+        else:
+            metadata = replace(frame_metadata(run), zero=zero)
+            muxer.write(index, VideoFrames(av_frames(run), metadata))

@@ -7,11 +7,13 @@ import io
 import os
 import pickle
 import signal
+import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -230,7 +232,14 @@ def test_a_muxer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Failing(io.BytesIO):
+class Raw(io.BytesIO):
+    """A file object that takes a part of what it is given."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data)[:1000])
+
+
+class Failing(Raw):
     """A file object that fails at a write."""
 
     def __init__(self, error: BaseException, after: int) -> None:
@@ -244,19 +253,14 @@ class Failing(io.BytesIO):
         return super().write(data)
 
 
-class Raw(io.BytesIO):
-    """A file object that takes a part of what it is given."""
-
-    def write(self, data: Any) -> int:
-        return super().write(bytes(data)[:1000])
-
-
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_failing_file_object(after: int) -> None:
-    with pytest.raises(sm.WriteError, match=r"writing to it failed.*no space") as caught:
+def test_a_failing_file_object(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(sm.WriteError, match="cannot be written: no space") as caught:
         write(Failing(OSError(errno.ENOSPC, "no space"), after), format="matroska")
     assert caught.value.errno == errno.ENOSPC
-    # Nothing is left for the next file of this thread to raise.
+    with pytest.raises(sm.WriteError, match=r"cannot be written: RuntimeError\('closed'\)"):
+        write(Failing(RuntimeError("closed"), after), format="matroska")
     file = io.BytesIO()
     write(file, format="matroska")
     with pytest.raises(KeyboardInterrupt):
@@ -264,6 +268,32 @@ def test_a_failing_file_object(after: int) -> None:
     raw = Raw()
     write(raw, format="matroska")
     assert indices(raw.getvalue()) == indices(file.getvalue()) == list(range(30))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["matroska", "mpegts"])
+def test_streams_lie_side_by_side_in_whichever_order_they_are_written(format: str) -> None:
+    """FFmpeg alone writes at once what is ten seconds ahead of another stream."""
+    file = io.BytesIO()
+    with sm.Muxer(file, format=format) as muxer:
+        audio = muxer.add_encode_stream(
+            sm.audio_encode_config(sample_rate=16000, num_channels=1, encoder="aac")
+        )
+        video = muxer.add_encode_stream(sm.video_encode_config(**{**CONFIG, "frame_rate": 1}))
+        tone = make_tone(30 * 16000, 16000).T / np.float32(2**15)
+        muxer.write(audio, sm.frames_from_array(tone.astype(np.float32), sample_rate=16000))
+        muxer.write(video, sm.frames_from_array(FRAMES))
+    with av.open(io.BytesIO(file.getvalue())) as container:
+        times = [
+            (packet.stream.index, float(packet.dts * packet.time_base))
+            for packet in container.demux()
+            if packet.dts is not None
+        ]
+    heard = [at for index, at in times if index == audio]
+    for number, (index, at) in enumerate(times):
+        if index == video:
+            before = sum(one == audio for one, _ in times[:number])
+            assert abs(heard[min(before, len(heard) - 1)] - at) < 3
 
 
 def test_a_frame_of_another_size_is_refused_and_the_file_is_good_still() -> None:
