@@ -7,8 +7,6 @@ until one copy makes the batch. They are values: slicing shares memory, nothing 
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -388,14 +386,9 @@ def _levels(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def _png(image: npt.NDArray[np.uint8]) -> bytes:
     """Encode (H, W, C) of 1, 3 or 4 channels."""
-    height, width, channels = image.shape
-    # Each row begins with the number of its filter: none.
-    rows = np.zeros((height, 1 + width * channels), np.uint8)
-    rows[:, 1:] = image.reshape(height, -1)
-    color = {1: 0, 3: 2, 4: 6}[channels]
-    header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
+    pix_fmt = {1: "gray", 3: "rgb24", 4: "rgba"}[image.shape[-1]]
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), pix_fmt, channel_last=True)
+    encoder = av.VideoCodecContext.create("png", "w")
+    encoder.width, encoder.height, encoder.pix_fmt = frame.width, frame.height, pix_fmt
+    encoder.time_base = Fraction(1)
+    return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])

@@ -25,7 +25,9 @@ from terminal import Terminal
 
 import spdl_media as sm
 from spdl_media.cli import main
-from spdl_media.cli.check import work
+from spdl_media.cli.check import Result, work
+from spdl_media.cli.files import find_files
+from spdl_media.cli.state import open_state
 from spdl_media.cli.tuning import Measured, Setting, best_of, search
 from spdl_media.testing import index_frames, make_tone, make_video
 
@@ -150,12 +152,11 @@ def test_check_in_a_terminal(odd_folder: Path, columns: int) -> None:
     lines = terminal.lines()
     joined = " ".join(" ".join(lines).split())
     # Nothing of the progress is left, and nothing of what folds is lost.
-    assert lines[0].startswith("damaged")
-    assert "left" not in joined
-    assert "data/[red]\\xff\\n\\x1b[2J.jpg" in "".join(line.strip() for line in lines[:3])
+    assert joined.startswith("damaged: data/[red]\\xff\\n\\x1b[2J.jpg: the mjpeg data is cut short")
+    assert " bad " not in joined
     assert "a link to a folder that it lies in; not followed" in joined
     assert joined.endswith("not media: 2")
-    assert b" bad  " in terminal.output
+    assert b" 0 bad " in terminal.output
     assert b"\x1b[31mdamaged" in terminal.output
 
 
@@ -168,9 +169,7 @@ def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
         assert re.fullmatch(r"spdl-media: .*: No space left on device.*\n", errors)
     # An hour's results are not lost with the file.
     output, errors = run("check", "data", "--json", "-o", "/dev/full", cwd=odd_folder, status=2)
-    assert (
-        errors == "spdl-media: cannot write /dev/full: No space left on device. Free some space\n"
-    )
+    assert errors == "spdl-media: /dev/full: No space left on device. Free some space\n"
     assert output.startswith(b"damaged: data/")
     _, errors = run("check", "data", "--state", "/dev/full", cwd=odd_folder, status=2)
     assert "/dev/full cannot be used: database or disk is full. Free some space" in errors
@@ -201,7 +200,10 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     )
     assert "unable to open" in refusal(capfd, "check", empty, "--state", tmp_path)
     missing = tmp_path / "missing" / "report.csv"
-    assert "cannot write" in refusal(capfd, "check", empty, "-o", missing)
+    assert re.search(
+        r"missing/report.csv: No such file or directory\. Name another",
+        refusal(capfd, "check", empty, "-o", missing),
+    )
     assert "does not exist. See: spdl-media check --help" in refusal(capfd, "check", missing)
     assert "No such command 'chek'" in refusal(capfd, "chek")
     assert "No such file" in refusal(capfd, "probe", missing, status=1)
@@ -217,7 +219,7 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 def test_help_has_examples_and_fits(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([]) == 0
     commands = re.findall(r"^  ([a-z-]+) {2,}\S", capfd.readouterr().out, re.MULTILINE)
-    for command in commands[commands.index("check") :]:
+    for command in commands[commands.index("probe") :]:
         assert main([command, "--help"]) == 0
         assert f"Examples:\n    spdl-media {command}" in capfd.readouterr().out
     lines = show("check", "-h", cwd=tmp_path, columns=40, status=0).lines()
@@ -232,11 +234,9 @@ def test_without_its_libraries_the_command_says_how_to_get_them(
 
 
 def test_two_checks_do_not_share_a_state(odd_folder: Path, tmp_path: Path) -> None:
-    from spdl_media.cli.state import State
-
     state = tmp_path / "a.state"
     arguments = ["check", "data", "--state", state]
-    with State(state, odd_folder / "data"):
+    with open_state(state, odd_folder / "data"):
         _, errors = run(*arguments, cwd=odd_folder, status=2)
         assert re.fullmatch(r"spdl-media: .*a\.state is in use by another check\. Wait.*\n", errors)
     run(*arguments, cwd=odd_folder, status=1)
@@ -256,7 +256,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     terminal.press(b"\x03")
     assert terminal.wait() == 130
     text = " ".join(terminal.text().split())
-    (left,) = map(int, re.findall(r"interrupted: (\d+) files are found and not checked,", text))
+    (left,) = map(int, re.findall(r"interrupted: (\d+) files are found and not checked", text))
     assert 0 < left < count
     assert "Run it again to go on" in text
 
@@ -279,7 +279,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     output, _ = run("check", folder, "--state", state, "--json", cwd=tmp_path, status=1)
     report = json.loads(output)
     assert (report["sound"], report["damaged"], report["unchecked"]) == (count - 2, 1, 0)
-    assert report["duplicate"] == 1  # both are of zeros now
+    assert report["duplicate"] == 0  # both are of zeros now, and only one was read again
     assert report["files"][0]["path"] == str(folder / paths[1])
 
 
@@ -297,22 +297,24 @@ def test_a_check_that_is_killed_leaves_a_state_to_go_on_from(tmp_path: Path) -> 
     assert (report["sound"], report["duplicate"], report["complete"]) == (200, 199, True)
 
 
-def test_results_are_saved_while_a_long_file_is_decoded() -> None:
-    saved, was_saved = [], threading.Event()
+def test_results_are_saved_while_a_long_file_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("long", "short"):
+        (tmp_path / name).write_text(name)
+    was_saved = threading.Event()
 
-    def save(results: list[tuple[int]]) -> None:
-        saved.extend(results)
-        if saved:
-            was_saved.set()
-
-    def decode(item: tuple[int, bytes]) -> tuple[bool, int]:
+    def decode(item: tuple[int, bytes, bool]) -> Result:
         # The long one ends when the result of the other one is safe.
-        return item[0] == 1 or was_saved.wait(60), item[0]
+        is_sound = item[1] == b"short" or was_saved.wait(60)
+        return "sound" if is_sound else "damaged", None, None, item[0]
 
-    items = iter([(1, b"short"), (2, b"long")])
-    with Progress(disable=True) as progress:
-        work("decoding", (2, items), decode, save, 2, progress)
-    assert sorted(saved) == [(True, 1), (True, 2)]
+    with open_state(None, tmp_path) as files, Progress(disable=True) as progress:
+        save = files.save
+        monkeypatch.setattr(files, "save", lambda *result: save(*result) or was_saved.set())
+        files.see(find_files(tmp_path))
+        work(files, decode, 2, progress)
+        assert files.counts() == {"sound": 2}
 
 
 @pytest.mark.long
@@ -368,15 +370,15 @@ def test_probe(tmp_path: Path) -> None:
 def test_doctor(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capfd.readouterr().out)}
-    names = "Python av numpy FFmpeg decoders encoders torch cores pinned_memory NVDEC DALI nvJPEG".split()
-    assert {name.replace("_", " ") for name in names} <= set(rows)
+    names = "Python av numpy FFmpeg decoders encoders torch cores pinned_memory nvdec dali nvjpeg".split()
+    assert set(names) <= set(rows)
     assert rows["numpy"]["found"] == np.__version__
     assert {row["status"] for row in rows.values()} <= {"ok", "optional", "note"}
     for row in rows.values():
         # A package that is not there has the line that gets it.
         assert "not installed;" not in row["found"] or row["fix"].startswith("pip install")
     capabilities = sm.cuda_capabilities()
-    assert (rows["NVDEC"]["status"] == "ok") == bool(capabilities.nvdec)
+    assert (rows["nvdec"]["status"] == "ok") == bool(capabilities.nvdec)
     # In a narrow terminal, and with few files allowed.
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
@@ -386,8 +388,8 @@ def test_doctor(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal([sys.executable, "-c", program], 40, ENVIRONMENT)
     assert terminal.wait() == 0
     lines = terminal.lines()
-    assert f"ok numpy {np.__version__}" in lines
-    assert lines[-3:] == ["note open files", "  256 (at most 1,024)", "  -> ulimit -n 1024"]
+    assert f"  numpy, {np.__version__}" in lines
+    assert lines[-3:] == ["note", "  open files, 256 (at most 1,024)", "  -> ulimit -n 1024"]
 
 
 def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -410,12 +412,12 @@ def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         differs = (cell != frame).any(axis=2)
         rows, columns = np.nonzero(differs)
         assert rows.min() >= 180 - 21
-        assert columns.max() < 3 * 4 * 8
-        labels.append(cell[-21:, :99, 0])
-    # Of 00:01.0 and 00:03.2 the first three characters are alike, and the fourth is not.
+        assert columns.max() < 3 * (9 * 4 + 1)
+        labels.append(cell[-21:, :111, 0])
+    # Of 0:00:01.0 and 0:00:03.2 the first six characters are alike, and the seventh is not.
     alike = (labels[0] == labels[1]).all(axis=0)
-    assert alike[: 3 * 12].all()
-    assert not alike[4 * 12 : 5 * 12].all()
+    assert alike[: 6 * 12].all()
+    assert not alike[6 * 12 : 7 * 12].all()
     # More cells than frames, and a file without video.
     few = tmp_path / "few.mkv"
     few.write_bytes(
@@ -487,7 +489,7 @@ def test_bench_of_a_function_that_waits(
         output,
         re.MULTILINE,
     )
-    (number,) = map(int, re.findall(r"num_threads=(\d+)", output))
+    (number,) = map(int, re.findall(r"num_threads=(\d+),", output))
     assert number > 4
     # The call stands there as it is to be used.
     code = output[output.index("import spdl_media") : output.index("Chart: ")]
@@ -497,12 +499,12 @@ def test_bench_of_a_function_that_waits(
     assert [batch.shape for batch in batches] == [(4, 4), (2, 4)]
     assert names["loader"].num_threads == number
     svg = ET.parse(tmp_path / "spdl-media-bench.svg")  # noqa: S314  # our own
-    assert f"{number}\xa0threads" in "".join(svg.getroot().itertext())
+    assert f"num_threads={number}" in "".join(svg.getroot().itertext())
 
     assert "these files cannot be loaded: " in refusal(capfd, "bench", "data")
     assert "no video files in data" in refusal(capfd, "bench", "data", "--kind", "video")
     assert "cannot be imported" in refusal(capfd, "bench", "data", "--preprocessor", "far_storage")
-    assert "cannot write" in refusal(capfd, "bench", "data", "--chart", "missing/a.svg")
+    assert "missing/a.svg: No such" in refusal(capfd, "bench", "data", "--chart", "missing/a.svg")
 
 
 def test_bench_prints_the_loader_that_it_measured(
@@ -543,18 +545,18 @@ def test_bench_prints_the_loader_that_it_measured(
         assert re.search(
             rf"^transfer +{r'[0-9]' if kind == 'video' else '- +no CUDA'}", output, re.MULTILINE
         )
-        assert f"num_threads={best.number}" in code
-        assert ("max_workers=2" in code) == best.is_processes
+        option = "num_processes" if best.is_processes else "num_threads"
+        assert f"    {option}={best.number},\n)" in code
 
 
 @pytest.mark.long
 def test_bench_shows_what_it_knows_after_ctrl_c(tmp_path: Path) -> None:
     command = [*COMMAND, "bench", MEDIA, "--seconds", 0.5, "--chart", tmp_path / "chart.svg"]
     terminal = Terminal(command, 80, ENVIRONMENT)
-    terminal.read_until(lambda text: "measuring 2 threads" in text)
+    terminal.read_until(lambda text: "measuring num_threads=2" in text)
     terminal.press(b"\x03")
     assert terminal.wait() == 130
-    assert re.search(r"\n1 thread +[\d.]+ +\d+%", terminal.text())
+    assert re.search(r"\nnum_threads=1 +[\d.]+ images/s +\d+%", terminal.text())
 
 
 def test_the_reader_may_leave(odd_folder: Path) -> None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import io
 import itertools
 import math
 import os
 import random
-import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.bar import Bar
-from rich.console import Console
-from rich.table import Table
+import click
 
 from spdl_media._loader_arguments import usable_cores
 from spdl_media.cli.files import find_files, named_kind
-from spdl_media.cli.terminal import Refused, make_console, printable, show_table, writing
+from spdl_media.cli.terminal import (
+    FILE,
+    FOLDER,
+    NUMBER,
+    Refused,
+    make_console,
+    printable,
+    show_table,
+)
 from spdl_media.cli.tuning import TIMEOUT, Measured, Setting, best_of, measure, search
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.pipeline import PipelineError, PipelineFailure
@@ -57,96 +59,76 @@ _TO_DEVICE = {
 
 
 @dataclass(frozen=True)
-class _Results:
-    """What was measured, and with what.
+class _Plan:
+    """What is measured, as code that the user gets.
 
     Attributes:
-        imports: Lines of code before the loader.
-        arguments: Of the loader, as code.
+        imports: What stands before the loader.
+        arguments: Of the loader, by their names.
         unit: What is counted, and how many of it a sample has.
-        found: By setting.
     """
 
     imports: str
     arguments: Mapping[str, str]
     unit: tuple[str, int]
-    found: Mapping[Setting, Measured]
 
-    def steps(self) -> dict[str, float]:
-        """Seconds of each step for a sample, in one thread."""
-        return dict(zip(_STEPS, self.found[Setting(1)].stages.values(), strict=False))
-
-    def rates(self) -> dict[Setting, float]:
-        """What is counted, a second."""
-        return {setting: one.rate * self.unit[1] for setting, one in self.found.items()}
-
-
-def bench_folder(
-    *,
-    folder: Path,
-    kind: str | None,
-    size: int,
-    batch_size: int | None,
-    preprocessor: str | None,
-    seconds: float,
-    chart: Path,
-) -> int:
-    """Measure, and print what was found; return the exit status.
-
-    Raises:
-        Refused: There are no such files, most cannot be loaded, or the chart cannot be written.
-    """
-    with writing(chart), chart.open("a", encoding="utf-8"):
-        pass
-    kind, paths = _sample(folder, kind)
-    batch_size = batch_size or (8 if kind == "video" else 32)
-    code = _PREPROCESSORS[kind].format(size=size)
-    arguments = {"preprocessor": code, "batch_size": str(batch_size), "to": '"numpy"'}
-    imports, unit = "import functools\n\nimport spdl_media as sm", _UNITS[kind]
-    names: dict[str, Any] = {"functools": functools, "sm": importlib.import_module("spdl_media")}
-    if preprocessor is not None:
-        module, _, function = preprocessor.partition(":")
-        names[function] = _imported(module, function)
-        imports, unit = f"{imports}\nfrom {module} import {function}", ("samples", 1)
-        arguments["preprocessor"] = function
-    elif cuda_capabilities().transfer:
-        arguments |= _TO_DEVICE
-    options = {name: eval(value, names) for name, value in arguments.items()}  # noqa: S307  # of above
-    status = make_console(sys.stderr).status("measuring")
-    found: dict[Setting, Measured] = {}
-
-    def run(setting: Setting) -> Measured:
-        status.update(f"measuring {setting}")
+    def options(self) -> dict[str, Any]:
+        """The arguments' values."""
+        names: dict[str, Any] = {}
+        # Modules in the current folder, as for `python -m`.
+        sys.path.insert(0, str(Path.cwd()))
         try:
-            found[setting] = measure(paths, options, setting, seconds)
-        except PipelineError as error:
-            if setting.is_processes:
-                console.print(f"(processes cannot be used: {error})")
-            raise
-        return found[setting]
+            exec(self.imports, names)  # noqa: S102  # lines of below
+        except (ImportError, SyntaxError) as error:
+            problem = f"--preprocessor cannot be imported: {error}. Write MODULE:FUNCTION"
+            raise Refused(problem) from error
+        return {name: eval(value, names) for name, value in self.arguments.items()}  # noqa: S307
 
-    results = _Results(imports, arguments, unit, found)
+    def code(self, folder: Path, best: Setting) -> str:
+        """The loader with a setting, ready to be copied."""
+        arguments = {**self.arguments, best.option: str(best.number)}
+        lines = "".join(f"    {name}={value},\n" for name, value in arguments.items())
+        paths = f"paths = [...]  # of {printable(folder)}"
+        return f"{self.imports}\n{paths}\nloader = sm.DataLoader(\n    paths,\n{lines})\n"
+
+
+@click.command("bench", short_help="Find settings for a DataLoader.")
+@FOLDER
+@click.option("--kind", type=click.Choice([*_UNITS]), help="Else the most.")
+@click.option("--size", **NUMBER, default=224, help="Side of images and frames.")
+@click.option("--batch-size", **NUMBER, help="Else 32, and of videos 8.")
+@click.option("--preprocessor", metavar="M:F", help="Module and function, from path to sample.")
+@click.option("--seconds", type=float, metavar="S", default=1.0, help="Time of each run.")
+@click.option("--chart", **FILE, default="spdl-media-bench.svg", help="SVG to write.")
+def command(*, folder: Path, kind: str | None, seconds: float, chart: Path, **options: Any) -> int:
+    """Measure loading here, name the bottleneck, and print a DataLoader with settings that fit.
+
+    \b
+    Examples:
+      spdl-media bench train/
+      spdl-media bench clips/ --kind video --size 112 --chart clips.svg
+      spdl-media bench train/ --preprocessor mypackage.data:load
+    """
+    # Better now than after minutes of work.
+    chart.open("a", encoding="utf-8").close()
+    kind, paths = _sample(folder, kind)
+    plan = _make_plan(kind, **options)
     console = make_console()
-    console.print(f"{len(paths)} files of {printable(folder)}, by {arguments['preprocessor']}")
+    console.print(f"{len(paths)} files of {printable(folder)}, by {plan.arguments['preprocessor']}")
+    found: dict[Setting, Measured] = {}
     try:
-        with status:
-            results = _Results(imports, arguments, unit, search(run, usable_cores()))
-    except PipelineFailure as failure:
-        problem = failure.exceptions[0]
-        raise Refused(
-            f"these files cannot be loaded: {problem}. See: spdl-media check"
-        ) from failure
-    except TimeoutError as error:
-        raise Refused(f"no batch of {batch_size} came within {TIMEOUT} s") from error
-    except KeyboardInterrupt:
-        if Setting(1) in found:
-            _show(console, results)
-        raise
-    _show(console, results)
-    best = best_of(results.found)
-    console.print(f"\nBottleneck: {_bottleneck(results, best)}")
-    console.print(_advice(results, best, folder))
-    _save_chart(chart, results, best)
+        _measure_all(plan, paths, seconds, found)
+    finally:
+        # After Ctrl-C, what is known so far.
+        if found:
+            _show(plan, found)
+    best = best_of(found)
+    console.print(f"\nBottleneck: {_bottleneck(found, best)}")
+    decode, convert, *_ = _steps(found).values()
+    stages = f"decode {best.number}, convert {max(1, math.ceil(best.number * convert / decode))}"
+    console.print(f"Concurrency by stage, for a PipelineBuilder: {stages}, transfer 1\n")
+    console.print(plan.code(folder, best))
+    chart.write_text(_svg([*_bars(plan, found)]), encoding="utf-8")
     console.print(f"Chart: {printable(chart)}")
     return 0
 
@@ -165,35 +147,82 @@ def _sample(folder: Path, kind: str | None) -> tuple[str, list[Path]]:
     return kind, random.Random(0).sample(sorted(paths), min(len(paths), _USED))  # noqa: S311  # no secret
 
 
-def _imported(module: str, function: str) -> Any:
-    # The current folder, as for `python -m`.
-    sys.path.insert(0, str(Path.cwd()))
+def _make_plan(kind: str, *, size: int, batch_size: int | None, preprocessor: str | None) -> _Plan:
+    imports, unit = "import spdl_media as sm\n", _UNITS[kind]
+    arguments = {
+        "preprocessor": _PREPROCESSORS[kind].format(size=size),
+        "batch_size": str(batch_size or (8 if kind == "video" else 32)),
+        "to": '"numpy"',
+    }
+    if preprocessor is not None:
+        module, _, arguments["preprocessor"] = preprocessor.partition(":")
+        imports += f"from {module} import {arguments['preprocessor']}\n"
+        unit = ("samples", 1)
+    elif cuda_capabilities().transfer:
+        arguments |= _TO_DEVICE
+    if "functools." in str(arguments):
+        imports = f"import functools\n\n{imports}"
+    return _Plan(imports, arguments, unit)
+
+
+def _measure_all(
+    plan: _Plan, paths: list[Path], seconds: float, found: dict[Setting, Measured]
+) -> None:
+    """Search for the best setting, and keep what is measured meanwhile."""
+    options = plan.options()
+    status = make_console(sys.stderr).status("measuring")
+
+    def run(setting: Setting) -> Measured:
+        status.update(f"measuring {setting}")
+        try:
+            found[setting] = measure(paths, options, setting, seconds)
+        except PipelineError as error:
+            if setting.is_processes:
+                make_console().print(f"(processes cannot be used: {error})")
+            raise
+        return found[setting]
+
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        what = f"--preprocessor {module}:{function} cannot be imported"
-        raise Refused(f"{what}: {error}. Write MODULE:FUNCTION") from error
+        with status:
+            found.update(search(run, usable_cores()))
+    except PipelineFailure as failure:
+        problem = f"these files cannot be loaded: {failure.exceptions[0]}. See: spdl-media check"
+        raise Refused(problem) from failure
+    except TimeoutError as error:
+        raise Refused(f"no batch of {options['batch_size']} came within {TIMEOUT} s") from error
 
 
-def _show(console: Console, results: _Results) -> None:
-    steps, rates = results.steps(), results.rates()
+def _steps(found: Mapping[Setting, Measured]) -> dict[str, float]:
+    """Seconds of each step for a sample, in one thread."""
+    return dict(zip(_STEPS, found[Setting(1)].stages.values(), strict=False))
+
+
+def _bars(plan: _Plan, found: Mapping[Setting, Measured]) -> Iterator[tuple[str, str, float]]:
+    """Each setting with its rate, and the part of the best one's."""
+    most = max(one.rate for one in found.values())
+    for setting in sorted(found, key=lambda setting: setting[::-1]):
+        rate = found[setting].rate
+        yield str(setting), f"{rate * plan.unit[1]:,.1f} {plan.unit[0]}/s", rate / most
+
+
+def _show(plan: _Plan, found: Mapping[Setting, Measured]) -> None:
+    steps = _steps(found)
     rows = [
         (name, f"{seconds * 1e3:.3f}", f"{seconds / sum(steps.values()):.0%}")
         for name, seconds in steps.items()
     ]
     rows += [(name, "-", "no CUDA device") for name in _STEPS[len(steps) :]]
-    show_table(console, ("step", "ms/sample", "share"), rows, right=("ms/sample",))
-    console.print()
-    most, unit = max(rates.values()), f"{results.unit[0]}/s"
-    rows = [(str(setting), f"{rate:,.1f}", f"{rate / most:.0%}") for setting, rate in rates.items()]
-    show_table(console, ("setting", unit, "of best"), rows, right=(unit, "of best"))
+    show_table(("step", "ms/sample", "share"), rows, right=("ms/sample",))
+    make_console().print()
+    rows = [(name, rate, f"{part:.0%}") for name, rate, part in _bars(plan, found)]
+    show_table(("setting", "rate", "of best"), rows, right=("rate", "of best"))
 
 
-def _bottleneck(results: _Results, best: Setting) -> str:
+def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
     """Name the step that takes most, and what it waits for."""
-    steps, one, cores = results.steps(), results.found[Setting(1)], usable_cores()
+    steps, one, cores = _steps(found), found[Setting(1)], usable_cores()
     step = max(steps, key=lambda name: steps[name])
-    total, at_best = sum(steps.values()), results.found[best]
+    total, at_best = sum(steps.values()), found[best]
     busy = one.cpu / one.items / total
     if best.is_processes:
         why = "processes are faster than threads, as where Python code holds the interpreter's lock"
@@ -209,39 +238,16 @@ def _bottleneck(results: _Results, best: Setting) -> str:
     return f"{step}, {steps[step] / total:.0%} of a sample's time; {why}"
 
 
-def _advice(results: _Results, best: Setting, folder: Path) -> str:
-    """The settings as code, and those of a pipeline's stages."""
-    imports, arguments = results.imports, dict(results.arguments)
-    if best.is_processes:
-        imports += "\nfrom spdl_media.pipeline import ProcessPoolExecutorConfig"
-        arguments["executor"] = f"ProcessPoolExecutorConfig(max_workers={best.number})"
-    arguments["num_threads"] = str(best.number)
-    if "functools." not in str(arguments):
-        imports = imports.removeprefix("import functools\n\n")
-    lines = "".join(f"    {name}={value},\n" for name, value in arguments.items())
-    decode, convert, *_ = results.steps().values()
-    stages = f"decode {best.number}, convert {max(1, math.ceil(best.number * convert / decode))}"
+def _svg(bars: list[tuple[str, str, float]]) -> str:
+    """A chart of bars, each with a name, what it stands for, and its length, at most 1.0."""
+    lines = "".join(
+        f'<text x="10" y="{y}">{name}</text>'
+        f'<rect x="170" y="{y - 13}" width="{300 * part:.0f}" height="16" fill="#2962ff"/>'
+        f'<text x="{180 + 300 * part:.0f}" y="{y}">{text}</text>\n'
+        for y, (name, text, part) in zip(itertools.count(28, 24), bars, strict=False)
+    )
+    size = f'width="640" height="{24 * len(bars) + 20}"'
     return (
-        f"Concurrency by stage, for a PipelineBuilder: {stages}, transfer 1\n\n{imports}\n\n"
-        f"paths = [...]  # of {printable(folder)}\nloader = sm.DataLoader(\n    paths,\n{lines})\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="14">\n'
+        f'<rect {size} fill="white"/>\n{lines}</svg>\n'
     )
-
-
-def _save_chart(path: Path, results: _Results, best: Setting) -> None:
-    rates, steps = results.rates(), results.steps()
-    table = Table(f"{results.unit[0]}/s", "", "", box=None)
-    for setting, rate in rates.items():
-        color = "green" if setting == best else "blue"
-        table.add_row(str(setting), Bar(max(rates.values()), 0, rate, color=color), f"{rate:,.1f}")
-    table.add_section()
-    for name, seconds in steps.items():
-        share = seconds / sum(steps.values())
-        table.add_row(name, Bar(1, 0, share, color="yellow"), f"{share:.0%} of a sample's time")
-    console = Console(file=io.StringIO(), width=100, record=True)
-    console.print(table)
-    # Without the address of a font, which browsers would ask for.
-    svg = re.sub(
-        r"@font-face {.*?}", "", console.export_svg(title="spdl-media bench"), flags=re.DOTALL
-    )
-    with writing(path):
-        path.write_text(svg, encoding="utf-8")

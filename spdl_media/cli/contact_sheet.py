@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.cli.terminal import Refused, make_console, printable
+from spdl_media.cli.terminal import FILE, NUMBER, Refused, make_console, printable
 from spdl_media.image_files import save_image
 from spdl_media.video_file import VideoFile
 
@@ -27,12 +28,19 @@ _GLYPHS = {
 }
 
 
-def write_sheet(*, video: Path, output: Path, columns: int, rows: int, width: int) -> int:
-    """Write the image; return the exit status.
+@click.command("contact-sheet")
+@click.argument("video", type=Path)
+@click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
+@click.option("--columns", **NUMBER, default=4)
+@click.option("--rows", **NUMBER, default=4)
+@click.option("--width", type=click.IntRange(min=48), metavar="N", default=320, help="Of a frame.")
+def command(*, video: Path, output: Path, columns: int, rows: int, width: int) -> int:
+    """Put frames of a video at regular times, with their times, into one image.
 
-    Raises:
-        MediaError: The video cannot be read, or the image not be written.
-        Refused: The video has no frame, or the image would be too large.
+    \b
+    Examples:
+      spdl-media contact-sheet movie.mp4
+      spdl-media contact-sheet movie.mp4 -o sheet.png --columns 6 --rows 5
     """
     with VideoFile(video) as file:
         if not len(file):
@@ -44,49 +52,38 @@ def write_sheet(*, video: Path, output: Path, columns: int, rows: int, width: in
                 "--columns and --rows, or a smaller --width"
             )
         count = min(columns * rows, len(file))
-        first = file.timestamps[0]
+        first, end = file.timestamps[0], file.end
         # The middle of equal parts: the first frame and the last one are often black.
-        times = [first + (file.end - first) * (n + 0.5) / count for n in range(count)]
+        times = [first + (end - first) * (n + 0.5) / count for n in range(count)]
         numbers = file.numbers_at(times)
         frames = file.load(numbers, width=width, height=height, scale_mode=None).array
-        shown = [file.timestamps[number] for number in numbers]
-        end = file.end
+        for frame, number in zip(frames, numbers, strict=True):
+            _draw(frame, file.timestamps[number])
     columns = min(columns, count)
-    sheet = np.full(
-        (-(-count // columns) * (height + _GAP) + _GAP, columns * (width + _GAP) + _GAP, 3),
-        24,
-        np.uint8,
-    )
-    for place, (frame, seconds) in enumerate(zip(frames, shown, strict=True)):
-        top, left = (
-            _GAP + n * (side + _GAP)
-            for n, side in zip(divmod(place, columns), (height, width), strict=True)
-        )
-        cell = sheet[top : top + height, left : left + width]
-        cell[...] = frame
-        _draw(cell, _clock(seconds, hours=end >= 3600))
+    rows = -(-count // columns)
+    # Each frame with its gap, and black ones for the rest of the last row.
+    cells = np.full((rows * columns, height + _GAP, width + _GAP, 3), 24, np.uint8)
+    cells[:count, :height, :width] = frames
+    sheet = cells.reshape(rows, columns, *cells.shape[1:]).swapaxes(1, 2)
+    sheet = sheet.reshape(rows * (height + _GAP), columns * (width + _GAP), 3)
+    sheet = np.pad(sheet, ((_GAP, 0), (_GAP, 0), (0, 0)), constant_values=24)
     try:
         save_image(output, sheet)
     except ValueError as error:  # no encoder for this suffix
         raise Refused(f"{printable(output)}: {error}") from error
     size = f"{sheet.shape[1]}x{sheet.shape[0]}"
-    text = f"{printable(output)}: {count} frames of {end:.1f} s, {size} pixels"
-    make_console().print(text)
+    make_console().print(f"{printable(output)}: {count} frames of {end:.1f} s, {size} pixels")
     return 0
 
 
-def _clock(seconds: float, *, hours: bool) -> str:
-    tenths = int(seconds * 10 + 1e-6)
-    minutes, tenths = divmod(max(tenths, 0), 600)
-    text = f"{minutes % 60 if hours else minutes:02}:{tenths // 10:02}.{tenths % 10}"
-    return f"{minutes // 60}:{text}" if hours else text
-
-
-def _draw(cell: npt.NDArray[Any], text: str) -> None:
-    """Write white characters on black in the lower left corner, as large as there is room for."""
+def _draw(frame: npt.NDArray[Any], seconds: float) -> None:
+    """Write a time in white on black into the lower left corner, as large as there is room for."""
+    tenths = max(int(seconds * 10 + 1e-6), 0)
+    minutes = tenths // 600
+    text = f"{minutes // 60}:{minutes % 60:02}:{tenths // 10 % 60:02}.{tenths % 10}"
     bits = [np.pad(_GLYPHS[character], ((1, 1), (1, 0))) for character in text]
     picture = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
-    scale = max(1, cell.shape[1] // 100)
-    picture = np.kron(picture, np.ones((scale, scale), int))[-cell.shape[0] :, : cell.shape[1]]
+    scale = max(1, frame.shape[1] // 100)
+    picture = np.kron(picture, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
     height, width = picture.shape
-    cell[-height:, :width] = (picture * 255)[:, :, None]
+    frame[-height:, :width] = (picture * 255)[:, :, None]

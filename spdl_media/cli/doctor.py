@@ -9,21 +9,19 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from rich.table import Table
-from rich.text import Text
+import click
 
 from spdl_media._ffmpeg import has_codec, library_versions
 from spdl_media._loader_arguments import usable_cores
 from spdl_media._optional import INSTALL, is_available
-from spdl_media.cli.terminal import indented, make_console, print_stripped
+from spdl_media.cli.terminal import show_table
 from spdl_media.cuda.capabilities import cuda_capabilities
 
 _STYLES = {"ok": "green", "missing": "red", "optional": "yellow", "note": "yellow"}
-_NARROW = 60
 
 _DECODERS = (
     "mjpeg png webp gif tiff h264 hevc av1 vp8 vp9 mpeg4 prores aac mp3 opus vorbis flac".split()
@@ -33,8 +31,6 @@ _ENCODERS = "mjpeg png libwebp libsvtav1 libx264 libx265 libvpx-vp9 ffv1 aac lib
 _PACKAGES = {
     "torch": "tensors, pinned memory",
     "jax": "arrays of JAX",
-    "cupy": "kernels and arrays on a GPU",
-    "dali": "decoding of images on a GPU",
     "pillow": "images that FFmpeg reads wrongly or not at all",
     "pillow-heif": "HEIC of phones",
     "simplejpeg": "JPEGs shrunk while they are decoded",
@@ -43,24 +39,12 @@ _PACKAGES = {
     "matplotlib": "plots of profiles",
     "tqdm": "progress bars of pipelines",
 }
-_DISTRIBUTIONS = {
-    "cupy": ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
-    "dali": ("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-}
-_CUDA = {
-    "pinned_memory": "pinned memory",
-    "transfer": "copies to the GPU",
-    "kernels": "kernels",
-    "dali": "DALI",
-    "nvjpeg": "nvJPEG",
-    "nvdec": "NVDEC",
-}
+_CUDA = ("pinned_memory", "transfer", "kernels", "dali", "nvjpeg", "nvdec")
 _FEW_FILES = 4096
 _SMALL_MEMORY = 1 << 30
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One thing that was looked for.
 
     Attributes:
@@ -77,30 +61,25 @@ class Row:
     fix: str = ""
 
 
-def show(*, as_json: bool) -> int:
-    """Print all rows; the exit status is 1 if something is missing that the library needs."""
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each row.")
+def command(*, as_json: bool) -> int:
+    """Show what is there and what is missing, and the line that gets it.
+
+    The exit status is 1 if something is missing that the library needs.
+
+    \b
+    Examples:
+      spdl-media doctor
+      spdl-media doctor --json
+    """
     rows = list(_rows())
-    console = make_console()
     if as_json:
-        console.out(json.dumps([asdict(row) for row in rows], indent=2), highlight=False)
-    elif console.width < _NARROW:
-        for row in rows:
-            head, text = Text.assemble((row.status, _STYLES[row.status]), " ", row.name), _text(row)
-            if len(head) + len(text) < console.width and not row.fix:
-                console.print(head.append(f" {text}"))
-            else:
-                console.print(head)
-                console.print(indented(text))
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     else:
-        table = Table.grid("", "", "", padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(Text(row.status, _STYLES[row.status]), row.name, _text(row))
-        print_stripped(console, table)
+        cells = [(*row[:2], f"{row.found}\n-> {row.fix}" if row.fix else row.found) for row in rows]
+        show_table(("", "", ""), cells, styles=_STYLES)
     return int(any(row.status == "missing" for row in rows))
-
-
-def _text(row: Row) -> str:
-    return f"{row.found}\n-> {row.fix}" if row.fix else row.found
 
 
 def _rows() -> Iterator[Row]:
@@ -108,83 +87,65 @@ def _rows() -> Iterator[Row]:
     python = f"{platform.python_implementation()} {platform.python_version()}{gil}, {platform.platform()}"
     yield Row("ok", "Python", python)
     for name in ("spdl_media", "av", "numpy"):
-        yield Row("ok", name, _version(name) or "not installed, but imported from its folder")
+        yield Row("ok", name, _version(name))
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     yield Row("ok", "FFmpeg", f"inside PyAV: {versions}")
     yield _codecs("decoders", _DECODERS, "r")
     yield _codecs("encoders", _ENCODERS, "w")
     for name, purpose in _PACKAGES.items():
         if is_available(name):
-            found = next(filter(None, map(_version, _DISTRIBUTIONS.get(name, (name,)))), None)
-            yield Row("ok", name, found or "there")
+            yield Row("ok", name, _version(name))
         else:
             yield Row("optional", name, f"not installed; for {purpose}", INSTALL[name][1])
     yield from _cuda()
     yield from _system()
 
 
-def _version(distribution: str) -> str | None:
-    try:
+def _version(distribution: str) -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return "imported from its folder, not installed"
 
 
 def _codecs(name: str, wanted: list[str], mode: Literal["r", "w"]) -> Row:
-    there = [one for one in wanted if has_codec(one, mode)]
-    if missing := [one for one in wanted if one not in there]:
+    missing = [one for one in wanted if not has_codec(one, mode)]
+    if missing:
         fix = "python -m pip install --force-reinstall --only-binary av av"
-        text = f"{' '.join(there)}; not in this build of PyAV: {' '.join(missing)}"
-        return Row("missing", name, text, fix)
-    return Row("ok", name, " ".join(there))
+        return Row("missing", name, f"not in this build of PyAV: {' '.join(missing)}", fix)
+    return Row("ok", name, " ".join(wanted))
 
 
 def _cuda() -> Iterator[Row]:
     capabilities = cuda_capabilities()
-    for name, label in _CUDA.items():
+    for name in _CUDA:
         one = getattr(capabilities, name)
-        if one:
-            yield Row("ok", label, "can be used")
-        else:
-            yield Row(
-                "optional",
-                label,
-                f"missing: {', '.join(one.missing)}" if one.missing else one.reason,
-            )
+        lack = f"missing: {', '.join(one.missing)}" if one.missing else one.reason
+        yield Row("ok" if one else "optional", name, "can be used" if one else lack)
     for name, part in capabilities.parts.items():
-        if part:
-            yield Row("ok", f"CUDA: {name}", "there")
-        else:
-            # What is the matter, and then what helps.
-            found, _, fix = part.reason.partition(". " if ". " in part.reason else ": ")
-            yield Row("optional", f"CUDA: {name}", found, fix)
+        # What is the matter, and then what helps.
+        found, _, fix = part.reason.partition(". " if ". " in part.reason else ": ")
+        yield Row("ok" if part else "optional", f"CUDA: {name}", found or "there", fix)
 
 
 def _system() -> Iterator[Row]:
     cores = usable_cores()
-    yield Row(
-        "ok",
-        "cores",
-        f"{cores} of {os.cpu_count()} may be used: num_threads={cores} unless you say otherwise",
-    )
+    text = f"{cores} of {os.cpu_count()} may be used: num_threads={cores} unless you say otherwise"
+    yield Row("ok", "cores", text)
     shared = Path("/dev/shm")  # noqa: S108  # where batches of other processes lie
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         text = f"{usage.free / 2**30:.2f} of {usage.total / 2**30:.2f} GiB free"
-        is_small = usage.free < _SMALL_MEMORY
-        fix = (
-            "mount -o remount,size=8G /dev/shm (of a container: docker run --shm-size=8g)"
-            if is_small
-            else ""
-        )
-        yield Row("note" if is_small else "ok", str(shared), text, fix)
-    try:
+        fix = "mount -o remount,size=8G /dev/shm (of a container: docker run --shm-size=8g)"
+        yield _limit(str(shared), text, fix, is_low=usage.free < _SMALL_MEMORY)
+    with suppress(ImportError):  # Windows
         import resource
-    except ImportError:  # Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = [f"{n:,}" if n != resource.RLIM_INFINITY else "unlimited" for n in (soft, hard)]
-    is_low = 0 <= soft < _FEW_FILES
-    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if is_low else ""
-    text = f"{limits[0]} (at most {limits[1]})"
-    yield Row("note" if is_low else "ok", "open files", text, fix)
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = (f"{n:,}" if n != resource.RLIM_INFINITY else "unlimited" for n in (soft, hard))
+        text = f"{' (at most '.join(limits)})"
+        fix = f"ulimit -n {min(65536, hard) if hard >= 0 else 65536}"
+        yield _limit("open files", text, fix, is_low=0 <= soft < _FEW_FILES)
+
+
+def _limit(name: str, found: str, fix: str, *, is_low: bool) -> Row:
+    return Row("note", name, found, fix) if is_low else Row("ok", name, found)

@@ -5,18 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
-from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
-from spdl_media.cli.terminal import make_console, printable, show_table, write_error
+import click
+
+from spdl_media._probe import AudioStreamInfo, MediaInfo, StreamInfo, VideoStreamInfo, probe
+from spdl_media.cli.terminal import printable, show_table, write_error
 from spdl_media.errors import MediaError
 
 _HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "turn", "colour")
 
 
-def show(files: Sequence[str], *, as_json: bool) -> int:
-    """Print what is in each file, and a line to stderr for each that cannot be read."""
+@click.command("probe")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each file.")
+def command(files: Sequence[str], *, as_json: bool) -> int:
+    """Show what is in media files: streams, codecs, sizes, rates, durations, colour.
+
+    A FILE may be a URL, where fsspec is installed. The exit status is 1 if a file cannot be read.
+
+    \b
+    Examples:
+      spdl-media probe photo.jpg movie.mp4
+      spdl-media probe *.mp4 --json | jq '.[].duration'
+    """
     found: list[tuple[str, MediaInfo]] = []
     for path in files:
         try:
@@ -24,55 +36,50 @@ def show(files: Sequence[str], *, as_json: bool) -> int:
         except MediaError as error:
             write_error(str(error))
     if as_json:
-        make_console().out(json.dumps([_as_json(*one) for one in found], indent=2), highlight=False)
+        # Rates as strings: 30000/1001 is no decimal number.
+        click.echo(json.dumps([_as_object(*one) for one in found], indent=2, default=str))
     elif found:
-        rows = [row for path, info in found for row in _rows(path, info)]
-        show_table(make_console(), _HEADERS, rows, right=("rate", "seconds"))
+        rows = [
+            (printable(path), *_cells(info, stream))
+            for path, info in found
+            for stream in info.streams or [None]
+        ]
+        show_table(_HEADERS, rows, right=("rate", "seconds"))
     return int(len(found) < len(files))
 
 
-def _as_json(path: str, info: MediaInfo) -> dict[str, Any]:
-    values = {"file": path, **dataclasses.asdict(info), "metadata": dict(info.metadata)}
-    for stream, one in zip(values["streams"], info.streams, strict=True):
-        kind = {VideoStreamInfo: "video", AudioStreamInfo: "audio"}.get(type(one))
-        stream["kind"] = kind or stream["kind"]
-        if isinstance(rate := stream.get("frame_rate"), Fraction):
-            # A string: 30000/1001 is no decimal number.
-            stream["frame_rate"] = str(rate)
-    return values
+def _as_object(path: str, info: MediaInfo) -> dict[str, Any]:
+    streams = [{**dataclasses.asdict(one), "kind": _kind(one)} for one in info.streams]
+    values = dataclasses.asdict(info)
+    return {"file": path, **values, "streams": streams, "metadata": dict(info.metadata)}
 
 
-def _rows(path: str, info: MediaInfo) -> Iterator[tuple[str, ...]]:
-    name = printable(path)
-    for stream in info.streams:
-        if isinstance(stream, VideoStreamInfo):
-            kind = "image" if info.is_still else f"video {stream.index}"
-            rate = f"{float(stream.frame_rate):.6g} fps" if stream.frame_rate else "-"
-            turn = " ".join(
-                [*(["flip"] if stream.mirrored else []), str(stream.rotation)]
-                if stream.mirrored or stream.rotation
-                else ["-"]
-            )
-            size = f"{stream.width}x{stream.height}"
-            color = " ".join(filter(None, (stream.colorspace, stream.color_range))) or "-"
-            cells = (
-                stream.codec,
-                size,
-                stream.pix_fmt or "-",
-                rate,
-                _seconds(stream.duration),
-                turn,
-            )
-            yield name, kind, *cells, color
-        elif isinstance(stream, AudioStreamInfo):
-            coded = (stream.codec, stream.channel_layout, stream.sample_fmt or "-")
-            rate, seconds = f"{stream.sample_rate} Hz", _seconds(stream.duration)
-            yield name, f"audio {stream.index}", *coded, rate, seconds, "-", "-"
-        else:
-            yield name, f"{stream.kind} {stream.index}", *["-"] * (len(_HEADERS) - 2)
-    if not info.streams:
-        yield name, "none", *["-"] * (len(_HEADERS) - 2)
+def _kind(stream: StreamInfo) -> str:
+    if isinstance(stream, VideoStreamInfo):
+        return "video"
+    return "audio" if isinstance(stream, AudioStreamInfo) else stream.kind
 
 
-def _seconds(duration: float | None) -> str:
-    return "-" if duration is None else f"{duration:.3f}"
+def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:
+    """The cells of a stream behind the name of its file."""
+    values: tuple[object, ...] = ("",) * 7
+    if isinstance(stream, VideoStreamInfo):
+        values = (
+            stream.codec,
+            f"{stream.width}x{stream.height}",
+            stream.pix_fmt,
+            f"{float(stream.frame_rate):.6g} fps" if stream.frame_rate else "",
+            _seconds(stream),
+            f"{'flip ' * stream.mirrored}{stream.rotation or ''}".strip(),
+            " ".join(filter(None, (stream.colorspace, stream.color_range))),
+        )
+    elif isinstance(stream, AudioStreamInfo):
+        coded = (stream.codec, stream.channel_layout, stream.sample_fmt)
+        values = (*coded, f"{stream.sample_rate} Hz", _seconds(stream), "", "")
+    name = "none" if stream is None else f"{_kind(stream)} {stream.index}"
+    yield "image" if info.is_still else name
+    yield from (str(value or "-") for value in values)
+
+
+def _seconds(stream: VideoStreamInfo | AudioStreamInfo) -> str:
+    return "" if stream.duration is None else f"{stream.duration:.3f}"

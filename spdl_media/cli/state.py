@@ -7,29 +7,38 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from spdl_media.cli.files import Entry
 from spdl_media.cli.terminal import Refused, printable
 
-# Tells our files from those of other programs: "spdl" in ASCII.
-_APPLICATION, _VERSION = 0x7370646C, 1
+KINDS = ("damaged", "unreadable", "odd", "duplicate")
+"""The kinds of what is reported, in order."""
+
+# Tells our files from those of other programs and versions: "spd" in ASCII, and a number.
+_MARK = 0x73706402
 _PAGE = 500
 _SECONDS_BETWEEN_COMMITS = 1.0
 
+_SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL"
 _SCHEMA = f"""
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_VERSION};
+PRAGMA application_id = {_MARK};
 CREATE TABLE folder (path BLOB);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime INTEGER, seen INTEGER,
     kind TEXT, reason TEXT, digest BLOB
 );
 CREATE INDEX sizes ON files (size);
-"""
+CREATE VIEW report AS
+    SELECT kind, path, reason FROM files WHERE kind IN ('damaged', 'unreadable', 'odd')
+    UNION ALL SELECT 'duplicate', path, first FROM (
+        SELECT path, first_value(path) OVER (PARTITION BY digest ORDER BY path) AS first
+        FROM files WHERE digest IS NOT NULL
+    ) WHERE path != first;
+"""  # noqa: S608  # of constants, as are the queries below
 
 # A result stays while the file does; what could not be read is tried again.
 _SEE = """
@@ -41,159 +50,105 @@ ON CONFLICT (path) DO UPDATE SET
     digest = CASE WHEN same THEN digest END
 """.replace("same", "size = excluded.size AND mtime = excluded.mtime AND kind IS NOT 'unreadable'")
 
-_DUPLICATES = """
-SELECT path, first FROM (
-    SELECT path, first_value(path) OVER (PARTITION BY digest ORDER BY path) AS first
-    FROM files WHERE digest IS NOT NULL
-) WHERE path != first ORDER BY path
+# Of these sizes there are several files, so they may be duplicates. What is empty is damaged.
+_MARK_ALIKE = """
+UPDATE files SET seen = 2 WHERE size IN
+    (SELECT size FROM files WHERE size > 0 GROUP BY size HAVING count(*) > 1)
 """
-
-# What is empty is damaged, and what is no media does not matter.
-_MEDIA = "size > 0 AND kind IN ('sound', 'damaged', 'odd')"
-_MARK_ALIKE = f"""
-UPDATE files SET seen = 2 WHERE digest IS NULL AND {_MEDIA} AND size IN
-    (SELECT size FROM files WHERE {_MEDIA} GROUP BY size HAVING count(*) > 1)
-"""  # noqa: S608  # of constants, as are the queries below
+# What is no media has no digest.
+_PENDING = "(kind IS NULL OR seen = 2 AND digest IS NULL AND kind IN ('sound', 'damaged', 'odd'))"
 
 
-class State:
-    """The files of a folder with their results. Use it as a context manager.
-
-    Args:
-        path: File to keep them in; ``None``: a temporary one, which is gone at the end.
-        folder: Whose files they are.
+@contextmanager
+def open_state(path: Path | None, folder: Path) -> Iterator[State]:
+    """Open the results of a folder, in a file or, for ``None``, in a temporary one.
 
     Raises:
         Refused: The file is in use by another check, belongs to another folder, or cannot be written.
     """
+    name = "the temporary file of results" if path is None else printable(path)
+    remedy = "name another file by --state"
+    try:
+        with closing(sqlite3.connect(path or "", timeout=0, check_same_thread=False)) as db:
+            # The lock is that of the operating system and goes with the process, however that ends.
+            db.executescript(f"{_SETTINGS}; BEGIN IMMEDIATE")
+            if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO folder VALUES (?)", [os.fsencode(folder.resolve())])
+            if db.execute("PRAGMA application_id").fetchone() != (_MARK,):
+                raise Refused(f"{name} is not a state of this version. Please {remedy}")
+            ((known,),) = db.execute("SELECT path FROM folder")
+            if known != os.fsencode(folder.resolve()):
+                other = f"the state of {printable(known)}, and not of {printable(folder.resolve())}"
+                raise Refused(f"{name} is {other}. Please {remedy}")
+            try:
+                yield State(db)
+            finally:
+                db.commit()
+    except sqlite3.Error as error:
+        problem = f"cannot be used: {error}. Free some space"
+        if "locked" in str(error):
+            problem = "is in use by another check. Wait for it"
+        raise Refused(f"{name} {problem}, or {remedy}") from error
 
-    def __init__(self, path: Path | None, folder: Path) -> None:
-        self._name = "the temporary file of results" if path is None else printable(path)
+
+class State:
+    """The files of a folder with their results; made by :func:`open_state`. Errors are those of SQLite."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
         # The pipeline's source reads in a thread of its own.
         self._lock = threading.Lock()
         self._committed = time.monotonic()
-        with self._sentences():
-            self._db = sqlite3.connect(
-                path or "", timeout=0, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._sentences():
-                self._open(os.fsencode(folder.resolve()))
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _open(self, folder: bytes) -> None:
-        # The lock is that of the operating system and goes with the process, however that ends.
-        self._db.executescript("PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL;")
-        self._db.execute("BEGIN IMMEDIATE")
-        if not self._number("SELECT count(*) FROM sqlite_master"):
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
-            self._db.execute("INSERT INTO folder VALUES (?)", [folder])
-        marks = [self._number(f"PRAGMA {name}") for name in ("application_id", "user_version")]
-        if marks != [_APPLICATION, _VERSION]:
-            raise Refused(
-                f"{self._name} is not a state of this version. Name another file by --state"
-            )
-        ((known,),) = self._db.execute("SELECT path FROM folder")
-        if known != folder:
-            raise Refused(
-                f"{self._name} is the state of {printable(known)}, and not of {printable(folder)}. Name "
-                "another file by --state"
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            # After an error, the disk is perhaps full, and that was told.
-            with self._lock, self._sentences() if kind is None else suppress(sqlite3.Error):
-                self._db.execute("COMMIT")
-        finally:
-            self._db.close()
-
-    @contextmanager
-    def _sentences(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if "locked" in str(error):
-                problem = "is in use by another check. Wait for it"
-            else:
-                problem = f"cannot be used: {error}. Free some space"
-            raise Refused(f"{self._name} {problem}, or name another file by --state") from error
-
-    def _number(self, query: str) -> int:
-        return int(self._db.execute(query).fetchone()[0])
 
     def _write(self, statement: str, rows: Iterable[tuple[Any, ...]] = ((),)) -> None:
         """Write rows, and commit if that is due."""
-        with self._lock, self._sentences():
+        with self._lock:
             self._db.executemany(statement, rows)
             if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
-                self._db.execute("COMMIT")
-                self._db.execute("BEGIN")
+                self._db.commit()
                 self._committed = time.monotonic()
 
-    def see(self, entries: Iterable[Entry], progress: Callable[[int], object]) -> None:
+    def see(self, entries: Iterator[Entry]) -> None:
         """Take in the files that there are, and forget those that are gone."""
         self._write("UPDATE files SET seen = 0 WHERE seen")
-        for number in itertools.count(1):
-            page = list(itertools.islice(entries := iter(entries), _PAGE))
-            if not page:
-                break
+        while page := list(itertools.islice(entries, _PAGE)):
             self._write(_SEE, page)
-            progress((number - 1) * _PAGE + len(page))
         self._write("DELETE FROM files WHERE NOT seen")
-
-    def unchecked(self) -> tuple[int, Iterator[tuple[int, bytes]]]:
-        """Count and give the numbers and paths of the files without a result."""
-        return self._those("kind IS NULL")
-
-    def unhashed(self) -> tuple[int, Iterator[tuple[int, bytes]]]:
-        """Count and give the numbers and paths of media whose size another has."""
         self._write(_MARK_ALIKE)
-        return self._those("seen = 2 AND digest IS NULL")
 
-    def _those(self, which: str) -> tuple[int, Iterator[tuple[int, bytes]]]:
-        with self._lock, self._sentences():
-            count = self._number(f"SELECT count(*) FROM files WHERE {which}")  # noqa: S608
-        return count, self._pages(which)
-
-    def counts(self) -> dict[str | None, int]:
-        """Count files by kind."""
-        with self._lock, self._sentences():
-            return dict(self._db.execute("SELECT kind, count(*) FROM files GROUP BY kind"))
-
-    def _pages(self, which: str) -> Iterator[tuple[int, bytes]]:
+    def pending(self) -> Iterator[tuple[int, bytes, bool]]:
+        """Number and path of the files without a result, and whether another has the size."""
+        query = f"SELECT id, path, seen = 2 FROM files WHERE id > ? AND {_PENDING} ORDER BY id"  # noqa: S608
         last = 0
         while True:
             # Whole pages, since results are written between them.
-            with self._lock, self._sentences():
-                query = f"SELECT id, path FROM files WHERE id > ? AND {which} ORDER BY id"  # noqa: S608
+            with self._lock:
                 page = self._db.execute(f"{query} LIMIT {_PAGE}", [last]).fetchall()
             if not page:
                 return
             yield from page
             last = page[-1][0]
 
-    def save_results(self, results: Iterable[tuple[str, str | None, int]]) -> None:
-        """Keep kind and reason by number."""
-        self._write("UPDATE files SET kind = ?, reason = ? WHERE id = ?", results)
+    def num_pending(self) -> int:
+        """How many files have no result."""
+        query = f"SELECT count(*) FROM files WHERE {_PENDING}"  # noqa: S608
+        return int(self._db.execute(query).fetchone()[0])
 
-    def save_digests(self, results: Iterable[tuple[bytes | None, int]]) -> None:
-        """Keep digests by number."""
-        self._write("UPDATE files SET digest = ? WHERE id = ?", results)
+    def save(self, kind: str, reason: str | None, digest: bytes | None, number: int) -> None:
+        """Keep the result of a file."""
+        statement = "UPDATE files SET kind = ?, reason = ?, digest = ? WHERE id = ?"
+        self._write(statement, [(kind, reason, digest, number)])
 
-    def duplicates(self) -> Iterator[tuple[bytes, bytes]]:
-        """Give files whose bytes are those of another, and the first one of these, by path."""
-        with self._sentences():
-            yield from self._db.execute(_DUPLICATES)
+    def counts(self) -> dict[str | None, int]:
+        """Count files by kind, and duplicates."""
+        query = "SELECT kind, count(*) FROM {} GROUP BY kind"
+        tables = ("files", "report")
+        return dict(row for table in tables for row in self._db.execute(query.format(table)))
 
-    def found(self, kind: str) -> Iterator[tuple[bytes, str]]:
-        """Give the files of a kind with the reason, by path."""
-        with self._sentences():
-            query = "SELECT path, reason FROM files WHERE kind = ? ORDER BY path"
+    def report(self) -> Iterator[tuple[str, bytes, Any]]:
+        """Give kind, path and reason of what is wrong; of duplicates the first file that is like it."""
+        query = "SELECT * FROM report WHERE kind = ? ORDER BY path"
+        for kind in KINDS:
             yield from self._db.execute(query, [kind])

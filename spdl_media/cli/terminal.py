@@ -1,30 +1,35 @@
-"""What the commands write: names of files, lines, tables that fit, errors of one line."""
+"""What the commands share: arguments, names of files, tables that fit, errors of one line."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from types import MappingProxyType
+from typing import Any, TextIO
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 # Of a pipe. Nothing is wrapped there: who reads it counts lines.
 _UNBOUNDED = 100_000
+# Of a terminal, so many columns must be left for the last column of a table, which is wrapped.
+_LAST_COLUMN = 24
+
+FOLDER = click.argument(
+    "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+NUMBER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 
 class Refused(click.ClickException):
     """The command cannot do its work, for a reason of one sentence."""
-
-    exit_code = 2
 
 
 def make_console(stream: TextIO | None = None) -> Console:
@@ -46,63 +51,55 @@ def _escaped(character: str) -> str:
 
 
 def show_table(
-    console: Console,
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: Collection[str] = (),
+    styles: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Print a table; where the terminal is too narrow, each row as a paragraph below its first cell."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in headers:
-        table.add_column(header, justify="right" if header in right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    # Its own idea of a maximum ends at the width of the console.
-    unbounded = console.options.update(max_width=_UNBOUNDED)
-    if Measurement.get(console, unbounded, table).maximum <= console.width:
-        print_stripped(console, table)
+    """Print a table; where the terminal is too narrow, each row as a paragraph below its first cell.
+
+    Args:
+        headers: What stands above the columns; nothing if all are empty.
+        rows: The cells.
+        right: Headers of the columns of numbers.
+        styles: Styles of rich, by the text of cells.
+    """
+    console = make_console()
+    columns = zip(headers, *rows, strict=True)
+    *widths, last = (max(map(cell_len, column)) + 2 for column in columns)
+    if sum(widths) + min(last, _LAST_COLUMN) > console.width + 2:
+        _show_paragraphs(console, headers, rows)
         return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
+    for number, header in enumerate(headers, 1):
+        table.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=number < len(headers),
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))
+    with console.capture() as captured:
+        console.print(table)
+    # Without the blanks behind its last column.
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _show_paragraphs(
+    console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     previous = None
     for first, *others in rows:
         if first != previous:
             console.print(Text(first, style="bold"), overflow="fold")
         previous = first
         pairs = zip(headers[1:], others, strict=True)
-        cells = (f"{name} {cell}" for name, cell in pairs if cell not in ("", "-"))
-        console.print(indented(", ".join(cells)))
-
-
-def print_stripped(console: Console, table: Table) -> None:
-    """Print a table without the blanks behind its last column."""
-    with console.capture() as captured:
-        console.print(table)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-
-
-def indented(text: str, style: str = "", by: int = 2) -> Padding:
-    """Make a paragraph that stands to the right of the left edge in all of its lines."""
-    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, by), expand=False)
+        cells = (f"{name} {cell}".strip() for name, cell in pairs if cell not in ("", "-"))
+        text = Text(", ".join(cells), overflow="fold")
+        console.print(Padding(text, (0, 0, 0, 2), expand=False))
 
 
 def write_error(message: str) -> None:
     """Write one line to stderr, whatever is in the message. A terminal wraps it between words."""
     line = printable(" ".join(message.split()))
     make_console(sys.stderr).print(Text(f"spdl-media: {line}"))
-
-
-@contextmanager
-def writing(where: str | Path) -> Iterator[None]:
-    """Turn the failure to write a file or stream into a sentence that says what to do.
-
-    Raises:
-        Refused: It failed.
-        BrokenPipeError: The reader has seen enough.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "Free some space" if is_full else "Choose another file"
-        raise Refused(f"cannot write {where}: {error.strerror or error}. {remedy}") from error

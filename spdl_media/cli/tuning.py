@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spdl_media.dataloader import DataLoader
-from spdl_media.pipeline import PipelineError, ProcessPoolExecutorConfig
+from spdl_media.pipeline import PipelineError
 
 TIMEOUT = 120
 """Seconds after which a loader that gives nothing is given up."""
@@ -25,15 +25,18 @@ _CANDIDATES, _ROUNDS = 4, 2
 
 
 class Setting(NamedTuple):
-    """How many calls run at a time, and where."""
+    """How many calls run at a time, and where: ``num_threads=`` or ``num_processes=`` of the loader."""
 
     number: int
     is_processes: bool = False
 
+    @property
+    def option(self) -> str:
+        """Its argument of the loader."""
+        return "num_processes" if self.is_processes else "num_threads"
+
     def __str__(self) -> str:
-        kind = "process" if self.is_processes else "thread"
-        plural = "" if self.number == 1 else "es" if self.is_processes else "s"
-        return f"{self.number} {kind}{plural}"
+        return f"{self.option}={self.number}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Measured:
         """Samples a second."""
         return self.items / self.seconds
 
-    def joined(self, other: Measured) -> Measured:
+    def __add__(self, other: Measured) -> Measured:
         """Two runs as one."""
         seconds, cpu = self.seconds + other.seconds, self.cpu + other.cpu
         return Measured(self.items + other.items, seconds, cpu, self.stages)
@@ -72,16 +75,8 @@ def measure(
         PipelineFailure: More than half of the files cannot be loaded.
         PipelineError: The preprocessor cannot be pickled, and processes need that.
     """
-    executor = (
-        ProcessPoolExecutorConfig(max_workers=setting.number) if setting.is_processes else None
-    )
-    loader = DataLoader(
-        itertools.cycle(paths),
-        num_threads=setting.number,
-        executor=executor,
-        timeout=TIMEOUT,
-        **options,
-    )
+    number: dict[str, Any] = {setting.option: setting.number}
+    loader = DataLoader(itertools.cycle(paths), timeout=TIMEOUT, **number, **options)
     begin, start, at_start, cpu = time.monotonic(), 0.0, 0, 0.0
     for _ in loader:
         now = time.monotonic()
@@ -127,7 +122,7 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
     for _ in range(_ROUNDS):
         # One after the other, so that what else this machine does meets all of them.
         for setting in sorted(found, key=rate, reverse=True)[:_CANDIDATES]:
-            found[setting] = found[setting].joined(run(setting))
+            found[setting] += run(setting)
     return dict(sorted(found.items(), key=lambda item: item[0][::-1]))
 
 

@@ -109,7 +109,28 @@ class PipelineProfile(Shown):
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        return _plot(self, path)
+        # Figures of this class need no display, and pyplot would keep them.
+        library = require("matplotlib", "A plot of a profile", MissingPackageError)
+        figure = library.Figure(figsize=(8, 5))
+        axes = figure.add_subplot()
+        for name, group in groupby(self.stages, key=lambda stage: stage.name):
+            stages = list(group)
+            rates = [stage.items_per_second for stage in stages]
+            concurrencies = [stage.concurrency for stage in stages]
+            configured = [number for number, stage in enumerate(stages) if stage.is_configured]
+            label = f"{name} (bottleneck)" if name == self.bottleneck else name
+            axes.plot(concurrencies, rates, marker="o", markevery=configured, label=label)
+        axes.set(
+            xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
+        )
+        ticks = sorted({stage.concurrency for stage in self.stages})
+        axes.set_xticks(ticks, ticks, minor=False)
+        axes.minorticks_off()
+        axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def _tables(self) -> tuple[Table, ...]:
         stages = Table(
@@ -154,30 +175,3 @@ def _row(stage: StageProfile) -> tuple[str, ...]:
         f"{stage.occupancy:.0%}",
         str(stage.failures),
     )
-
-
-def _plot(profile: PipelineProfile, path: str | Path | None) -> Any:
-    """Draw the rate of each stage over its concurrency, and save it in the format that a name says."""
-    # Figures of this class need no display, and pyplot would keep them.
-    figure = require("matplotlib", "A plot of a profile", MissingPackageError).Figure(
-        figsize=(8, 5)
-    )
-    axes = figure.add_subplot()
-    for name, group in groupby(profile.stages, key=lambda stage: stage.name):
-        stages = list(group)
-        rates = [stage.items_per_second for stage in stages]
-        concurrencies = [stage.concurrency for stage in stages]
-        configured = [number for number, stage in enumerate(stages) if stage.is_configured]
-        label = f"{name} (bottleneck)" if name == profile.bottleneck else name
-        axes.plot(concurrencies, rates, marker="o", markevery=configured, label=label)
-    axes.set(
-        xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
-    )
-    ticks = sorted({stage.concurrency for stage in profile.stages})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
-    axes.legend()
-    if path is not None:
-        figure.savefig(path)
-    return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -11,13 +11,8 @@ from typing import Any
 from spdl_media._optional import is_available, require
 
 _MARK = "<- bottleneck"
-# Translucent, so that they suit light and dark notebooks.
-_STYLES = {
-    "table": "border-collapse:collapse;font-variant-numeric:tabular-nums",
-    "cell": "padding:2px 8px;text-align:right;border-bottom:1px solid rgba(128,128,128,.3)",
-    "first": "padding:2px 8px;text-align:left;border-bottom:1px solid rgba(128,128,128,.3)",
-    "marked": "font-weight:bold;background:rgba(230,120,0,.25)",
-}
+# Translucent, so that it suits light and dark notebooks, whose own styles do the rest.
+_MARKED = ' style="font-weight:bold;background:rgba(230,120,0,.25)" title="bottleneck"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +48,33 @@ class Table:
 
     def html(self) -> str:
         """The table as HTML that needs no style sheet."""
-        head = "".join(_cell("th", number, cell) for number, cell in enumerate(self.columns))
-        body = ""
+        rows = _html_row("th", self.columns)
         for index, row in enumerate(self.rows):
-            marked = f' style="{_STYLES["marked"]}" title="bottleneck"'
-            cells = "".join(_cell("td", number, cell) for number, cell in enumerate(row))
-            body += f"<tr{marked if index == self.marked else ''}>{cells}</tr>"
-        table = (
-            f'<table style="{_STYLES["table"]}"><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table>"
+            rows += _html_row("td", row, _MARKED if index == self.marked else "")
+        before, after = (
+            "".join(f"<p>{escape(line)}</p>" for line in lines)
+            for lines in (self.before, self.after)
         )
         # A table that is wider than its place scrolls by itself.
-        wide = f'<div style="overflow-x:auto">{table}</div>'
-        return f"<div>{_paragraph(self.before)}{wide}{_paragraph(self.after)}</div>"
+        return f'{before}<div style="overflow-x:auto"><table>{rows}</table></div>{after}'
 
     def rich(self) -> Any:
         """The table as something that rich prints."""
         rich = require("rich-table", "A table in colour")
         # Names of stages are any text, so none of it is markup.
         plain = rich.Text
-        table = rich.Table(
-            title=plain("\n".join(self.before)),
-            caption=plain("\n".join(self.after)),
-            title_justify="left",
-            caption_justify="left",
-        )
+        title, caption = (plain("\n".join(lines)) for lines in (self.before, self.after))
+        left = {"title_justify": "left", "caption_justify": "left"}
+        table = rich.Table(title=title, caption=caption, **left)
         for number, column in enumerate(self.columns):
             table.add_column(plain(column), justify="right" if number else "left")
         for index, row in enumerate(self.rows):
-            style = "bold yellow" if index == self.marked else None
-            table.add_row(*map(plain, row), style=style)
+            table.add_row(*map(plain, row), style="bold yellow" if index == self.marked else None)
         return table
 
 
-def _cell(tag: str, number: int, text: str) -> str:
-    return f'<{tag} style="{_STYLES["cell" if number else "first"]}">{escape(text)}</{tag}>'
-
-
-def _paragraph(lines: Sequence[str]) -> str:
-    return f"<p>{'<br>'.join(map(escape, lines))}</p>" if lines else ""
+def _html_row(tag: str, cells: Sequence[str], style: str = "") -> str:
+    return f"<tr{style}>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 class Shown:
@@ -104,11 +87,10 @@ class Shown:
 
     def show(self) -> None:
         """Print the table: in colour if rich is installed and this is a terminal, else as plain text."""
+        printed: Callable[[object], object] = print
         if sys.stdout.isatty() and is_available("rich"):
-            console = require("rich", "A table in colour").Console()
-            console.print(self)
-        else:
-            print(self)  # noqa: T201  # what the caller asked for
+            printed = require("rich", "A table in colour").Console().print
+        printed(self)
 
     def __str__(self) -> str:
         return "\n".join(table.text() for table in self._tables())
