@@ -24,7 +24,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.storage import CPUStorage, Storage, StoragePool
+from spdl_media.storage import Storage, StoragePool
 from spdl_media.transfer import Key, fields_of, with_fields
 
 __all__ = ("Padded", "collate")
@@ -184,7 +184,7 @@ def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
 def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     if axis is not None and as_int(axis) is None:
         raise TypeError(f"{where} has no fields, so pad= is a bool or an axis for it, not {axis!r}")
-    if storage is not None and not isinstance(storage, CPUStorage | StoragePool):
+    if storage is not None and not isinstance(storage, StoragePool):
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
     kind = _kind_of(first)

@@ -20,7 +20,7 @@ from spdl_media.formats import Array, Shape
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.storage import CPUStorage, Storage, StoragePool, lease_memory
+from spdl_media.storage import Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
 
 # A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
@@ -272,7 +272,7 @@ class VideoRows:
     def _make_room(self) -> None:
         nbytes = self._plan.nbytes
         self._start = self._capacity
-        if isinstance(self._storage, CPUStorage | StoragePool):
+        if isinstance(self._storage, StoragePool):
             # Whether it is large enough shows with the last frame, and the error shall name the whole size.
             # So frames that find no room are only counted.
             if self._start or nbytes > self._storage.nbytes:

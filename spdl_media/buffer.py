@@ -6,7 +6,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,14 +71,8 @@ class _Buffer:
     @property
     def metadata(self) -> BufferMetadata:
         """Arguments for another buffer of the same content, beside its array."""
-        return {
-            "failures": self.failures,
-            "indices": self.indices,
-            "boxes": self.boxes,
-            "flips": self.flips,
-            "colorspace": self.colorspace,
-            "color_range": self.color_range,
-        }
+        given = {name: getattr(self, name) for name in BufferMetadata.__annotations__}
+        return cast("BufferMetadata", given)
 
     def _alive(self) -> Any:
         # Read once: another thread may release the buffer meanwhile.
@@ -97,8 +91,7 @@ class _Buffer:
         Raises:
             ValueError: The buffer lay in host memory and was released.
         """
-        shape: tuple[int, ...] = self._alive().shape
-        return shape
+        return cast("tuple[int, ...]", self._alive().shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -107,8 +100,7 @@ class _Buffer:
         Raises:
             ValueError: The buffer lay in host memory and was released.
         """
-        dtype: np.dtype[Any] = self._alive().dtype
-        return dtype
+        return cast("np.dtype[Any]", self._alive().dtype)
 
     @property
     def device(self) -> str:
@@ -208,8 +200,7 @@ class CPUBuffer(_Buffer):
         Raises:
             ValueError: The buffer was released.
         """
-        array: npt.NDArray[Any] = self._alive()
-        return array
+        return cast("npt.NDArray[Any]", self._alive())
 
     def release(self) -> None:
         """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
@@ -449,8 +440,7 @@ def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:
     if not isinstance(array, getattr(torch, "Tensor", ())):  # nor while another thread imports it
         return nullcontext()
     assert torch is not None
-    device: AbstractContextManager[object] = torch.cuda.device(index)
-    return device
+    return cast("AbstractContextManager[object]", torch.cuda.device(index))
 
 
 Buffer: TypeAlias = CPUBuffer | CUDABuffer

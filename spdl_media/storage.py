@@ -8,7 +8,6 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal, SupportsIndex, TypeAlias, get_args
@@ -53,8 +52,14 @@ def _pageable(size: int) -> Bytes:
 
 
 def _pinned(size: int, package: str) -> Bytes:
+    # Pinned memory starts on a page, so it needs no alignment.
     try:
-        return _PINNED[package](size)
+        if package == "torch":
+            torch = require("torch", "pinned memory")
+            memory: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+            return memory
+        cupy = require("cupy", "pinned memory without torch")
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -62,21 +67,6 @@ def _pinned(size: int, package: str) -> Bytes:
             f"{size} bytes of page-locked memory cannot be had ({type(error).__name__}: {error}). It is "
             "taken from the machine's own memory: use fewer or smaller blocks, or pin_memory=False"
         ) from error
-
-
-# Pinned memory starts on a page, so it needs no alignment.
-def _pinned_by_torch(size: int) -> Bytes:
-    torch = require("torch", "pinned memory")
-    memory: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return memory
-
-
-def _pinned_by_cupy(size: int) -> Bytes:
-    memory = require("cupy", "pinned memory without torch").cuda.alloc_pinned_memory(size)
-    return np.frombuffer(memory, np.uint8, size)
-
-
-_PINNED: dict[str, Callable[[int], Bytes]] = {"torch": _pinned_by_torch, "cupy": _pinned_by_cupy}
 
 
 _warned_pageable = False
@@ -111,15 +101,50 @@ def _warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-class _Blocks:
-    """Blocks of host memory that come back when the last array over them is gone.
+class StoragePool:
+    """Blocks of host memory that are leased to buffers and come back when their last array is gone.
+
+    :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
+    garbage collector finds them; it is asked to before the pool grows or raises, and after a second's wait.
+
+    Args:
+        size: Bytes of a block.
+        count: Number of blocks.
+        pin_memory: As in :func:`cpu_storage`.
+        on_exhausted: When all blocks are in use: ``"allocate"`` one more for good, with one warning,
+            ``"wait"`` for one (threads that each keep a buffer while they wait for another may wait for
+            ever), or ``"raise"`` a RuntimeError.
+        timeout: Seconds to wait at most with ``"wait"``; then a TimeoutError. ``None``: for ever.
+
+    Raises:
+        TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
+        ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative or given without
+            ``"wait"``, or ``on_exhausted`` is none of the three.
+        TransferError: As for :func:`cpu_storage`.
 
     Thread safety: safe.
     """
 
-    def __init__(self, size: SupportsIndex, count: int, *, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        size: SupportsIndex,
+        count: SupportsIndex = 4,
+        *,
+        pin_memory: bool = True,
+        on_exhausted: OnExhausted = "allocate",
+        timeout: float | None = None,
+    ) -> None:
+        check_choice("on_exhausted", on_exhausted, get_args(OnExhausted))
+        seconds = check_seconds("timeout", timeout, allow_zero=True)
+        if timeout is not None and on_exhausted != "wait":
+            raise ValueError(
+                f"timeout={timeout!r} is for on_exhausted='wait', and a pool with "
+                f"on_exhausted={on_exhausted!r} never waits"
+            )
+        self._on_exhausted = on_exhausted
+        self._timeout = seconds
         self._size = check_int("size", size, unit=" byte")
-        self._count = count
+        self._count = check_int("count", count)
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._lock = threading.Lock()
         self._warned = False
@@ -130,8 +155,18 @@ class _Blocks:
         self._tokens: SimpleQueue[None] = SimpleQueue()
         # A stack: blocks that are never needed are never touched, and take no pages of the system.
         self._free: deque[Bytes] = deque()
-        for _ in range(count):
+        for _ in range(self._count):
             self._put(_allocate(self._size, self._pin_with))
+
+    @property
+    def count(self) -> int:
+        """Number of blocks, those added by ``on_exhausted="allocate"`` included."""
+        return self._count
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses at this moment."""
+        return self._tokens.qsize()
 
     @property
     def nbytes(self) -> int:
@@ -181,8 +216,46 @@ class _Blocks:
         self._tokens.put(None)
 
     def _acquire_late(self) -> Bytes:
-        """Take a block when all blocks are in use."""
-        raise NotImplementedError
+        if self._on_exhausted == "wait":
+            return self._wait()
+        # Blocks in reference cycles are free, too, once the garbage collector has found them.
+        gc.collect()
+        try:
+            return self._lease()
+        except Empty:
+            return self._acquire_more()
+
+    def _wait(self) -> Bytes:
+        first = min(self._timeout, _PATIENCE)
+        try:
+            return self._lease(first)
+        except Empty:
+            # Threads that all wait make nothing, so nothing else would start the garbage collector.
+            gc.collect()
+        try:
+            return self._lease(min(self._timeout - first, threading.TIMEOUT_MAX))
+        except Empty:
+            raise TimeoutError(
+                f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
+                "buffers earlier, or give the pool more blocks"
+            ) from None
+
+    def _acquire_more(self) -> Bytes:
+        if self._on_exhausted == "raise":
+            raise RuntimeError(
+                f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
+                "more blocks, or let it wait: on_exhausted='wait'"
+            )
+        # Leased before the warning, which may be an error: then the block is free, and not lost.
+        memory = self._leased(_allocate(self._size, self._pin_with))
+        with self._lock:
+            self._count += 1
+            count = self._count
+        self._warn_once(
+            f"all blocks of the pool were in use, so it now has {count}. StoragePool(..., "
+            f"count={count}) allocates them at the start"
+        )
+        return memory
 
     def _warn_once(self, message: str) -> None:
         with self._lock:
@@ -190,13 +263,17 @@ class _Blocks:
         if not warned:
             _warn(message, StorageInUseWarning)
 
+    def __repr__(self) -> str:
+        pinned = ", pinned" if self.is_pinned else ""
+        return f"<StoragePool: {self.num_free} of {self._count} blocks of {self._size} bytes free{pinned}>"
 
-def _give_back(storage: weakref.ref[_Blocks], block: Bytes) -> None:
+
+def _give_back(storage: weakref.ref[StoragePool], block: Bytes) -> None:
     if (owner := storage()) is not None:
         owner._put(block)
 
 
-class CPUStorage(_Blocks):
+class CPUStorage(StoragePool):
     """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
 
     Thread safety: safe.
@@ -241,107 +318,6 @@ def cpu_storage(
     return CPUStorage(size, pin_memory=pin_memory)
 
 
-class StoragePool(_Blocks):
-    """Blocks of host memory that are leased to buffers and come back when their last array is gone.
-
-    :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
-    garbage collector finds them; it is asked to before the pool grows or raises, and after a second's wait.
-
-    Args:
-        size: Bytes of a block.
-        count: Number of blocks.
-        pin_memory: As in :func:`cpu_storage`.
-        on_exhausted: When all blocks are in use: ``"allocate"`` one more for good, with one warning,
-            ``"wait"`` for one (threads that each keep a buffer while they wait for another may wait for
-            ever), or ``"raise"`` a RuntimeError.
-        timeout: Seconds to wait at most with ``"wait"``; then a TimeoutError. ``None``: for ever.
-
-    Raises:
-        TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
-        ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative or given without
-            ``"wait"``, or ``on_exhausted`` is none of the three.
-        TransferError: As for :func:`cpu_storage`.
-
-    Thread safety: safe.
-    """
-
-    def __init__(
-        self,
-        size: SupportsIndex,
-        count: SupportsIndex = 4,
-        *,
-        pin_memory: bool = True,
-        on_exhausted: OnExhausted = "allocate",
-        timeout: float | None = None,
-    ) -> None:
-        check_choice("on_exhausted", on_exhausted, get_args(OnExhausted))
-        seconds = check_seconds("timeout", timeout, allow_zero=True)
-        if timeout is not None and on_exhausted != "wait":
-            raise ValueError(
-                f"timeout={timeout!r} is for on_exhausted='wait', and a pool with "
-                f"on_exhausted={on_exhausted!r} never waits"
-            )
-        super().__init__(size, check_int("count", count), pin_memory=pin_memory)
-        self._on_exhausted = on_exhausted
-        self._timeout = seconds
-
-    @property
-    def count(self) -> int:
-        """Number of blocks, those added by ``on_exhausted="allocate"`` included."""
-        return self._count
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that nobody uses at this moment."""
-        return self._tokens.qsize()
-
-    def _acquire_late(self) -> Bytes:
-        if self._on_exhausted == "wait":
-            return self._wait()
-        # Blocks in reference cycles are free, too, once the garbage collector has found them.
-        gc.collect()
-        try:
-            return self._lease()
-        except Empty:
-            return self._acquire_more()
-
-    def _wait(self) -> Bytes:
-        first = min(self._timeout, _PATIENCE)
-        try:
-            return self._lease(first)
-        except Empty:
-            # Threads that all wait make nothing, so nothing else would start the garbage collector.
-            gc.collect()
-        try:
-            return self._lease(min(self._timeout - first, threading.TIMEOUT_MAX))
-        except Empty:
-            raise TimeoutError(
-                f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
-                "buffers earlier, or give the pool more blocks"
-            ) from None
-
-    def _acquire_more(self) -> Bytes:
-        if self._on_exhausted == "raise":
-            raise RuntimeError(
-                f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
-                "more blocks, or let it wait: on_exhausted='wait'"
-            )
-        # Leased before the warning, which may be an error: then the block is free, and not lost.
-        memory = self._leased(_allocate(self._size, self._pin_with))
-        with self._lock:
-            self._count += 1
-            count = self._count
-        self._warn_once(
-            f"all blocks of the pool were in use, so it now has {count}. StoragePool(..., "
-            f"count={count}) allocates them at the start"
-        )
-        return memory
-
-    def __repr__(self) -> str:
-        pinned = ", pinned" if self.is_pinned else ""
-        return f"<StoragePool: {self.num_free} of {self._count} blocks of {self._size} bytes free{pinned}>"
-
-
 class PinnedMemory:
     """Fresh memory of any size, each time, on its way to a device.
 
@@ -360,7 +336,7 @@ class PinnedMemory:
         return _allocate(nbytes, package if nbytes <= _LARGE else None)
 
 
-Storage: TypeAlias = CPUStorage | StoragePool | PinnedMemory
+Storage: TypeAlias = StoragePool | PinnedMemory
 
 
 def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Bytes:
@@ -380,7 +356,7 @@ def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Byt
     if storage is None:
         shared = offered(nbytes, spare)
         return _pageable(nbytes + spare) if shared is None else shared
-    if not isinstance(storage, CPUStorage | StoragePool | PinnedMemory):
+    if not isinstance(storage, StoragePool | PinnedMemory):
         raise TypeError(
             f"storage must be a CPUStorage, a StoragePool or None, not {type(storage).__name__}. "
             f"cpu_storage({nbytes}) makes one"
