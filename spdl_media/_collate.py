@@ -188,7 +188,9 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
     kind = _kind_of(first)
-    for position in _first_of_each_type(values):
+    # What holds for one value holds for all of its type, and most fields have one.
+    firsts = {type(value): position for position, value in reversed([*enumerate(values)])}
+    for position in sorted(firsts.values()):
         value = values[position]
         if fields_of(value) is not None:
             raise _structures_differ(first, value, position, where)
@@ -207,14 +209,6 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
             f"{where} is {type(first).__name__}, which stays a list and needs no storage"
         )
     return values
-
-
-def _first_of_each_type(values: list[Any]) -> Iterable[int]:
-    """Positions; what holds for one value holds for all of its type, and most fields have one."""
-    firsts: dict[type, int] = {}
-    for position, value in enumerate(values):
-        firsts.setdefault(type(value), position)
-    return firsts.values()
 
 
 def _kind_of(value: Any) -> str | None:
@@ -249,8 +243,10 @@ def _convert(
         axis = None  # pad=True is for all fields, and labels may be tensors
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
+    along = None if axis is None else axis % first.ndim
+    kind_of_all = _kind_beside(first, along)
     for position, array in enumerate(arrays):
-        if not _fits(array, first, axis):
+        if _kind_beside(array, along) != kind_of_all:
             remedy = "" if axis is not None else ", or pad= fills up those that differ in length"
             raise ConvertError(
                 f"{where} of item 0 has shape {first.shape} and type {first.dtype}, of item {position} "
@@ -262,9 +258,7 @@ def _convert(
     return Padded(data, convert_array([array.shape[axis] for array in arrays]))
 
 
-def _fits(array: Array, first: Array, axis: int | None) -> bool:
-    """Whether an array can stand beside another one, of another length along the axis perhaps."""
-    if array.dtype != first.dtype or array.ndim != first.ndim:
-        return False
-    differing = [a for a in range(first.ndim) if array.shape[a] != first.shape[a]]
-    return differing == [] or (axis is not None and differing == [axis % first.ndim])
+def _kind_beside(array: Array, axis: int | None) -> tuple[Any, ...]:
+    """What arrays of one buffer have in common: all but the length along the axis."""
+    shape = array.shape
+    return array.dtype, len(shape), shape if axis is None else shape[:axis] + shape[axis + 1 :]

@@ -72,14 +72,11 @@ class State:
             "num_done": num_done,
             # Lists, because JSON has no tuples.
             "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
-            "partly_done": [
-                [position, [list(pair) for pair in offsets]]
-                for position, offsets in self.partly_done
-            ],
+            "partly_done": [[at, [*map(list, offsets)]] for at, offsets in self.partly_done],
             "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
             "order": self.order,
-            "before": [list(pair) for pair in self.before],
+            "before": [*map(list, self.before)],
         }
 
     @classmethod
@@ -101,32 +98,26 @@ class State:
                 f"{VERSION}; {remedy}"
             )
         try:
-            return cls._read(state)
+            # The first interval was written as one number.
+            leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
+            source, length, partly = state["source"], state["source_length"], state["partly_done"]
+            return cls(
+                epoch=_count(state["epoch"]),
+                seed=_count(state["seed"]),
+                done=_pairs([*leading, *state["done_beyond"]]),
+                partly_done=tuple((_count(at), _pairs(offsets)) for at, offsets in partly),
+                snapshot=None
+                if source is None
+                else Snapshot(_count(source["position"]), source["state"]),
+                source_length=None if length is None else _count(length),
+                # States of earlier releases have none.
+                order=state.get("order"),
+                before=_pairs(state.get("before", ())),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the state is incomplete or damaged ({type(error).__name__}: {error}); {remedy}"
             ) from error
-
-    @classmethod
-    def _read(cls, state: Mapping[str, Any]) -> State:
-        # The first interval was written as one number.
-        leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
-        source, length = state["source"], state["source_length"]
-        return cls(
-            epoch=_count(state["epoch"]),
-            seed=_count(state["seed"]),
-            done=_pairs([*leading, *state["done_beyond"]]),
-            partly_done=tuple(
-                (_count(position), _pairs(offsets)) for position, offsets in state["partly_done"]
-            ),
-            snapshot=None
-            if source is None
-            else Snapshot(_count(source["position"]), source["state"]),
-            source_length=None if length is None else _count(length),
-            # States of earlier releases have none.
-            order=state.get("order"),
-            before=_pairs(state.get("before", ())),
-        )
 
 
 def _count(value: Any) -> int:
@@ -327,10 +318,7 @@ class Ledger:
             return replace(
                 self._start,
                 done=self._done.pairs(),
-                partly_done=tuple(
-                    (position, offsets.pairs())
-                    for position, offsets in sorted(self._offsets.items())
-                ),
+                partly_done=tuple((at, self._offsets[at].pairs()) for at in sorted(self._offsets)),
                 # One that is further on would lose the items before it.
                 snapshot=first if first and first.position <= self._done.leading else None,
             )
