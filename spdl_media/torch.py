@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -125,12 +125,11 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         self._in_order = loader.in_order
         self._due: list[Future[Any]] = []
         self._reading: _Reading | None = None
-        self._worker = _Worker(
-            WorkerInfo(0, num_threads, self._base_seed, self._dataset),
-            loader.worker_init_fn,
-            _pinning(self._pin_memory_device) if self._pin_memory else None,
+        self._pin = _pinning(self._pin_memory_device) if self._pin_memory else None
+        info = WorkerInfo(0, num_threads, self._base_seed, self._dataset)
+        self._pool = ThreadPoolExecutor(
+            num_threads, "spdl_media.torch", _begin_thread, (info, itertools.count())
         )
-        self._pool = ThreadPoolExecutor(num_threads, "spdl_media.torch")
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)
 
@@ -144,7 +143,8 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         )
         # A dataset that fetches all samples at once is given the indices as they are.
         fetches_all = getattr(self._dataset, "__getitems__", None)
-        self._reading = _Reading(make_fetcher, self._auto_collation and not fetches_all)
+        may_stop_early = self._auto_collation and not fetches_all
+        self._reading = _Reading(make_fetcher, loader.worker_init_fn, self._pin, may_stop_early)
         for _ in range(self._num_ahead):
             self._add_task()
 
@@ -152,7 +152,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         pool: Any = self._pool
         with suppress(StopIteration):
             index = self._next_index()
-            self._due.append(pool.submit(self._worker, self._reading, index))
+            self._due.append(pool.submit(self._reading, index))
 
     def _next_data(self) -> Any:
         if not self._due:
@@ -202,24 +202,41 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._close()
 
 
+def _begin_thread(info: WorkerInfo, ids: Iterator[int]) -> None:
+    number = next(ids)
+    _thread.info = replace(info, id=number, seed=info.seed + number)
+
+
 @dataclass(eq=False)
 class _Reading:
-    """One iteration over a dataset, in all threads."""
+    """One iteration over a dataset, in all threads. It knows no iterator, so that one can be dropped."""
 
     make_fetcher: Callable[[], Any]
+    init_fn: Callable[[int], object] | None
+    pin: Callable[[Any], Any] | None
     may_stop_early: bool
     is_over: bool = False
     fetcher: Any = None
 
-    def batch(self, index: Any) -> Any:
+    def __call__(self, index: Any) -> Any:
         """Return a batch, or one sample if there are no batches, as torch's fetcher makes it.
 
         Raises:
             StopIteration: An iterable dataset has ended.
         """
-        # An iterable dataset is begun in the thread that reads it.
-        self.fetcher = fetcher = self.fetcher or self.make_fetcher()
-        return fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
+        try:
+            if self.init_fn is not None and not hasattr(_thread, "is_ready"):
+                self.init_fn(_thread.info.id)
+            _thread.is_ready = True
+            # An iterable dataset is begun in the thread that reads it.
+            self.fetcher = fetcher = self.fetcher or self.make_fetcher()
+            batch = fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
+            return batch if self.pin is None else self.pin(batch)
+        except BaseException as error:
+            if not isinstance(error, StopIteration):
+                name = threading.current_thread().name
+                error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
+            raise
 
 
 class _Indices(list[Any]):
@@ -234,37 +251,6 @@ class _Indices(list[Any]):
             if self._reading.is_over:
                 raise RuntimeError("the iteration was broken off")
             yield index
-
-
-@dataclass(eq=False)
-class _Worker:
-    """What the threads call. It knows no iterator, which therefore ends when the user drops it."""
-
-    info: WorkerInfo
-    init_fn: Callable[[int], object] | None
-    pin: Callable[[Any], Any] | None
-    ids: Iterator[int] = field(default_factory=itertools.count)
-
-    def __call__(self, reading: _Reading, index: Any) -> Any:
-        try:
-            self._begin_thread()
-            batch = reading.batch(index)
-            return batch if self.pin is None else self.pin(batch)
-        except BaseException as error:
-            if not isinstance(error, StopIteration):
-                name = threading.current_thread().name
-                error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
-            raise
-
-    def _begin_thread(self) -> None:
-        if getattr(_thread, "is_ready", False):
-            return
-        if get_worker_info() is None:
-            number, own = next(self.ids), self.info
-            _thread.info = WorkerInfo(number, own.num_workers, own.seed + number, own.dataset)
-        if self.init_fn is not None:
-            self.init_fn(_thread.info.id)
-        _thread.is_ready = True
 
 
 def _pinning(device: str) -> Callable[[Any], Any]:
