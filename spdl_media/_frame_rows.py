@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -100,30 +99,6 @@ class FrameRows:
     def release(self) -> None:
         """Let go of the memory."""
         self._array, self._places = None, []
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which frames of a video the rows of an array are.
-
-    Attributes:
-        numbers: Of each row, the frame; -1: zeros.
-        count: Into so many groups of equally many rows, each with a crop of its own.
-        shape: In place of the number of rows, in the shape of the array.
-    """
-
-    numbers: list[int]
-    count: int = 1
-    shape: tuple[int, ...] | None = None
-
-    def targets(self) -> dict[int, dict[int, list[int]]]:
-        """By frame and group, its rows."""
-        found: dict[int, dict[int, list[int]]] = {}
-        size = len(self.numbers) // self.count or 1
-        for row, number in enumerate(self.numbers):
-            if number >= 0:
-                found.setdefault(number, {}).setdefault(row // size, []).append(row)
-        return found
 
 
 class ImageBuffer(CPUBuffer):

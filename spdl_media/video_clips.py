@@ -14,7 +14,6 @@ import numpy.typing as npt
 from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
 from spdl_media._audio_arrays import AudioRequest, decode_audio_array
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media._frame_rows import Rows
 from spdl_media._rows import OnShort
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
@@ -134,9 +133,8 @@ def sample_clips(
     draw = _Starts(num_clips, sampler, stride, rng)
     rate = None if frame_rate is None else parse_rate(frame_rate)
     places = _places(video, num_frames, step, rate, on_short, draw)
-    shape = places.indices.shape
-    rows = Rows(places.indices.ravel().tolist(), shape[0], shape)
-    loaded, finish = load_rows(video, rows, {**arguments, "rng": rng}, "sample_clips(cuda=)")
+    arguments["rng"] = rng
+    loaded, finish = load_rows(video, places.indices, arguments, "sample_clips(cuda=)")
     if not audio:
         return VideoClips(loaded, None, places.timestamps, places.indices, None)
     try:
@@ -191,10 +189,8 @@ class _Starts(NamedTuple):
         if self.sampler == "uniform":
             middles = [(2 * part + 1) * Fraction(total) / (2 * count) for part in range(count)]
             exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
-        elif unit:
-            exact = self.rng.integers(last + 1, size=count).tolist()
         else:
-            exact = [Fraction(one) * last for one in self.rng.random(count).tolist()]
+            exact = [Fraction(one) * (last + unit) for one in self.rng.random(count).tolist()]
         return [int(one) for one in exact] if unit else exact
 
     def _regular(self, last: Any, length: Any, unit: Any, source: str) -> list[Any]:
@@ -208,16 +204,13 @@ class _Starts(NamedTuple):
         fitting = int(last / stride) + 1
         count = fitting if self.num_clips is None else self.num_clips
         if count > fitting:
+            what = "frames" if unit else "s"
             raise ConvertError(
-                f"{count} clips are asked for, and {fitting} of {_in_words(length, unit)} fit, one each "
-                f"{_in_words(stride, unit)}. Take a smaller stride=, or sampler='uniform'",
+                f"{count} clips are asked for, and {fitting} of {float(length):g} {what} fit, one each "
+                f"{float(stride):g} {what}. Take a smaller stride=, or sampler='uniform'",
                 source=source,
             )
         return [number * stride for number in range(count)]
-
-
-def _in_words(length: Any, unit: Any) -> str:
-    return f"{length} frames" if unit else f"{float(length):g} s"
 
 
 def _places(
@@ -267,9 +260,8 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
             "on_short='repeat_last', 'wrap' or 'zeros' fills up",
             source=source,
         )
-    missing = range(found, wanted)
-    filling = {"repeat_last": [found - 1] * len(missing), "zeros": [-1] * len(missing)}
-    return [*range(found), *filling.get(on_short, [k % found for k in missing])][:wanted]
+    filling = {"repeat_last": found - 1, "zeros": -1}
+    return [k if k < found else filling.get(on_short, k % found) for k in range(wanted)]
 
 
 def _audio(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,8 @@ import numpy as np
 from spdl_media._arguments import DeviceLike, FrameArguments, chosen_filter, declared
 from spdl_media._frame_decoder import FrameDecoder, Route
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
-from spdl_media._frame_rows import FrameRows, Rows
+from spdl_media._frame_rows import FrameRows
+from spdl_media._mp4_tables import Ticks
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -279,32 +281,31 @@ class VideoFile:
 
         Thread safety: safe, if no other thread uses the ``rng``; calls wait for each other.
         """
-        rows = Rows(frame_numbers(indices, len(self), self.source))
+        rows = np.array(frame_numbers(indices, len(self), self.source), np.int64)
         return load_rows(self, rows, arguments, "VideoFile.load(cuda=)")[0]
 
     def _decode_rows(
-        self, rows: Rows, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
+        self, indices: Ticks, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
     ) -> None:
-        decoder, targets = self._decoder, rows.targets()
+        decoder, targets = self._decoder, defaultdict[int, Any](lambda: defaultdict(list))
         routes: dict[int, Route[list[int]]] = {}
+        for row, number in enumerate(indices.ravel().tolist()):
+            if number >= 0:
+                # All frames go through one filter, unless each clip is cut at a place of its own.
+                clip = 0 if cuts.is_empty else row // indices.shape[-1]
+                targets[number][clip].append(row)
 
-        def put(places: list[int], frame: Any) -> None:
-            sink.put(places, frame, self.source)
-
-        def route(group: int, frame: Any) -> Route[list[int]]:
-            # Frames of all groups go through one filter, unless each is cut at a place of its own.
-            key = 0 if cuts.is_empty else group
-            if key not in routes:
-                size = frame.width, frame.height
-                upright = size[::-1] if swaps_sides(decoder.orientation) else size
-                own = desc if cuts.is_empty else cuts.filter(group, upright, desc, self.source)
-                routes[key] = Route(decoder.filter(own), put, self.source)
-            return routes[key]
+        def put(rows: list[int], frame: Any) -> None:
+            sink.put(rows, frame, self.source)
 
         def take(number: int, frame: Any) -> None:
-            orientation = decoder.orientation
-            for group, places in targets[number].items():
-                route(group, frame).push(frame, orientation, places)
+            orientation, size = decoder.orientation, (frame.width, frame.height)
+            for clip, rows in targets[number].items():
+                if clip not in routes:
+                    upright = size[::-1] if swaps_sides(orientation) else size
+                    own = desc if cuts.is_empty else cuts.filter(clip, upright, desc, self.source)
+                    routes[clip] = Route(decoder.filter(own), put, self.source)
+                routes[clip].push(frame, orientation, rows)
 
         decoder.decode(sorted(targets), take)
         for one in routes.values():
@@ -376,13 +377,13 @@ def index_of(video: VideoFile) -> FrameIndex:
 
 
 def load_rows(
-    video: VideoFile, rows: Rows, arguments: Any, purpose: str
+    video: VideoFile, indices: Ticks, arguments: Any, purpose: str
 ) -> tuple[Buffer, Callable[[CPUBuffer], Buffer]]:
-    """Decode the frames of rows into one array, in as many groups with a crop each as the rows have.
+    """Decode frames into one array, those of one clip, or of several with a crop each.
 
     Args:
         video: The opened video.
-        rows: Which frames.
+        indices: Numbers of the frames, of each clip if there is a second axis; -1: zeros.
         arguments: Of ``FrameArguments``.
         purpose: What is asked for, for messages.
 
@@ -390,7 +391,7 @@ def load_rows(
         The array, and what moves another one to the same device.
 
     Raises:
-        ConvertError: There is no frame among the rows.
+        ConvertError: There is no frame among them.
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
         TransferError: There is no device.
@@ -402,20 +403,19 @@ def load_rows(
         # On a device an array is the same, whoever decodes.
         desc = FilterDesc(replace(ops, quality="accurate"))
     finish, storage = on_its_way(config, arguments["storage"], purpose)
-    cuts = CropPlan(rows.count, arguments["crops"], arguments["flips"], arguments["rng"])
+    count = len(indices) if indices.ndim > 1 else 1
+    cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
     values = pixel_values(arguments, ops)
-    if all(number < 0 for number in rows.numbers):
+    if (indices < 0).all():
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
-    sink = FrameRows(len(rows.numbers), storage, arguments["layout"], values)
+    sink = FrameRows(indices.size, storage, arguments["layout"], values)
     try:
         with video._reading():
-            video._decode_rows(rows, desc, cuts, sink)
-        zeros = [row for row, number in enumerate(rows.numbers) if number < 0]
-        buffer = sink.take(zeros=zeros, shape=rows.shape)
+            video._decode_rows(indices, desc, cuts, sink)
+        buffer = sink.take(zeros=np.flatnonzero(indices < 0).tolist(), shape=indices.shape)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         sink.release()
         raise
-    groups = range(rows.count)
-    buffer.boxes, buffer.flips = cuts.drawn(groups, groups)
+    buffer.boxes, buffer.flips = cuts.drawn(range(count), range(count))
     return finish(buffer), finish
