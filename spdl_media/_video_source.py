@@ -13,13 +13,7 @@ import numpy as np
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media._frame_index import (
-    HEADER,
-    FrameIndex,
-    Identity,
-    load,
-    make_index,
-)
+from spdl_media._frame_index import HEADER, FrameIndex, Identity, load, make_index
 from spdl_media._packet_table import NO_TIME, mp4_table, read_table
 from spdl_media._window import UNSURE_SEEKS, with_x264_build
 from spdl_media.config import DecodeConfig, DemuxConfig

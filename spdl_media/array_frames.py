@@ -29,11 +29,7 @@ from spdl_media.frames import AudioChunk, AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.operations import Rate, parse_rate
 
-__all__ = (
-    "create_reference_audio_frame",
-    "create_reference_video_frame",
-    "frames_from_array",
-)
+__all__ = ("create_reference_audio_frame", "create_reference_video_frame", "frames_from_array")
 
 # The pixel format of an array, by its type and number of channels.
 _PIXEL_FORMATS = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 from spdl_media._checks import check_int
@@ -46,7 +48,7 @@ class VideoCache:
         self._max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes)
         self._options = options
         self._videos: OrderedDict[str, VideoFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def open(self, src: str | os.PathLike[str]) -> VideoFile:
         """The opened video of a path or URL, which is opened if it is not kept.
@@ -68,24 +70,16 @@ class VideoCache:
         with self._lock:
             video = self._videos.setdefault(key, opened)
             self._videos.move_to_end(key)
-            self._evict()
+            most = math.inf if self._max_bytes is None else self._max_bytes
+            while len(self) > 1 and (len(self) > self._max_videos or self.nbytes > most):
+                self._videos.popitem(last=False)
         return video
-
-    def _evict(self) -> None:
-        while len(self._videos) > 1 and (
-            len(self._videos) > self._max_videos
-            or (self._max_bytes is not None and self._nbytes() > self._max_bytes)
-        ):
-            self._videos.popitem(last=False)
-
-    def _nbytes(self) -> int:
-        return sum(video.nbytes for video in self._videos.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes that the kept videos take, about."""
         with self._lock:
-            return self._nbytes()
+            return sum(video.nbytes for video in self._videos.values())
 
     def clear(self) -> None:
         """Forget all videos."""
@@ -97,8 +91,5 @@ class VideoCache:
         return len(self._videos)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _new, (self._max_videos, self._max_bytes, self._options)
-
-
-def _new(max_videos: int, max_bytes: int | None, options: dict[str, Any]) -> VideoCache:
-    return VideoCache(max_videos, max_bytes=max_bytes, **options)
+        new = partial(VideoCache, max_bytes=self._max_bytes, **self._options)
+        return new, (self._max_videos,)

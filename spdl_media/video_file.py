@@ -249,9 +249,7 @@ class VideoFile:
     ) -> CUDABuffer: ...
     @declared(FrameArguments, quality="auto")
     def load(
-        self,
-        indices: Iterable[int] | slice,
-        **arguments: Unpack[FrameArguments[DeviceLike | None]],
+        self, indices: Iterable[int] | slice, **arguments: Unpack[FrameArguments[DeviceLike | None]]
     ) -> Buffer:
         """Load frames by number into one array, each written as it leaves the filters.
 
