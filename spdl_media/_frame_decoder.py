@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import av
@@ -59,7 +60,7 @@ class FrameDecoder:
         self._codec, self._metadata, self._config = codec, metadata, config
         self._index, self._packets_from = index, packets_from
         self._decoder = PictureDecoder(codec, metadata, config)
-        self._filters: dict[PictureOps, PictureFilter] = {}
+        self._kept_filter = lru_cache(_MAX_FILTERS)(lambda ops: PictureFilter(codec, ops, config))
         # Whether the data ended before the last packet that the index promises.
         self._ended = False
 
@@ -179,7 +180,13 @@ class FrameDecoder:
 
         self.decode(sorted(set(numbers)), take)
         route.finish()
-        metadata = self._frame_metadata(route.filter)
+        metadata = FrameMetadata(
+            source,
+            self._metadata.zero,
+            self._metadata.window,
+            orientation=1 if route.filter.upright else self.orientation,
+            corrupt_pts=self._decoder.corrupt_pts | route.filter.copied_corrupt,
+        )
         return VideoFrames([found[number] for number in numbers], metadata)
 
     def filter(self, desc: str | PictureOps | None) -> PictureFilter:
@@ -197,20 +204,7 @@ class FrameDecoder:
             )
         if ops is None or not ops.gives_one or ops.uncut is not ops:
             return PictureFilter(self._codec, desc, self._config)
-        if ops not in self._filters:
-            while len(self._filters) >= _MAX_FILTERS:
-                del self._filters[next(iter(self._filters))]
-            self._filters[ops] = PictureFilter(self._codec, desc, self._config)
-        return self._filters[ops]
-
-    def _frame_metadata(self, filter: PictureFilter) -> FrameMetadata:
-        return FrameMetadata(
-            self._metadata.source,
-            self._metadata.zero,
-            self._metadata.window,
-            orientation=1 if filter.upright else self.orientation,
-            corrupt_pts=self._decoder.corrupt_pts | filter.copied_corrupt,
-        )
+        return self._kept_filter(ops)
 
 
 class Route(Generic[P]):

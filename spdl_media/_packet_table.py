@@ -18,7 +18,8 @@ from spdl_media.packets import is_hidden
 NO_TIME = -(1 << 63)
 """Stands for a timestamp that the file does not state."""
 
-_BY_UNITS = ("h264", "hevc")
+_KEY_UNITS = {"h264": (5,), "hevc": range(16, 22)}
+"""Types of units at which decoding can begin: ITU-T H.264 and H.265, 7.4.2.2."""
 
 # Packets of MPEG-4 as small as this repeat the frame before, and no frame comes out.
 _REPEATS = 16
@@ -55,43 +56,27 @@ class PacketTable:
 
 def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     """Note what packets say. Their data are read, and not decoded."""
-    rows: list[tuple[int, int, bool, bool, int]] = []
-    true_keys: list[int] = []
-    last, duration = NO_TIME, 0
+    rows: list[tuple[int, ...]] = []
+    kinds = _KEY_UNITS.get(codec.name, ())
     for packet in packets:
-        pts, is_key = packet.pts, packet.is_keyframe
-        if pts is None:
-            pts = NO_TIME
-        elif pts > last:
-            last, duration = pts, packet.duration or 0
-        if is_key and codec.name in _BY_UNITS and _has_key_unit(packet, codec):
-            true_keys.append(len(rows))
+        pts = NO_TIME if packet.pts is None else packet.pts
         dts = NO_TIME if packet.dts is None else packet.dts
+        units = coded_units(packet, codec) if kinds and packet.is_keyframe else ()
+        is_true_key = any(kind in kinds for kind, _ in units)
         is_shown = not packet.is_discard and not is_hidden(packet, codec.name)
-        rows.append((pts, dts, is_key, is_shown, packet.size))
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
-    is_key = columns[2].astype(np.bool_)
+        flags = packet.is_keyframe, is_true_key, is_shown
+        rows.append((pts, dts, packet.duration or 0, packet.size, *flags))
+    all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 7).T
+    is_key, is_true, shown = (column.astype(np.bool_) for column in columns)
     # Phones write files in which all packets are said to be key frames.
-    if true_keys and is_key.all():
-        is_key[:] = False
-        is_key[true_keys] = True
+    if is_true.any() and is_key.all():
+        is_key = is_true
     # FFmpeg's parser of these says so of every packet.
     if codec.name in ("h261", "h263") and is_key.all():
         is_key[1:] = False
-    repeats = codec.name == "mpeg4" and bool((columns[4] < _REPEATS).any())
-    return PacketTable(
-        columns[0], columns[1], is_key, columns[3].astype(np.bool_), duration, repeats
-    )
-
-
-def _has_key_unit(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet holds a unit of an image at which decoding can begin.
-
-    See:
-        ITU-T H.264 and H.265, 7.4.2.2 (types of units).
-    """
-    keys = {"h264": (5,), "hevc": range(16, 22)}[codec.name]
-    return any(kind in keys for kind, _ in coded_units(packet, codec))
+    repeats = codec.name == "mpeg4" and bool((sizes < _REPEATS).any())
+    duration = int(durations[np.argmax(all_pts)]) if rows else 0
+    return PacketTable(all_pts, all_dts, is_key, shown, duration, repeats)
 
 
 def mp4_table(
@@ -116,7 +101,7 @@ def mp4_table(
     samples = read_samples(read, size, stream.id)
     if samples is None or not len(samples.dts):
         return None
-    if codec.name in _BY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
+    if codec.name in _KEY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
         return None
     table = _placed(samples, stream)
     if table is None:

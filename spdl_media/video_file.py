@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, NoReturn, Self, Unpack, overload
 
@@ -22,7 +21,7 @@ from spdl_media._mp4_tables import Ticks
 from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.codec import VideoCodec, configs_by_kind
+from spdl_media.codec import configs_by_kind
 from spdl_media.config import (
     DecodeConfig,
     DemuxConfig,
@@ -63,6 +62,11 @@ class VideoFile:
     the index for the next time.
 
     Attributes:
+        source: Name of the source: a path, a URL, or "bytes of length n".
+        width: Width of an upright frame, in pixels.
+        height: Height of an upright frame, in pixels.
+        frame_rate: Average frames in a second; ``None``: the file does not say.
+        codec: The parameters of the coded stream.
         decode_config: How it is decoded.
 
     Use it as a context manager, or call :meth:`close`; otherwise it closes when it is collected.
@@ -121,7 +125,9 @@ class VideoFile:
         self._file = file = VideoSource(
             src, video_stream_index, index, as_demux_config(demux_config), for_video, name
         )
-        self._index, self._codec, self._metadata = file.index, file.codec, file.metadata
+        self._index, self.codec, self.source = file.index, file.codec, file.metadata.source
+        self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
+        self.width, self.height = size[::-1] if swaps_sides(file.metadata.orientation) else size
         self._decoder = FrameDecoder(
             file.codec, file.metadata, file.index, for_video, file.packets_from
         )
@@ -131,31 +137,6 @@ class VideoFile:
     def __len__(self) -> int:
         """Number of frames."""
         return len(self._index)
-
-    @property
-    def source(self) -> str:
-        """Name of the source: a path, a URL, or "bytes of length n"."""
-        return self._metadata.source
-
-    @property
-    def frame_rate(self) -> Fraction | None:
-        """Average frames in a second; ``None``: the file does not say."""
-        return self._codec.frame_rate
-
-    @property
-    def width(self) -> int:
-        """Width of an upright frame, in pixels."""
-        return self._size()[0]
-
-    @property
-    def height(self) -> int:
-        """Height of an upright frame, in pixels."""
-        return self._size()[1]
-
-    @property
-    def codec(self) -> VideoCodec:
-        """The parameters of the coded stream."""
-        return self._codec
 
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
@@ -175,15 +156,11 @@ class VideoFile:
     @property
     def nbytes(self) -> int:
         """Bytes that the opened video takes in memory, about: its index, and the images of its decoder."""
-        images = self._codec.reorder_depth + _KEPT_IMAGES
-        return self._index.nbytes + self._codec.width * self._codec.height * 3 // 2 * images
-
-    def _size(self) -> tuple[int, int]:
-        size = self._codec.width, self._codec.height
-        return size[::-1] if swaps_sides(self._metadata.orientation) else size
+        images = self.codec.reorder_depth + _KEPT_IMAGES
+        return self._index.nbytes + self.codec.width * self.codec.height * 3 // 2 * images
 
     def __repr__(self) -> str:
-        size = f"{self.width}x{self.height} {self._codec.name}"
+        size = f"{self.width}x{self.height} {self.codec.name}"
         return f"<VideoFile: {self.source}, {len(self)} frames of {size}>"
 
     # Frames.
