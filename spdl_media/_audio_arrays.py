@@ -255,14 +255,13 @@ def _load_without_container(
 
 
 def _load_wav(
-    name: str, found: tuple[WAVInfo, Array, int], window: Window, request: AudioRequest
+    name: str, found: tuple[AudioCodec, Array, int], window: Window, request: AudioRequest
 ) -> AudioArray | None:
     rows = request.rows()
     if rows is None:
         return None
-    info, array, first = found
-    format = info.sample_fmt, layout_name(info.channel_layout), info.header.sample_rate
-    rows.put_array(array, format, first)
+    codec, array, first = found
+    rows.put_array(array, (codec.sample_fmt or "", codec.channel_layout, codec.sample_rate), first)
     rows.flush()
     return _finished(rows, request, PacketMetadata(name, window=window), None)
 
@@ -319,22 +318,18 @@ class WAVInfo(NamedTuple):
 
     Attributes:
         header: What its header says.
-        codec: FFmpeg's name of the codec.
-        sample_fmt: FFmpeg's name of the format of the samples.
-        channel_layout: FFmpeg's text for the layout: a mask of speakers, or a number of channels.
+        codec: The stream.
         metadata: What the file says of itself; empty unless it was asked for.
     """
 
     header: WAVHeader
-    codec: str
-    sample_fmt: str
-    channel_layout: str
+    codec: AudioCodec
     metadata: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
 
 
 def _read_wav(
     input: Input, window: Window, num_samples: int | None
-) -> tuple[WAVInfo, Array, int] | None:
+) -> tuple[AudioCodec, Array, int] | None:
     """Read a window of a WAV file, and no more of it.
 
     Args:
@@ -343,7 +338,7 @@ def _read_wav(
         num_samples: At most so many.
 
     Returns:
-        What the file holds, the samples as ``(samples, channels)``, and the position of the first one;
+        The stream, the samples as ``(samples, channels)``, and the position of the first one;
         ``None`` where FFmpeg has to judge, or the window holds none.
     """
     info = _known_info(input)
@@ -362,7 +357,7 @@ def _read_wav(
     if size <= 0 or len(content) < size + before:
         return None
     read = KINDS[header.sample_format, sample_size].read
-    return info, read(content, before, (stop - start, header.num_channels)), start
+    return info.codec, read(content, before, (stop - start, header.num_channels)), start
 
 
 def read_wav_info(input: Input) -> WAVInfo | None:
@@ -423,4 +418,5 @@ def _known_info(input: Input) -> WAVInfo | None:
     if is_stereo_16 and any(word in head for word in _SYNC_WORDS):
         return None
     layout = f"{mask:#x}" if mask.bit_count() == num_channels else f"{num_channels} channels"
-    return WAVInfo(header, kind.codec, kind.sample_fmt, layout)
+    of_samples = header.sample_rate, layout_name(layout), num_channels, kind.sample_fmt
+    return WAVInfo(header, AudioCodec(kind.codec, kind.codec, *of_samples))

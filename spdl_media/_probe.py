@@ -17,6 +17,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._image_packets import read_image, still_decoder
 from spdl_media.codec import (
+    AudioCodec,
     VideoCodec,
     color_numbers,
     read_audio_codec,
@@ -228,20 +229,11 @@ def _is_still(input: Input, config: DemuxConfig) -> bool:
 
 def _wav_info(wav: WAVInfo) -> MediaInfo:
     rate, count = wav.header.sample_rate, wav.header.num_samples
-    stream = AudioStreamInfo(
-        index=0,
-        codec=wav.codec,
-        sample_rate=rate,
-        num_channels=wav.header.num_channels,
-        channel_layout=av.AudioLayout(wav.channel_layout).name,
-        sample_fmt=wav.sample_fmt,
-        duration=count / rate,
-    )
     return MediaInfo(
         format="wav",
         # Rounded to microseconds, as FFmpeg rounds the duration of a container.
         duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
-        streams=(stream,),
+        streams=(_audio_stream(wav.codec, 0, count / rate),),
         best_audio=0,
         metadata=tuple(wav.metadata.items()),
     )
@@ -269,17 +261,15 @@ def _stream_info(
     if has_decoder and isinstance(stream, av.VideoStream):
         return _video_info(container, stream, first)
     if has_decoder and isinstance(stream, av.AudioStream):
-        codec = read_audio_codec(stream)
-        return AudioStreamInfo(
-            index=stream.index,
-            codec=codec.name,
-            sample_rate=codec.sample_rate,
-            num_channels=codec.num_channels,
-            channel_layout=codec.channel_layout,
-            sample_fmt=codec.sample_fmt,
-            duration=_seconds(container, stream),
-        )
+        return _audio_stream(read_audio_codec(stream), stream.index, _seconds(container, stream))
     return OtherStreamInfo(stream.index, stream.type)
+
+
+def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> AudioStreamInfo:
+    numbers = codec.sample_rate, codec.num_channels
+    return AudioStreamInfo(
+        index, codec.name, *numbers, codec.channel_layout, codec.sample_fmt, duration
+    )
 
 
 def _seconds(container: Container, stream: av.stream.Stream) -> float | None:

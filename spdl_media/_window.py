@@ -48,85 +48,48 @@ _MAX_REORDER = 16
 _WHOLE = Window()
 
 
-class _Run:
-    """Packets of one stream as they are read, until those of the window are complete.
+class _VideoRun:
+    """Packets of a video stream as they are read, until those of the window are complete.
 
     Args:
         stop: Timestamp from which packets cannot belong to the window.
-        restart: Timestamp up to which a packet where decoding can begin makes those before it needless.
+        restart: Timestamp up to which a key frame makes the packets before it needless.
+
+    Attributes:
+        complete: No later packet can belong to the window.
+        goes_on: Frames follow behind the window.
     """
 
     def __init__(self, stop: int | None, restart: int | None = None) -> None:
         self._stop = math.inf if stop is None else stop
-        self._restart = -math.inf if restart is None else restart
+        self._restart = restart
         self._kept: list[AvPacket] = []
-        self.complete = False
+        self._inside = self._late = 0
+        self.complete = self.goes_on = False
 
-    def add(self, packet: AvPacket) -> None:
-        """Take the next packet of the stream."""
-        raise NotImplementedError
-
-    def packets(self) -> list[AvPacket]:
-        """Return the packets that the window needs."""
-        return self._kept
-
-
-class _VideoRun(_Run):
-    """Packets of a video stream, where decoding can begin at each key frame."""
-
-    _inside = _late = 0
-    goes_on = False
-
-    def add(self, packet: AvPacket) -> None:
-        pts = packet.pts
-        if pts is not None and pts <= self._restart and packet.is_keyframe:
+    def add(self, packet: AvPacket) -> bool:
+        """Take the next packet of the stream; True: no later one can belong to the window."""
+        pts, dts = packet.pts, packet.dts
+        if packet.is_keyframe and _at_or_before(packet, self._restart):
             self._kept.clear()
         self._kept.append(packet)
-        time = packet.dts if pts is None else pts
+        time = dts if pts is None else pts
         if time is None or time < self._stop:
             self._inside, self._late = len(self._kept), 0
-            return
-        dts = packet.dts
+            return False
         self._late += 1
         self.goes_on = True
         # Timestamps of decoding only grow, and nothing is shown before it is decoded.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
-        if decoded_late or self._late > _MAX_REORDER:
-            self.complete = True
-        elif pts is None:  # it may be shown earlier than its place in the file says
+        self.complete = decoded_late or self._late > _MAX_REORDER
+        if pts is None and not self.complete:
+            # It may be shown earlier than its place in the file says.
             self._inside = len(self._kept)
+        return self.complete
 
     def packets(self) -> list[AvPacket]:
+        """The packets that the window needs."""
         return self._kept[: self._inside]
-
-
-class _AudioRun(_Run):
-    """Packets of an audio stream, where decoding can begin at each packet that tells its sample."""
-
-    def __init__(
-        self,
-        codec: AudioCodec,
-        stop: int | None,
-        restart: int | None,
-        tells: Callable[[AvPacket], bool],
-    ) -> None:
-        super().__init__(stop, restart)
-        self._codec = codec
-        self._tells = tells
-
-    def add(self, packet: AvPacket) -> None:
-        pts = packet.pts
-        if (
-            pts is not None
-            and pts <= self._restart
-            # At the stream's stated start, packets before it may still be needed to decode it.
-            and pts != self._codec.start_pts
-            and self._tells(packet)
-        ):
-            self._kept.clear()
-        # One past the end too: it shows whether something before it is missing.
-        self._kept.append(packet)
-        self.complete = pts is not None and pts >= self._stop
 
 
 def read_video(container: Container, stream_index: int | None, window: Window) -> VideoPackets:
@@ -148,7 +111,11 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
         packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
         stop = _pts(window.end, codec, container.zero, up=True)
         run = _VideoRun(stop)
-        kept = list(packets) if stop is None else _run(packets, run)
+        if stop is None:
+            kept = list(packets)
+        else:
+            any(map(run.add, packets))
+            kept = run.packets()
     result: VideoPackets = our_packets(container, index, codec, kept, window, goes_on=run.goes_on)
     return result
 
@@ -227,9 +194,13 @@ def _teller(container: Container, index: int, codec: AudioCodec) -> Callable[[Av
 def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
-        # One past the end too: it shows whether something before it is missing.
-        if packet.pts is not None and packet.pts >= stop:
+        if _is_past(packet, stop):
             break
+
+
+def _is_past(packet: AvPacket, stop: int | None) -> bool:
+    """Whether it is the last one: past the end, so that it shows whether something before is missing."""
+    return stop is not None and packet.pts is not None and packet.pts >= stop
 
 
 def read_clip(
@@ -269,16 +240,25 @@ def read_clip(
         packets, exact = _from_place(container, indices, codec, place, window, from_both)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
-        samples = _AudioRun(audio_codec, stop, audio_start if exact else None, tells)
+        restart = audio_start if exact else None
+        samples: list[AvPacket] = []
+        heard = False
         for packet in packets:
-            run = frames if packet.stream_index == index else samples
-            if not run.complete:
-                run.add(packet)
-            elif frames.complete and samples.complete:
+            if packet.stream_index == index:
+                if not frames.complete:
+                    frames.add(packet)
+            elif not heard:
+                # At the stream's stated start, packets before it may still be needed to decode it.
+                may_begin = _at_or_before(packet, restart) and packet.pts != audio_codec.start_pts
+                if may_begin and tells(packet):
+                    samples.clear()
+                samples.append(packet)
+                heard = _is_past(packet, stop)
+            if heard and frames.complete:
                 break
     return (
         our_packets(container, index, codec, frames.packets(), window, goes_on=frames.goes_on),
-        our_packets(container, audio_index, audio_codec, samples.packets(), of_audio),
+        our_packets(container, audio_index, audio_codec, samples, of_audio),
     )
 
 
@@ -331,14 +311,6 @@ def our_packets(
         container.missing_end(packets),
     )
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
-
-
-def _run(packets: Iterator[AvPacket], run: _Run) -> list[AvPacket]:
-    for packet in packets:
-        run.add(packet)
-        if run.complete:
-            break
-    return run.packets()
 
 
 def _pts(seconds: Fraction | None, codec: Codec, zero: Fraction, *, up: bool = False) -> int | None:

@@ -122,21 +122,24 @@ Codec: TypeAlias = VideoCodec | AudioCodec
 def read_video_codec(stream: av.VideoStream) -> VideoCodec:
     """Copy out of an open stream what its decoder needs."""
     context = stream.codec_context
+    alike = "width height pix_fmt extradata bits_per_coded_sample reorder_depth".split()
     return VideoCodec(
-        name=context.codec.canonical_name,
-        decoder=context.codec.name,
-        width=context.width,
-        height=context.height,
-        pix_fmt=context.pix_fmt,
-        time_base=as_fraction(stream.time_base),
+        **_common(stream, alike),
         frame_rate=as_fraction(stream.average_rate) or as_fraction(stream.guessed_rate),
         sample_aspect_ratio=as_fraction(context.sample_aspect_ratio),
-        extradata=context.extradata,
-        codec_tag=_tag_number(context),
-        bits_per_coded_sample=context.bits_per_coded_sample,
-        reorder_depth=context.reorder_depth,
         color=color_numbers(context),
     )
+
+
+def _common(stream: Any, alike: Iterable[str]) -> dict[str, Any]:
+    """What streams of both kinds have, and what PyAV has under the same name."""
+    context = stream.codec_context
+    return {name: getattr(context, name) for name in alike} | {
+        "name": context.codec.canonical_name,
+        "decoder": context.codec.name,
+        "time_base": as_fraction(stream.time_base),
+        "codec_tag": _tag_number(context),
+    }
 
 
 STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
@@ -167,20 +170,13 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     if context.codec.name in ("ape", "tak"):  # PyAV does not show it, but what follows from it
         bits = _BITS.get(context.format.name, 0)
     return AudioCodec(
-        name=context.codec.canonical_name,
-        decoder=context.codec.name,
-        sample_rate=context.sample_rate,
+        **_common(stream, ("sample_rate", "extradata", "delay", "frame_size")),
         channel_layout=context.layout.name,
         num_channels=context.layout.nb_channels,
         # PyAV's types do not say that it is None where FFmpeg could not tell.
         sample_fmt=getattr(context.format, "name", None),
-        time_base=as_fraction(stream.time_base),
-        extradata=context.extradata,
-        codec_tag=_tag_number(context),
         bit_rate=context.bit_rate or 0,
         start_pts=stream.start_time,
-        delay=context.delay,
-        frame_size=context.frame_size,
         block_align=block_align,
         bits_per_coded_sample=bits,
     )

@@ -104,7 +104,12 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
     if codec == "mjpeg" and len(head) < size and read_jpeg_head(head) is None:
         head = read(0, 16 * HEAD_SIZE)
     header = still_header(head, codec or "")
-    if codec is None or header is None or pillow_reason(head) is not None:
+    # All that is wrong with JPEGs is wrong with those of four components.
+    if (
+        codec is None
+        or header is None
+        or ((codec != "mjpeg" or not header.pix_fmt) and pillow_reason(head))
+    ):
         return None
     try:
         orientation = _KINDS[codec][1](head, read, size)
