@@ -36,7 +36,6 @@ from spdl_media.codec import (
 )
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError
-from spdl_media.exif import exif_orientation
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
@@ -109,7 +108,6 @@ class Container:
         self._config = config
         self._orientations: dict[int, int] = {}
         self._starts: dict[int, dict[int, int] | None] = {}
-        self._content: bytes | memoryview | None = None
         self._ended = self._checksum_failed = self._empty = False
         self._log: list[LogLine] = []
         self._log_start = 0
@@ -150,7 +148,6 @@ class Container:
     def close(self) -> None:
         """Free FFmpeg's structures. The input is its owner's to close."""
         self.av.close()
-        self._content = None
 
     def error(self, text: str) -> DemuxError:
         """A DemuxError that names the source."""
@@ -436,23 +433,10 @@ class Container:
         if not any(name in self.format for name in ("mp4", "matroska")):
             return 1
         stream = self.av.streams[index]
-        if self._is_heif_image(stream):
-            # The file may say to mirror before turning; FFmpeg's matrix is always that of mirroring
-            # afterwards. The content is kept, because its end is looked at later; what is not HEIF can
-            # be a long row of images.
-            self._content = self.content()
-            return exif_orientation(self._content)
+        # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
         matrix = muxed_matrix(stream) or decoded_matrix(stream, packets)
         return matrix_orientation(matrix) if matrix else 1
 
-    def _is_heif_image(self, stream: av.stream.Stream) -> bool:
-        """Whether a stream is the image of a HEIF file, no part of it, and the file can be looked at."""
-        if self.av.duration is not None or not self._input.seekable:
-            return False
-        if stream.index != self.best_index("video") or stream.disposition & Disposition.dependent:
-            return False
-        return container_still(self._input.head(HEAD_SIZE)) == "avif"
-
     def content(self) -> bytes | memoryview:
-        """The whole file of an image. That of a HEIF is read once."""
-        return self._input.read_all() if self._content is None else self._content
+        """The whole file of an image."""
+        return self._input.read_all()

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from spdl_media.geometry import combined
-
 __all__ = ("exif_orientation",)
 
 # What the functions for stills read: anything one byte wide and contiguous is accepted.
@@ -31,8 +29,7 @@ def exif_orientation(data: Bytes) -> int:
     """Read the orientation from the metadata in an image file.
 
     JPEG (Exif in APP1), PNG (eXIf, also behind the pixels, and ImageMagick's text), WebP (EXIF chunk), TIFF
-    (tag 274), or the XMP of these where Exif has none, and AVIF/HEIF (irot and imir of the primary item, in
-    the order of their association).
+    (tag 274), or the XMP of these where Exif has none.
 
     Args:
         data: The file, or as much of its start as holds the metadata. Not copied.
@@ -41,7 +38,7 @@ def exif_orientation(data: Bytes) -> int:
         1 to 8; 1 for other formats, and where metadata are absent or broken.
 
     See:
-        Exif 2.32 (CIPA DC-008), section 4.6.4; ISO/IEC 23008-12, 6.5.10 and 6.5.12.
+        Exif 2.32 (CIPA DC-008), section 4.6.4.
 
     Raises:
         TypeError: ``data`` is no contiguous buffer.
@@ -172,61 +169,6 @@ def _webp(view: memoryview) -> int:
         if kind == b"XMP ":
             xmp = view[start:end]
     return xmp_value(xmp)
-
-
-def _heif(view: memoryview) -> int:
-    start, end = _find(view, b"meta", 0, len(view))
-    start += 4  # Version and flags come first.
-    item, properties = _find(view, b"pitm", start, end), _find(view, b"iprp", start, end)
-    (version,) = struct.unpack_from("B", view, item[0])
-    (primary,) = struct.unpack_from(">I" if version else ">H", view, item[0] + 4)
-    known = list(boxes(view, *_find(view, b"ipco", *properties)))
-    parts = [
-        known[index - 1]
-        for index in _associated(view, primary, *properties)
-        if 0 < index <= len(known)
-    ]
-    return combined(
-        _turned(kind, view[first : min(last, first + 1)]) for kind, first, last in parts
-    )
-
-
-def _find(view: memoryview, kind: bytes, start: int, stop: int) -> tuple[int, int]:
-    for found, first, end in boxes(view, start, stop):
-        if found == kind:
-            return first, end
-    raise struct.error(f"no box {kind!r}")
-
-
-def _associated(view: memoryview, item: int, start: int, stop: int) -> list[int]:
-    """Positions, from 1, of the properties of an item, in the order in which they apply."""
-    for kind, position, _ in boxes(view, start, stop):
-        if kind == b"ipma" and (indices := _read_ipma(view, item, position)):
-            return indices
-    return []
-
-
-def _read_ipma(view: memoryview, item: int, position: int) -> list[int]:
-    version_flags, count = struct.unpack_from(">II", view, position)
-    layout, size = (">IB", 5) if version_flags >> 24 else (">HB", 3)
-    # The highest bit of an association says that a reader must understand the property.
-    unit, mask = ("H", 0x7FFF) if version_flags & 1 else ("B", 0x7F)
-    position += 8
-    for _ in range(min(count, MAX_PARTS)):
-        found, length = struct.unpack_from(layout, view, position)
-        indices = struct.unpack_from(f">{length}{unit}", view, position + size)
-        if found == item:
-            return [index & mask for index in indices]
-        position += size + length * struct.calcsize(unit)
-    return []
-
-
-def _turned(kind: bytes, payload: memoryview) -> int:
-    if kind == b"irot" and payload:
-        return (1, 8, 3, 6)[payload[0] & 3]  # Quarter turns anticlockwise.
-    if kind == b"imir" and payload:
-        return 2 if payload[0] & 1 else 4
-    return 1
 
 
 # A file made of empty parts must cost milliseconds, not minutes.
@@ -456,5 +398,4 @@ _READERS: tuple[tuple[int, bytes, Callable[[memoryview], int]], ...] = (
     (8, b"WEBP", _webp),
     (0, b"II*\0", _tiff),
     (0, b"MM\0*", _tiff),
-    (4, b"ftyp", _heif),
 )

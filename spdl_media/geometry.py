@@ -8,7 +8,7 @@ are those that the filters of :mod:`spdl_media.filter_desc` give.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -170,20 +170,6 @@ def _axis(x: int, y: int) -> tuple[int, int]:
     if y and abs(x) <= abs(y) * _TOLERANCE:
         return 0, (1 if y > 0 else -1)
     return 0, 0
-
-
-def combined(orientations: Iterable[int]) -> int:
-    """The orientation that is undone by undoing several, one after the other.
-
-    Raises:
-        ValueError: One of them is not one of 1 to 8.
-    """
-    a, b, c, d = _TURNS[1].matrix
-    for orientation in orientations:
-        p, q, r, s = _turn(orientation).matrix
-        # A transform applies to the result of those before it, so its matrix goes to the left.
-        a, b, c, d = p * a + q * c, p * b + q * d, r * a + s * c, r * b + s * d
-    return _ORIENTATIONS[a, b, c, d]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,8 @@ from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import (
-    avif_with_properties,
-    box,
     exif_block,
     gray_tiff,
-    imir,
-    irot,
     jpeg_with_exif,
     png_chunk,
     png_with_exif,
@@ -210,41 +206,6 @@ def test_made_files_decode(orientation: int) -> None:
         np.testing.assert_allclose(frames[0].to_ndarray(format="gray"), GRAY, atol=8)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(
-    ("properties", "associated", "orientation"),
-    [
-        ([], [], 1),
-        ([irot(0)], [1], 1),
-        ([irot(1)], [1], 8),
-        ([irot(2)], [1], 3),
-        ([irot(3)], [1], 6),
-        ([imir(0)], [1], 4),
-        ([imir(1)], [1], 2),
-        ([irot(1), imir(0)], [1, 2], 5),
-        ([irot(1), imir(1)], [1, 2], 7),
-        ([irot(1), imir(0)], [2, 1], 7),
-        ([imir(1), irot(1)], [1, 2], 5),
-        ([irot(1), irot(3)], [1], 8),
-        ([box(b"ispe", bytes(12)), irot(1)], [1, 2], 8),
-        ([irot(1)], [0, 9, 1], 8),
-    ],
-)
-def test_avif(properties: list[bytes], associated: list[int], orientation: int, wide: bool) -> None:
-    data = avif_with_properties(properties, associated, wide=wide)
-    assert exif_orientation(data) == orientation
-    # The same, turned by NumPy in the order of the association.
-    picture = GRAY
-    for position in associated:
-        if 0 < position <= len(properties):
-            kind, value = properties[position - 1][4:8], properties[position - 1][8]
-            if kind == b"irot":
-                picture = np.rot90(picture, value)
-            elif kind == b"imir":
-                picture = picture[:, ::-1] if value else picture[::-1]
-    np.testing.assert_array_equal(picture, UPRIGHT[orientation](GRAY))
-
-
 XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description %s</x:xmpmeta>'
 
 
@@ -349,8 +310,6 @@ def _samples() -> list[bytes]:
         png_with_exif(image("png"), exif),
         webp_with_exif(image("libwebp"), exif, 5, 3),
         gray_tiff(GRAY, orientation=6, order=">"),
-        avif_with_properties([irot(1), imir(0)], [1, 2]),
-        avif_with_properties([irot(1), imir(0)], [1, 2], wide=True),
         webp_form(),
     ]
 

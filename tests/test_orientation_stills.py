@@ -149,9 +149,11 @@ def test_a_format_that_is_named(options: dict[str, Any], tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("properties", "orientation"),
-    [([imir(0), irot(1)], 7), ([imir(1), irot(1)], 5), ([irot(1), irot(1)], 3)],
+    [([imir(0), irot(1)], 5), ([imir(1), irot(1)], 7)],
 )
-def test_an_avif_that_mirrors_before_it_turns(properties: list[bytes], orientation: int) -> None:
+def test_an_avif_turns_before_it_mirrors_in_whatever_order_it_says_so(
+    properties: list[bytes], orientation: int
+) -> None:
     data = turned_avif(stored("libsvtav1"), properties)
     assert {name: demux(data).orientation for name, demux in PACKETS.items()} == dict.fromkeys(
         PACKETS, orientation
