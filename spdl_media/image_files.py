@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import av
 from av.codec.context import CodecContext
@@ -26,26 +26,14 @@ __all__ = ("encode_image", "save_image")
 _QUALITY = 90
 
 
-class _Format(NamedTuple):
-    """A file format of images.
-
-    Attributes:
-        encoder: FFmpeg's name of it.
-        container: FFmpeg's muxer, where packets are no files by themselves.
-        pix_fmt: What is taken unless asked otherwise; ``None``: what keeps most of the image.
-    """
-
-    encoder: str
-    container: str | None = None
-    pix_fmt: str | None = None
-
-
-_FORMATS = {
-    "jpeg": _Format("mjpeg", pix_fmt="yuvj420p"),
-    "webp": _Format("libwebp", pix_fmt="bgra"),
-    "avif": _Format("libsvtav1", "avif", "yuv420p"),
-    "apng": _Format("apng", "apng"),
-    "gif": _Format("gif", "gif"),
+# FFmpeg's encoder of a format, its muxer where packets are no files by themselves, and the pixel format that
+# is taken unless asked otherwise; without one it is what keeps most of the image.
+_FORMATS: dict[str, tuple[str, str | None, str | None]] = {
+    "jpeg": ("mjpeg", None, "yuvj420p"),
+    "webp": ("libwebp", None, "bgra"),
+    "avif": ("libsvtav1", "avif", "yuv420p"),
+    "apng": ("apng", "apng", None),
+    "gif": ("gif", "gif", None),
 }
 _SUFFIXES = {
     **dict.fromkeys(("jpg", "jpe", "jfif"), "jpeg"),
@@ -106,9 +94,9 @@ def encode_image(
     frames = image if isinstance(image, ImageFrames) else frames_from_array(image, layout=layout)
     if not isinstance(frames, ImageFrames):
         raise ValueError(f"encode_image takes one image, not {frames!r}")
-    row = _FORMATS.get(format) or _Format(format)
-    encoder = find_encoder(row.encoder, "video")
-    wanted = pix_fmt or row.pix_fmt or best_pix_fmt(encoder, frames.pix_fmt)
+    name, container, usual = _FORMATS.get(format, (format, None, None))
+    encoder = find_encoder(name, "video")
+    wanted = pix_fmt or usual or best_pix_fmt(encoder, frames.pix_fmt)
     if _has_alpha(frames.pix_fmt) and not _has_alpha(wanted):
         raise EncodeError(
             f"the image has an alpha channel, which {format} in {wanted} does not keep. Leave it out: "
@@ -121,11 +109,11 @@ def encode_image(
         encoder=encoder.name,
         pix_fmt=wanted,
         encoder_options={**options, **(encoder_options or {})},
-        color_range="pc" if is_yuv(wanted) and row.encoder != "libwebp" else None,
+        color_range="pc" if is_yuv(wanted) and name != "libwebp" else None,
     )
-    if row.container is not None:
+    if container is not None:
         file = io.BytesIO()
-        with Muxer(file, format=row.container, format_options={"fflags": "+bitexact"}) as muxer:
+        with Muxer(file, format=container, format_options={"fflags": "+bitexact"}) as muxer:
             muxer.write(muxer.add_encode_stream(config), frames)
         return file.getvalue()
     context: Any = CodecContext.create(encoder, "w")
@@ -133,7 +121,7 @@ def encode_image(
     context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
     coder = VideoEncoder(context, config)
     size = f"{frames.width}x{frames.height}"
-    with ffmpeg_errors(lambda text: EncodeError(f"{row.encoder} cannot encode {size}: {text}")):
+    with ffmpeg_errors(lambda text: EncodeError(f"{name} cannot encode {size}: {text}")):
         return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
 
 

@@ -181,7 +181,8 @@ class Muxer:
                 track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
             with self._errors():
                 open_encoder(stream.codec_context)
-            return self._added(track)
+            self._tracks.append(track)
+            return len(self._tracks) - 1
 
     def add_remux_stream(
         self, source: Codec | VideoPackets | AudioPackets, *, orientation: int | None = None
@@ -213,7 +214,8 @@ class Muxer:
             turned: Any = orientation or getattr(source, "orientation", 1)
             self._turn(stream, turned)
             kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
-            return self._added(_Track(stream, (kind,), None))
+            self._tracks.append(_Track(stream, (kind,), None))
+            return len(self._tracks) - 1
 
     def _remux_stream(self, codec: Codec) -> Any:
         kind = "video" if isinstance(codec, VideoCodec) else "audio"
@@ -402,10 +404,6 @@ class Muxer:
             )
         if orientation != 1:
             stream.set_display_matrix(display_matrix(orientation))
-
-    def _added(self, track: _Track) -> int:
-        self._tracks.append(track)
-        return len(self._tracks) - 1
 
     def _mux(self, packets: Iterable[AvPacket]) -> None:
         with self._errors():
