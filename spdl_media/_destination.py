@@ -26,28 +26,6 @@ Target: TypeAlias = "str | os.PathLike[str] | Writable"
 _CHUNK = 1 << 20
 
 
-def path_of(dst: Target) -> Path | None:
-    """The path of a destination; ``None``: it is a file object.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It is a URL.
-        WriteError: There is a folder or a device of this name.
-    """
-    if not isinstance(dst, str | os.PathLike):
-        if not callable(getattr(dst, "write", None)):
-            raise TypeError(f"dst must be a path or a binary file object with write, not {dst!r}")
-        return None
-    name = os.fspath(dst)
-    if "://" in name:
-        raise ValueError(f"{name} is a URL; write to fsspec.open(url, 'wb') or another file object")
-    # A link stays, and what it leads to is replaced. With a root, FFmpeg takes no name for a protocol's.
-    path = Path(name).resolve()
-    if path.exists() and not path.is_file():
-        raise WriteError("this is a folder or a device; give the path of a file", source=name)
-    return path
-
-
 @contextlib.contextmanager
 def write_errors(name: str) -> Iterator[None]:
     """Turn what the operating system or a file object raises in a block into WriteErrors."""
@@ -90,17 +68,29 @@ class Draft:
 
     def __init__(self, dst: Target) -> None:
         self._dst: Any = dst
-        self._final = final = path_of(dst)
-        if final is not None:
-            self.name = str(dst)
+        self._final: Path | None = None
+        if isinstance(dst, str | os.PathLike):
+            self.name = os.fspath(dst)
+            if "://" in self.name:
+                raise ValueError(
+                    f"{self.name} is a URL; write to fsspec.open(url, 'wb') or another file object"
+                )
+            # A link stays, and what it leads to is replaced. With a root, FFmpeg takes no name for a
+            # protocol's.
+            self._final = final = Path(self.name).resolve()
+            if final.exists() and not final.is_file():
+                text = "this is a folder or a device; give the path of a file"
+                raise WriteError(text, source=self.name)
             # Names have a limit, nearly everywhere of 255 bytes. The suffix tells the file format.
             hidden = f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}"
             self.path = final.with_name(hidden)
-        else:
+        elif callable(getattr(dst, "write", None)):
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
             number, path = tempfile.mkstemp(suffix=Path(self.name).suffix)
             os.close(number)
             self.path = Path(path)
+        else:
+            raise TypeError(f"dst must be a path or a binary file object with write, not {dst!r}")
 
     def complete(self) -> None:
         """Give the file its name, or its content to the file object.

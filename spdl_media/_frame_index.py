@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -198,15 +199,24 @@ def make_index(
         SourceError: The source cannot be read.
         DecodeError: No decoder takes the stream.
     """
-    keep = replace(config, on_corrupt="keep")
 
-    def decoder() -> PictureDecoder:
-        decoder = PictureDecoder(codec, metadata, keep)
+    def decoded(until: float = math.inf) -> list[int]:
+        """Ticks of the frames that come out of the packets, up to the first one at or after ``until``."""
+        decoder = PictureDecoder(codec, metadata, replace(config, on_corrupt="keep"))
         decoder.needs_key = bool(table.is_key.any())
-        return decoder
+        found: list[int] = []
+        try:
+            with ffmpeg_log():
+                for frame in chain.from_iterable(map(decoder.decode, chain(restart(), (None,)))):
+                    found.append(NO_TIME if frame.pts is None else frame.pts)
+                    if found[-1] >= until:
+                        break
+        finally:
+            decoder.close()
+        return found
 
     if not _is_one_each(table, codec, format):
-        return _decoded_index(table, codec, _decoded(restart(), decoder()))
+        return _decoded_index(table, codec, decoded())
     shown = table.is_shown.copy()
     first_key = int(np.argmax(table.is_key))
     start = int(table.pts[first_key])
@@ -214,8 +224,7 @@ def make_index(
     leading[:first_key] = True
     if (leading & shown).any():
         # Frames before the first key frame refer to what is not there, or not; the decoder knows.
-        found = _decoded(restart(), decoder(), until=start)
-        shown &= ~leading | np.isin(table.pts, np.array(found, np.int64))
+        shown &= ~leading | np.isin(table.pts, np.array(decoded(start), np.int64))
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
     end = int(table.pts.max()) + (table.last_duration or usual_duration(codec))
@@ -250,23 +259,6 @@ def _with_keys(
     keys = keys[rising]
     times = table.pts[keys], table.dts[keys]
     return FrameIndex(pts, packets, keys, *times, end, is_exact, counted)
-
-
-def _decoded(
-    packets: Iterable[AvPacket], decoder: PictureDecoder, until: int | None = None
-) -> list[int]:
-    """Ticks of the frames that come out of packets, up to the first one at or after ``until``."""
-    found: list[int] = []
-    try:
-        with ffmpeg_log():
-            for packet in chain(packets, (None,)):
-                for frame in decoder.decode(packet):
-                    found.append(NO_TIME if frame.pts is None else frame.pts)
-                    if until is not None and found[-1] >= until:
-                        return found
-    finally:
-        decoder.close()
-    return found
 
 
 def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> FrameIndex:

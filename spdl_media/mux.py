@@ -108,8 +108,6 @@ class Muxer:
         format_options: Mapping[str, object] | None = None,
     ) -> None:
         self._container: Any = None
-        self._draft = Draft(dst)
-        self._name = self._draft.name
         self._guard = OneThread("Muxer")
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
@@ -117,6 +115,8 @@ class Muxer:
         # FFmpeg would otherwise write what is ten seconds ahead of the other streams.
         options = {"max_interleave_delta": "0"}
         options |= string_options("format_options", format_options or {})
+        self._draft = Draft(dst)
+        self._name = self._draft.name
         try:
             self._container = av.open(str(self._draft.path), "w", format=format, options=options)
         except ValueError as error:

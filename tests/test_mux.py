@@ -256,6 +256,9 @@ class Failing(Raw):
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_failing_file_object(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for options, error in (({"format": "no"}, ValueError), ({"format_options": 1}, TypeError)):
+        with pytest.raises(error):
+            sm.Muxer(io.BytesIO(), **options)
     with pytest.raises(sm.WriteError, match="cannot be written: no space") as caught:
         write(Failing(OSError(errno.ENOSPC, "no space"), after), format="matroska")
     assert caught.value.errno == errno.ENOSPC
