@@ -26,6 +26,7 @@ from terminal import Terminal
 import spdl_media as sm
 from spdl_media.cli import main
 from spdl_media.cli.check import Result, work
+from spdl_media.cli.decoding import check_file
 from spdl_media.cli.files import find_files
 from spdl_media.cli.state import open_state
 from spdl_media.cli.tuning import Measured, Setting, best_of, search
@@ -175,6 +176,78 @@ def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
     assert "/dev/full cannot be used: database or disk is full. Free some space" in errors
 
 
+# Runs commands, as nobody where it is root, who may read everything. What is imported meanwhile must be there
+# before: Python itself may lie where nobody may read.
+AS_NOBODY = """
+import json, os, pwd, sys
+from spdl_media.cli import main
+folder, *commands = json.loads(sys.argv[1])
+main(["check", folder, "-o", os.devnull])
+main(["probe", folder])
+main(["bench", folder, "--chart", "missing/chart.svg"])
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(pwd.getpwnam("nobody").pw_gid)
+    os.setuid(pwd.getpwnam("nobody").pw_uid)
+print("here it begins", flush=True)
+print("here it begins", file=sys.stderr, flush=True)
+print([main(command) for command in commands])
+"""
+
+
+def test_without_permission_a_file_is_a_row_and_a_folder_a_sentence(tmp_path: Path) -> None:
+    pwd = pytest.importorskip("pwd")
+    if os.geteuid() == 0 and "nobody" not in {user.pw_name for user in pwd.getpwall()}:
+        pytest.skip("root may read everything, and there is no user called nobody")
+    (tmp_path / "data" / "folder").mkdir(parents=True)
+    for name in ("good.jpg", "locked.jpg", "folder/any.jpg"):
+        shutil.copy(MEDIA / "technician.jpg", tmp_path / "data" / name)
+    (tmp_path / "old.state").touch()
+    tmp_path.chmod(0o555)
+    (tmp_path / "data" / "locked.jpg").chmod(0)
+    (tmp_path / "data" / "folder").chmod(0)
+    commands = [
+        ["check", "data"],
+        ["check", "data/folder"],
+        ["check", "data", "-o", "report.csv"],
+        ["check", "data", "--state", "new.state"],
+        ["check", "data", "--state", "old.state"],
+        ["probe", "data/locked.jpg"],
+        ["bench", "data", "--chart", "chart.svg"],
+    ]
+    arguments = json.dumps([str(MEDIA), *commands])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, arguments],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        tmp_path.chmod(0o755)
+        (tmp_path / "data" / "folder").chmod(0o755)
+    output, errors = (
+        text.split("here it begins\n")[1].splitlines() for text in (done.stdout, done.stderr)
+    )
+    rows, summary, statuses = output[:-2], output[-2], output[-1]
+    folder, file = sorted(rows)
+    assert folder == "unreadable: data/folder: Permission denied"
+    assert file.startswith("unreadable: data/locked.jpg: cannot be read: Permission denied. Check")
+    assert re.search("1 sound, 0 damaged, 2 unreadable", summary)
+    assert statuses == "[1, 2, 2, 2, 2, 1, 2]"
+    expected = [
+        "Directory 'data/folder' is not readable",
+        "report.csv: Permission denied. Name another file or folder",
+        "new.state cannot be used: unable to open database file",
+        "old.state cannot be used: attempt to write a readonly database",
+        "data/locked.jpg: cannot be read: Permission denied",
+        "chart.svg: Permission denied. Name another file or folder",
+    ]
+    assert [part in line for part, line in zip(expected, errors, strict=True)] == [True] * 6, errors
+
+
 def refusal(capfd: pytest.CaptureFixture[str], *arguments: object, status: int = 2) -> str:
     """Run the command in this process, and return its one line of error."""
     assert main([str(one) for one in arguments]) == status
@@ -315,6 +388,23 @@ def test_results_are_saved_while_a_long_file_is_decoded(
         files.see(find_files(tmp_path))
         work(files, decode, 2, progress)
         assert files.counts() == {"sound": 2}
+
+
+def test_a_check_never_holds_a_whole_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = index_frames(300, 64, 48)
+    (tmp_path / "long.mkv").write_bytes(make_video(frames, format="matroska", codec="ffv1"))
+    sizes = []
+
+    class Watched(sm.VideoDecoder):
+        def decode(self, packets: sm.VideoPackets) -> Any:
+            for chunk in super().decode(packets):
+                sizes.append(len(chunk))
+                yield chunk
+
+    monkeypatch.setattr("spdl_media.cli.decoding.VideoDecoder", Watched)
+    assert check_file(tmp_path / "long.mkv").kind == "sound"
+    assert sum(sizes) > 290  # the last ones are those of flush()
+    assert max(sizes) == 8
 
 
 @pytest.mark.long

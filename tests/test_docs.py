@@ -170,7 +170,7 @@ def test_a_wrong_output_is_noticed() -> None:
 
 def test_readme_has_the_two_commands_and_the_example() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "python -m pip install . && python samples/decode_media.py\n" in readme
+    assert 'python -m pip install ".[cli]" && spdl-media check samples/media\n' in readme
     assert 'python -m pip install -e ".[test]" && python -m pytest\n' in readme
     assert 'packets = sm.demux_video("clip.mp4", timestamp=(1.5, 3.0))\n' in readme
 

@@ -28,7 +28,7 @@ _GLYPHS = {
 }
 
 
-@click.command("contact-sheet")
+@click.command("contact-sheet", short_help="Put frames of a video into one image.")
 @click.argument("video", type=Path)
 @click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
 @click.option("--columns", **NUMBER, default=4)

@@ -61,7 +61,7 @@ class Row(NamedTuple):
     fix: str = ""
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Show what is missing here.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each row.")
 def command(*, as_json: bool) -> int:
     """Show what is there and what is missing, and the line that gets it.

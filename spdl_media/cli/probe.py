@@ -16,7 +16,7 @@ from spdl_media.errors import MediaError
 _HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "turn", "colour")
 
 
-@click.command("probe")
+@click.command("probe", short_help="Show what is in files.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each file.")
 def command(files: Sequence[str], *, as_json: bool) -> int:
