@@ -138,6 +138,10 @@ class SampleRows:
         """Samples of each channel that were made."""
         return min(self._filled, self._limit)
 
+    def resamples(self, rate: int) -> bool:
+        """Whether samples of this rate become ones of another."""
+        return self._ops.sample_rate not in (None, rate)
+
     def put_array(
         self, samples: npt.NDArray[Any], format: tuple[str, str, int], position: int
     ) -> None:
@@ -192,11 +196,11 @@ class SampleRows:
         self._channels = _num_channels(layout)
         ops, self.sample_fmt = self._ops, self._ops.sample_fmt or name
         packed, into = name.removesuffix("p"), self.sample_fmt.removesuffix("p")
-        if ops.sample_rate not in (None, rate):
+        if self.resamples(rate):
             # Only the graph knows how many samples of one rate make so many of another.
             self._wanted = sys.maxsize
         is_plain = (
-            ops.sample_rate in (None, rate)
+            not self.resamples(rate)
             and ops.num_channels in (None, _usual_channels(layout))
             and (packed == into or into in ("flt", "dbl"))
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -194,3 +197,37 @@ ODD: dict[str, bytes] = {
 def test_odd_files_are_read_as_by_packets(name: str) -> None:
     for window in [None, (0, 1), (2.5, 3.1), (6.5, 7), (6.9, 9), (9, 14)]:
         _check_as_by_packets(ODD[name], window)
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+import spdl_media as sm
+from spdl_media._sample_decoder import _turn
+
+data = sys.stdin.buffer.read()
+before = sm.load_audio(data, (1, 2)).array
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with _turn:
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+warnings.simplefilter("ignore", DeprecationWarning)  # CPython's, of forking beside threads
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(not (sm.load_audio(data, (1, 2)).array == before).all())
+status = os.waitpid(child, 0)[1]
+done.set()
+thread.join()
+sys.exit(status != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    subprocess.run([sys.executable, "-c", FORK], input=MP3, timeout=100, check=True)
