@@ -265,7 +265,6 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.takes(frame):
         return None
-    plan: Plan | None
     if converts_first(frame, ops):
         part = part_around(frame, ops.box)
         if part is None or carries_more(frame):
@@ -275,18 +274,15 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
         size = whole.width, whole.height
         inner = Placement(size, (w, h), -x, -y)
         return chain.run(whole, Plan(Placement(size, size), inner, ops.mirror))
-    if ops.box is None and not ops.mirror:
-        plan = chain.plan((frame.width, frame.height))
-        if plan is None or (_has_margins(plan) and carries_more(frame)):
-            return None
-        return chain.run(frame, plan)
-    x, y, w, h = ops.box or (0, 0, frame.width, frame.height)
-    if not fits((x, y, w, h), frame.width, frame.height) or carries_more(frame):
+    size = frame.width, frame.height
+    is_cut = ops.box is not None or ops.mirror
+    x, y, w, h = ops.box or (0, 0, *size)
+    plan = chain.plan((w, h)) if fits((x, y, w, h), *size) else None
+    if plan is None or (is_cut and frame.format.name not in _CUTTABLE):
         return None
-    plan = chain.plan((w, h))
-    if plan is None or frame.format.name not in _CUTTABLE:
+    if (is_cut or _has_margins(plan)) and carries_more(frame):
         return None
-    cut = Placement((frame.width, frame.height), (w, h), -x, -y)
+    cut = Placement(size, (w, h), -x, -y)
     return chain.run(placed(frame, cut, mirror=ops.mirror), plan)
 
 

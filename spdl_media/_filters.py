@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from spdl_media._fast_images import (
     whole_samples,
     without_graph,
 )
-from spdl_media._ffmpeg import LogLine, as_fraction, current_log, describe, ffmpeg_log
+from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
 from spdl_media._graph import (
     SINKS,
     SOURCES,
@@ -66,7 +66,6 @@ def frame_options(frame: AvFrame) -> dict[str, str]:
 
 def source_args(
     frame: AvFrame,
-    *,
     time_base: Fraction | None = None,
     frame_rate: Fraction | None = None,
     sample_aspect_ratio: Fraction | None = None,
@@ -129,6 +128,7 @@ def naming(source: str) -> Iterator[None]:
         raise
 
 
+@dataclass(eq=False)
 class FrameFilter:
     """One input, one output: what decoding runs its frames through.
 
@@ -150,30 +150,21 @@ class FrameFilter:
     Thread safety: one thread at a time; its owner takes care.
     """
 
-    finished: bool
+    desc: str
+    _: KW_ONLY
+    kind: Kind
+    time_base: Fraction | None = None
+    frame_rate: Fraction | None = None
+    sample_aspect_ratio: Fraction | None = None
+    gives_one: bool = False
+    finished: bool = field(default=False, init=False)
     """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
 
-    def __init__(
-        self,
-        desc: str,
-        *,
-        kind: Kind,
-        time_base: Fraction | None = None,
-        frame_rate: Fraction | None = None,
-        sample_aspect_ratio: Fraction | None = None,
-        gives_one: bool = False,
-    ) -> None:
-        self._wiring = wire(desc)
-        _check_simple(self._wiring, kind)
-        self._gives_one = gives_one
-        self._of_stream = {
-            "time_base": time_base,
-            "frame_rate": frame_rate,
-            "sample_aspect_ratio": sample_aspect_ratio,
-        }
+    def __post_init__(self) -> None:
+        self._wiring = wire(self.desc)
+        _check_simple(self._wiring, self.kind)
         self._graph: BuiltGraph | None = None
         self._key: object = None
-        self.finished = False
 
     def push(self, frame: AvFrame) -> list[Any]:
         """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's.
@@ -185,24 +176,21 @@ class FrameFilter:
             return []
         lines = current_log()
         if lines is None:
-            with ffmpeg_log() as lines:
-                return self._push(frame, lines)
-        return self._push(frame, lines)
-
-    def _push(self, frame: AvFrame, lines: list[LogLine]) -> list[Any]:
+            with ffmpeg_log():
+                return self.push(frame)
         key = _frame_key(frame)
         done: list[Any] = []
         if key != self._key or self._graph is None:
             # A source has one size and format for good.
             done = self._drain()
-            args = source_args(frame, **self._of_stream)
+            args = source_args(frame, self.time_base, self.frame_rate, self.sample_aspect_ratio)
             self._graph, self._key, self.finished = build(self._wiring, (args,)), key, False
         mark = len(lines)
         try:
             if not push_frame(self._graph.sources[0], frame):
                 self.finished = True
             # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
-            if self._gives_one and not done:
+            if self.gives_one and not done:
                 return [self._graph.sinks[0].pull()]
             return done + self._pull(self._graph)
         except av.BlockingIOError:
@@ -348,7 +336,8 @@ class PictureFilter:
         if self._desc is None:
             return [frame]
         if frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY:
-            frame = self._full_range(frame)
+            # FFmpeg's scaler takes all gray for full range, so its levels are spread before.
+            frame = self._marked(full_range_gray(frame), frame)
         # Attributes of a frame cost 0.2 microseconds together, and what follows from them 100 times that.
         key = frame.width, frame.height, frame.format.name, orientation
         if key == self._key and self._graph is not None:
@@ -375,11 +364,11 @@ class PictureFilter:
         self._key, self._graph_desc = key, desc
         return before + self._through_graph(self._graph, frame)
 
-    def _full_range(self, gray: av.VideoFrame) -> av.VideoFrame:
-        """FFmpeg's scaler takes all gray for full range, so its levels are spread before."""
-        if gray.is_corrupt:
-            self.copied_corrupt |= {gray.pts}
-        return full_range_gray(gray)
+    def _marked(self, copy: av.VideoFrame, frame: av.VideoFrame) -> av.VideoFrame:
+        """What was made of a frame, whose damage PyAV cannot mark on a copy."""
+        if copy is not frame and frame.is_corrupt:
+            self.copied_corrupt |= {frame.pts}
+        return copy
 
     def flush(self) -> Iterator[av.VideoFrame]:
         """The frames that are held back."""
@@ -405,19 +394,13 @@ class PictureFilter:
         outer, inner = part
         x, y, w, h = inner
         scaler, first, *rest = conversion_filters(ops)
-        return _joined(
-            *(scaler, first, f"crop={w}:{h}:{x}:{y}:exact=1"),
-            *([turn, *cut_filters(ops.box, mirror=ops.mirror)] if turn else []),
-            *([] if turn else cut_filters(None, mirror=ops.mirror)),
-            *rest,
-        ), outer
+        cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
+        middle = f"crop={w}:{h}:{x}:{y}:exact=1"
+        return _joined(scaler, first, middle, turn, *cut, *rest), outer
 
     def _through_graph(self, graph: FrameFilter, frame: av.VideoFrame) -> list[av.VideoFrame]:
         if self._part is not None:
-            whole = whole_samples(frame, self._part)
-            if whole is not frame and frame.is_corrupt:
-                self.copied_corrupt |= {frame.pts}
-            frame = whole
+            frame = self._marked(whole_samples(frame, self._part), frame)
         try:
             return graph.push(frame)
         except FilterError as error:

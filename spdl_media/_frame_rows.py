@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -27,6 +28,7 @@ from spdl_media.timing import ticks_to_seconds
 _RESERVE = 8
 
 
+@dataclass(eq=False)
 class FrameRows:
     """One array for frames that come one by one, so that none has to be kept until the last.
 
@@ -41,17 +43,11 @@ class FrameRows:
     Thread safety: threads may put different rows at the same time, once the first was put.
     """
 
-    def __init__(
-        self,
-        count: int,
-        storage: Storage | None,
-        layout: Literal["NCHW", "NHWC"] | None,
-        values: Values | None = None,
-    ) -> None:
-        self._count, self._storage = count, storage
-        self._layout, self._values = layout, values
-        self._array: Array | None = None
-        self._places: list[Array] = []
+    count: int
+    storage: Storage | None
+    layout: Literal["NCHW", "NHWC"] | None
+    values: Values | None = None
+    _array: Array | None = field(default=None, init=False)
 
     def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
         """Copy a frame of FFmpeg's into rows.
@@ -62,9 +58,9 @@ class FrameRows:
         """
         if self._array is None:
             name = f"the frame of row {rows[0]}"
-            plan = self._plan = RowPlan(frame, self._layout, name, source, self._values)
-            self._array = new_array((self._count, *plan.shape), plan.dtype, self._storage)
-            self._places = plan.places(self._array)
+            plan = self._plan = RowPlan(frame, self.layout, name, source, self.values)
+            self._array = new_array((self.count, *plan.shape), plan.dtype, self.storage)
+            self._places: Sequence[Array] = plan.places(self._array)
         self._plan.check(frame, lambda: f"that of row {rows[0]}", source)
         for row in rows:
             self._plan.copy(frame, self._places, row)
@@ -98,7 +94,7 @@ class FrameRows:
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._array, self._places = None, []
+        self._array, self._places = None, ()
 
 
 class ImageBuffer(CPUBuffer):
@@ -167,7 +163,7 @@ def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer 
     Returns:
         The buffer; ``None``: they are no such images, or not alike, or arrays already.
     """
-    found = [one.pending() if type(one) is ImageBuffer else None for one in images]
+    found = [one.pending() for one in images if type(one) is ImageBuffer]
     pairs = [pair for pair in found if pair is not None]
     if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
         return None
@@ -181,6 +177,7 @@ def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer 
     return buffer
 
 
+@dataclass(eq=False)
 class VideoRows:
     """A sink that copies the frames of a video into rows of an array, so that none is kept.
 
@@ -200,24 +197,19 @@ class VideoRows:
     Thread safety: one thread at a time.
     """
 
-    def __init__(
-        self,
-        packets: VideoPackets,
-        filter_desc: str | PictureOps | None,
-        storage: Storage | None,
-        layout: Literal["NCHW", "NHWC"] | None,
-        limit: int | None,
-        values: Values | None = None,
-        on_short: OnShort | None = None,
-    ) -> None:
-        self._packets = packets
-        self._storage = storage
-        self._layout, self._values = layout, values
-        self._limit, self._on_short = limit, on_short
+    packets: VideoPackets
+    filter_desc: str | PictureOps | None
+    storage: Storage | None
+    layout: Literal["NCHW", "NHWC"] | None
+    limit: int | None
+    values: Values | None = None
+    on_short: OnShort | None = None
+
+    def __post_init__(self) -> None:
         # Counted by the packets: the header's number of frames may be wrong.
-        self._expected, self._is_exact = expected_frames(packets, filter_desc, limit)
-        if on_short is not None and limit is not None:
-            self._expected, self._is_exact = limit, True
+        self._expected, self._is_exact = expected_frames(self.packets, self.filter_desc, self.limit)
+        if self.on_short is not None and self.limit is not None:
+            self._expected, self._is_exact = self.limit, True
         self._pts: list[int | None] = []
         # Arrays that are full or filled now, and how many frames they hold together.
         self._arrays: list[Array] = []
@@ -230,10 +222,10 @@ class VideoRows:
         Raises:
             ConvertError: It has another size, format, matrix or range than the first, or makes no array.
         """
-        row, source = len(self._pts), self._packets.source
+        row, source = len(self._pts), self.packets.source
         if row == 0:
             name = f"frame 0 of item 0 ({source})"
-            self._plan = RowPlan(frame, self._layout, name, source, self._values)
+            self._plan = RowPlan(frame, self.layout, name, source, self.values)
             # Filters may have changed it, so it is that of the frames and not of the packets.
             self._time_base = as_fraction(frame.time_base) or Fraction(1)
         self._plan.check(frame, lambda: f"frame {row} of item 0 ({source})", source)
@@ -242,19 +234,19 @@ class VideoRows:
         if self._places:
             self._plan.copy(frame, self._places, row - self._start)
         self._pts.append(frame.pts)
-        return row + 1 == self._limit
+        return row + 1 == self.limit
 
     def _make_room(self) -> None:
         nbytes = self._plan.nbytes
         self._start = self._capacity
-        if isinstance(self._storage, StoragePool):
+        if isinstance(self.storage, StoragePool):
             # Whether it is large enough shows with the last frame, and the error shall name the whole size.
             # So frames that find no room are only counted.
-            if self._start or nbytes > self._storage.nbytes:
+            if self._start or nbytes > self.storage.nbytes:
                 self.release()
                 self._capacity = sys.maxsize
                 return
-            memory = self._storage.acquire(nbytes)
+            memory = self.storage.acquire(nbytes)
         else:
             memory = self._reserve(nbytes)
         count = memory.size // nbytes
@@ -267,12 +259,12 @@ class VideoRows:
         """Fresh memory for all rows that can be expected, or for as many again as there are."""
         count = self._start or self._expected
         # Page-locked memory is there from the start, touched or not.
-        if self._storage is None and not self._is_exact:
+        if self.storage is None and not self._is_exact:
             try:
                 return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
             except MemoryError:  # the system does not reserve more than it has
                 pass
-        return lease_memory(count * nbytes, self._storage)
+        return lease_memory(count * nbytes, self.storage)
 
     def take(self) -> CPUBuffer:
         """The rows that were filled, and those that stand in for missing ones.
@@ -283,17 +275,17 @@ class VideoRows:
         """
         count = len(self._pts)
         if not count:
-            raise no_frames(self._packets)
-        on_short, wanted = self._on_short, count
-        if on_short is not None and self._limit is not None:
-            wanted, packets = self._limit, self._packets
+            raise no_frames(self.packets)
+        wanted, on_short, packets = count, self.on_short, self.packets
+        if on_short is not None and self.limit is not None:
+            wanted = self.limit
             check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
         if not self._arrays:
             # The frames found no room and were only counted, so the storage is too small for certain.
-            lease_memory(wanted * self._plan.nbytes, self._storage)  # which says what it lacks
+            lease_memory(wanted * self._plan.nbytes, self.storage)  # which says what it lacks
         array = self._arrays[0][:wanted]
         if len(self._arrays) > 1 or len(array) < wanted:
-            array = new_array((wanted, *self._plan.shape), self._plan.dtype, self._storage)
+            array = new_array((wanted, *self._plan.shape), self._plan.dtype, self.storage)
             start = 0
             while self._arrays:
                 part = self._arrays.pop(0)[: count - start]
@@ -308,7 +300,7 @@ class VideoRows:
 
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""
-        return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
+        return seconds_of(self._pts, self._time_base, metadata_of(self.packets).zero)
 
     def release(self) -> None:
         """Let go of the memory."""

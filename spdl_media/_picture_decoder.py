@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class FrameList:
     """A sink that keeps frames as they come.
 
@@ -46,14 +48,13 @@ class FrameList:
         limit: How many are wanted; ``None``: all.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.frames: list[av.VideoFrame] = []
-        self._limit = limit
+    limit: int | None = None
+    frames: list[av.VideoFrame] = field(default_factory=list)
 
     def put(self, frame: av.VideoFrame) -> bool:
         """Keep a frame."""
         self.frames.append(frame)
-        return len(self.frames) == self._limit
+        return len(self.frames) == self.limit
 
 
 class PictureDecoder:

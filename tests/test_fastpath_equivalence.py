@@ -468,7 +468,7 @@ def test_the_decoder_without_a_container(files: list[bytes]) -> None:
     idct = sm.codec._STILL_JPEG_OPTIONS
     for data in files:
         frame = by_container(data, idct)
-        assert_equal(planes(data), list(sm.frames.ImageFrames((frame,)).planes))
+        assert_equal(planes(data), list(sm.ImageFrames((frame,)).planes))
 
 
 def test_the_quick_inverse_dct_is_one_level_off_at_most(files: list[bytes]) -> None:
