@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import av
@@ -27,7 +28,6 @@ from spdl_media._ffmpeg import (
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
-    decoded_matrix,
     id3_size,
     mp3_frame_size,
     muxed_matrix,
@@ -415,26 +415,29 @@ class Container:
 
     # Orientation.
 
-    def orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
+    def orientation(self, index: int, packets: Iterable[AvPacket] | None = None) -> int:
         """EXIF number of the images of a video stream: by a still's metadata, or a video's display matrix.
 
         Args:
             index: Index of the stream.
-            packets: Some of its packets, the first a key frame, in case one has to be looked at to know.
+            packets: Some of its packets, if they are there. ``None``: the first is read if it tells.
         """
         if self.format == "image2" or self.format.endswith("_pipe"):  # each packet is a file
+            if packets is None:
+                self.rewind()
+                with self.reading():
+                    packets = list(islice(self.packets([index]), 1))
             first = next(iter(packets), None)
             return 1 if first is None else still_orientation(memoryview(first))
         if index not in self._orientations:
-            self._orientations[index] = self._stated_orientation(index, packets)
+            self._orientations[index] = self._stated_orientation(index)
         return self._orientations[index]
 
-    def _stated_orientation(self, index: int, packets: Iterable[AvPacket]) -> int:
+    def _stated_orientation(self, index: int) -> int:
         if not any(name in self.format for name in ("mp4", "matroska")):
             return 1
-        stream = self.av.streams[index]
         # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
-        matrix = muxed_matrix(stream) or decoded_matrix(stream, packets)
+        matrix = muxed_matrix(self.av.streams[index])
         return matrix_orientation(matrix) if matrix else 1
 
     def content(self) -> bytes | memoryview:

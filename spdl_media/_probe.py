@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
 from typing import Any, TypeAlias
 
 import av
 
 from spdl_media._audio_arrays import WAVInfo, read_wav_info
 from spdl_media._container import Container
-from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._ffmpeg import as_fraction
 from spdl_media._image_packets import read_image, still_decoder
 from spdl_media.codec import (
     AudioCodec,
@@ -241,28 +239,29 @@ def _wav_info(wav: WAVInfo) -> MediaInfo:
 
 def _probe_container(container: Container) -> MediaInfo:
     file = container.av
-    first: dict[int, AvPacket] = {}
     return MediaInfo(
         format=container.format,
         duration=container.duration,
         # Listed first: reading an orientation may open the source again.
-        streams=tuple(_stream_info(container, stream, first) for stream in list(file.streams)),
+        streams=tuple(_stream_info(container, stream) for stream in list(file.streams)),
         best_video=container.best_index("video"),
         best_audio=container.best_index("audio"),
         metadata=tuple(file.metadata.items()),
     )
 
 
-def _stream_info(
-    container: Container, stream: av.stream.Stream, first: dict[int, AvPacket]
-) -> StreamInfo:
+def _stream_info(container: Container, stream: av.stream.Stream) -> StreamInfo:
     # A stream without a context is one that this FFmpeg has no decoder for.
     has_decoder = stream.codec_context is not None
-    if has_decoder and isinstance(stream, av.VideoStream):
-        return _video_info(container, stream, first)
     if has_decoder and isinstance(stream, av.AudioStream):
         return _audio_stream(read_audio_codec(stream), stream.index, _seconds(container, stream))
-    return OtherStreamInfo(stream.index, stream.type)
+    if not has_decoder or not isinstance(stream, av.VideoStream):
+        return OtherStreamInfo(stream.index, stream.type)
+    codec, index = read_video_codec(stream), stream.index
+    stated = {"num_frames": stream.frames or None, "duration": _seconds(container, stream)}
+    return _video_stream(
+        codec, container.orientation(index), index=index, frame_rate=codec.frame_rate, **stated
+    )
 
 
 def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> AudioStreamInfo:
@@ -289,17 +288,6 @@ def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
 _TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 
-def _video_info(
-    container: Container, stream: av.VideoStream, first: dict[int, AvPacket]
-) -> VideoStreamInfo:
-    codec = read_video_codec(stream)
-    # Asked before the orientation, for which the source may be opened again.
-    index, duration, frames = stream.index, _seconds(container, stream), stream.frames or None
-    orientation = container.orientation(index, _first_packet(container, index, first))
-    stated = {"num_frames": frames, "duration": duration, "frame_rate": codec.frame_rate}
-    return _video_stream(codec, orientation, index=index, **stated)
-
-
 def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoStreamInfo:
     size = codec.width, codec.height
     # What the user gets is upright, so the sizes here are as well.
@@ -319,28 +307,6 @@ def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoSt
         color_primaries=COLOR_PRIMARIES.get(primaries),
         color_trc=COLOR_TRCS.get(trc),
     )
-
-
-# A stream that has no key frame within so many packets of all streams is not waited for.
-_MAX_SEARCH = 1000
-
-
-def _first_packet(
-    container: Container, index: int, first: dict[int, AvPacket]
-) -> Iterable[AvPacket]:
-    """The first key frame of a stream, read only if the orientation cannot be found without decoding it."""
-    # Those of all streams are read in one pass, because not every source can be read again.
-    if not first:
-        container.rewind()
-        indices = [stream.index for stream in container.av.streams.video]
-        with container.reading():
-            for packet in islice(container.packets(indices), _MAX_SEARCH):
-                if packet.is_keyframe:
-                    first.setdefault(packet.stream_index, packet)
-                if len(first) == len(indices):
-                    break
-    if index in first:
-        yield first[index]
 
 
 def _probe_still(packets: ImagePackets) -> MediaInfo:

@@ -22,9 +22,6 @@ from spdl_media.inputs import Source, open_input
 from spdl_media.packets import PacketMetadata, known_damage
 from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 
-# The orientation of a stream without a key frame among so many packets is not looked for.
-_MAX_SEARCH = 64
-
 
 class VideoSource:
     """One opened video stream. :class:`~spdl_media.VideoFile` explains the arguments.
@@ -106,17 +103,10 @@ class VideoSource:
 
     def _open(self, container: Container, stream: int | None) -> None:
         self._stream, codec = container.video(stream)
-        orientation = container.orientation(self._stream, self._key_packets(container))
+        orientation = container.orientation(self._stream)
         with container.reading():
             self.codec = with_x264_build(container, self._stream, codec, 0)
         self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
-
-    def _key_packets(self, container: Container) -> Iterator[AvPacket]:
-        """The first key frames, read only where nothing else tells the orientation."""
-        container.rewind()
-        with container.reading():
-            packets = list(islice(container.packets([self._stream], keep=False), _MAX_SEARCH))
-        yield from (packet for packet in packets if packet.is_keyframe)
 
     def _make_index(self, container: Container) -> FrameIndex:
         codec, last = self.codec, deque[AvPacket](maxlen=1)

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain
 from typing import Any, TypeAlias
 
 import av
@@ -22,11 +21,9 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import (
-    AvPacket,
     as_fraction,
     check_codec_options,
     ffmpeg_errors,
-    frame_matrix,
 )
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
@@ -238,26 +235,6 @@ def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
         return None
     fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
-
-
-def decoded_matrix(stream: Any, packets: Iterable[AvPacket]) -> tuple[int, ...] | None:
-    """Display matrix of a video stream, from its first decoded frame.
-
-    Raises:
-        SourceError: The packets are read while they are iterated, and cannot be.
-        DemuxError: They cannot be read, likewise.
-    """
-    context = stream.codec_context
-    context.thread_count = 1
-    try:
-        for packet in chain(packets, (None,)):
-            for frame in context.decode(packet):
-                return frame_matrix(frame)
-    except av.FFmpegError:  # damaged data; decoding it in earnest will say so
-        return None
-    finally:
-        context.flush_buffers()
-    return None
 
 
 # Damage that a decoder can notice is an error where noticing costs no good file. Over H.264, HEVC and the

@@ -17,7 +17,6 @@ from oriented import FRAMES, oriented_clip, remux, upright
 import spdl_media as sm
 
 # Its matrix is taken away: only AV1 has none there, and not every FFmpeg encodes it.
-from spdl_media import _container as container_module
 from spdl_media.testing import make_video
 
 KEEP = "format=yuv420p"
@@ -66,20 +65,6 @@ def test_all_eight(format: str, codec: str, orientation: int) -> None:
     config = sm.decode_config(orient=False)
     check_stored(sm.decode_packets(packets, KEEP, config), orientation)
     check_upright(sm.decode_packets(pickle.loads(pickle.dumps(packets)), KEEP), orientation)
-
-
-@pytest.mark.parametrize("orientation", [2, 6, 7])
-def test_a_matrix_that_no_muxer_tells(orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AV1 takes this way: it is found by decoding one frame."""
-    monkeypatch.setattr(container_module, "muxed_matrix", lambda stream: None)
-    data = oriented_clip(orientation, codec="ffv1", format="matroska")
-    packets = sm.demux_video(data, timestamp=(0.3, None))
-    assert packets.orientation == orientation
-    assert len(sm.decode_packets(packets, KEEP)) == 3
-    check_upright(sm.decode_packets(sm.demux_video(data), KEEP), orientation)
-    info = sm.probe(data).video
-    assert info is not None
-    assert info.orientation == orientation
 
 
 @pytest.mark.parametrize("orientation", [1, 5, 6])

@@ -18,7 +18,6 @@ from oriented import oriented_clip
 import spdl_media as sm
 
 # Spied on: whether a frame is decoded to be probed shows in the time alone. Some streams have no matrix.
-from spdl_media import _container as container_module
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -230,21 +229,14 @@ def test_a_source_that_cannot_seek(movie: bytes) -> None:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which streams were decoded to be probed."""
+    """The stills that were decoded to be probed."""
     calls: list[str] = []
-    decoded_matrix, decode = container_module.decoded_matrix, probe_module.decode_packets
-
-    def matrix(stream: Any, packets: Any) -> Any:
-        taken = []
-        result = decoded_matrix(stream, (taken.append(p) or p for p in packets))
-        calls.append(f"stream {stream.index}, {len(taken)} packets")
-        return result
+    decode = probe_module.decode_packets
 
     def frame(packets: sm.ImagePackets, *options: Any) -> Any:
         calls.append("still")
         return decode(packets, *options)
 
-    monkeypatch.setattr(container_module, "decoded_matrix", matrix)
     monkeypatch.setattr(probe_module, "decode_packets", frame)
     return calls
 
@@ -257,18 +249,9 @@ def test_movies_are_not_decoded(movie: bytes, decoded: list[str]) -> None:
     assert decoded == []
 
 
-def test_at_most_one_frame_is_decoded(decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rare_still_is_decoded(decoded: list[str]) -> None:
     sm.probe(make_image(index_frames(1, 64, 48)[0], codec="tiff"))
     assert decoded == ["still"]
-    decoded.clear()
-    monkeypatch.setattr(container_module, "muxed_matrix", lambda stream: None)
-    tracks = [VideoTrack(frames=index_planes(9, 64, 48), codec="libx264", max_b_frames=2)] * 2
-    data = make_media(tracks, format="matroska")
-    info = sm.probe(data)
-    assert decoded == ["stream 0, 1 packets", "stream 1, 1 packets"]
-    decoded.clear()
-    assert sm.probe(Pipe(data)) == info, "all streams in one pass, because there is no second"
-    assert len(decoded) == 2
 
 
 def test_data_behind_the_first_frame_do_not_matter() -> None:
