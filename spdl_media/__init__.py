@@ -152,8 +152,7 @@ if TYPE_CHECKING:
         decode_image_nvjpeg,
         load_image_batch_nvjpeg,
     )
-    from spdl_media.cuda.video_streams import streaming_load_video_nvdec
-    from spdl_media.cuda.videos import decode_packets_nvdec
+    from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
     from spdl_media.dataloader import DataLoader
     from spdl_media.image_folder import ImageFolder
     from spdl_media.mix import Mix
@@ -203,8 +202,7 @@ _LAZY_NAMES = {
     "batch_sampler": ("BatchByLength",),
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
     "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
-    "cuda.video_streams": ("streaming_load_video_nvdec",),
-    "cuda.videos": ("decode_packets_nvdec",),
+    "cuda.videos": ("decode_packets_nvdec", "streaming_load_video_nvdec"),
     "cuda.images": ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg"),
     "dataloader": ("DataLoader",),
     "image_folder": ("ImageFolder",),

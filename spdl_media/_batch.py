@@ -91,6 +91,23 @@ class VideoRequest:
     decoder: VideoDecoder
     purpose: str
 
+    def cut(self, packets: VideoPackets, desc: str | PictureOps | None) -> str | PictureOps | None:
+        """Filters, and before them what is cut out of the frames and mirrored.
+
+        Raises:
+            ConvertError: The header states no size, or the crop does not lie inside the frames.
+        """
+        if self.cuts.is_empty:
+            return desc
+        size = stated_size(packets, as_decode_config(self.decode_config))
+        if not size[0]:
+            raise ConvertError(
+                "crops= and flips= need the size of a video before it is decoded, and this header states "
+                "none; load it whole, and cut the array",
+                source=packets.source,
+            )
+        return self.cuts.filter(0, size, desc, packets.source)
+
     def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
         """Decode packets to an array in host memory, each frame as it leaves the filters.
 
@@ -104,16 +121,7 @@ class VideoRequest:
             ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
         """
         config = as_decode_config(self.decode_config)
-        desc: str | PictureOps | None = self.desc
-        if not self.cuts.is_empty:
-            stated = packets if config.orient else packets.codec
-            if not stated.width:
-                raise ConvertError(
-                    "crops= and flips= need the size of a video before it is decoded, and this header states "
-                    "none; load it whole, and cut the array",
-                    source=packets.source,
-                )
-            desc = self.cuts.filter(0, (stated.width, stated.height), desc, packets.source)
+        desc = self.cut(packets, self.desc)
         count = self.num_frames
         rows = VideoRows(
             packets, desc, self.storage, self.layout, count, self.values, self.on_short
@@ -127,6 +135,12 @@ class VideoRequest:
             raise
         buffer.boxes, buffer.flips = self.cuts.drawn([0], [0])
         return buffer, rows.timestamps
+
+
+def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
+    """Width and height of frames as the header states them, 0 where it does not."""
+    stated = packets if config.orient else packets.codec
+    return stated.width, stated.height
 
 
 def load_rows(

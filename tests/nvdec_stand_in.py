@@ -24,10 +24,10 @@ from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.cuda import _color_numpy
 from spdl_media.cuda.nvdec import DecoderPool
-from spdl_media.cuda.video_output import Output
 from spdl_media.cuda.video_path import DeviceClip, decode_clip
-from spdl_media.cuda.video_rows import VideoDevice
+from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
+from spdl_media.operations import PictureOps
 
 PITCH = 256
 STORED = {
@@ -162,8 +162,8 @@ class StandIn(VideoDevice):
         self.waits += 1
         yield
 
-    def memory(self, shape: Any, dtype: str, *, zeros: bool) -> Block:
-        array = np.zeros(shape, dtype) if zeros else np.full(shape, 0x77, dtype)
+    def memory(self, shape: Any, row: Any, *, fill: bool) -> Block:
+        array = np.full(shape, row if fill else 0x77, row.dtype)
         return Block(array, lambda stream: None)
 
     def array(self, values: Any) -> Any:
@@ -225,15 +225,14 @@ def clip_of(
     num_frames: int | None = None,
     frame_rate: Any = None,
     decode_config: DecodeConfig | None = None,
-    **output: Any,
+    layout: Any = "NHWC",
+    values: Any = None,
+    **options: Any,
 ) -> DeviceClip:
     """Decode packets on a device, with the options of ``load_video``."""
-    if output.get("width") is None or output.get("height") is None:
-        output["scale_mode"] = None
-    else:
-        output.setdefault("scale_mode", "pad")
     config = as_decode_config(decode_config)
-    return decode_clip(packets, device, Output(**output), config, num_frames, frame_rate)
+    output = Output(PictureOps(frame_rate=frame_rate, **options), layout, values)
+    return decode_clip(packets, device, output, config, num_frames)
 
 
 def load_video_nvdec(src: Any, timestamp: Any = None, *, cuda: Any, **options: Any) -> Any:

@@ -583,14 +583,33 @@ def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
     np.testing.assert_array_equal(host(audio), want)
 
 
-def test_videos_are_cut_and_mirrored_on_the_cpu(nvdec: CupyWithKernels) -> None:
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_videos_are_cut_mirrored_and_normalised_on_the_device(
+    nvdec: CupyWithKernels, layout: Any
+) -> None:
+    """Borders are black before they become numbers, as on the CPU."""
     options: Any = {"crops": (3, 5, 21, 11), "flips": True, "quality": "accurate"}
+    options |= {"width": 30, "height": 30, "layout": layout}
+    levels = sm.load_video(CLIP, **options)
     buffer = sm.load_video(CLIP, cuda=0, **options)
-    np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP, **options))
+    assert np.abs(host(buffer).astype(int) - levels.array).max() <= 2
+    numbers: Any = {"dtype": "float32", "mean": (0.5, 0.4, 0.3), "std": (0.25, 0.5, 1)}
+    buffer = sm.load_video(CLIP, cuda=0, decoder="pyav", **options, **numbers)
+    want = sm.load_video(CLIP, **options, **numbers).array
     assert (buffer.boxes, buffer.flips) == (((3, 5, 21, 11),), (True,))
-    assert not nvdec.launches
-    with pytest.raises(ValueError, match=r"decoder='pyav': crops= and flips= are for the CPU"):
-        sm.load_video(CLIP, cuda=0, decoder="pyav", **options)
+    assert buffer.dtype == np.float32
+    assert np.abs(host(buffer) - want).max() <= 2.5 / 255 / 0.25
+    border = (levels.array == 0).all(1 if layout == "NCHW" else -1).all(0)
+    assert border.any()
+    axis = 1 if layout == "NCHW" else -1
+    np.testing.assert_allclose(
+        np.moveaxis(host(buffer), axis, -1)[:, border],
+        np.moveaxis(want, axis, -1)[:, border],
+        atol=1e-6,
+    )
+    assert nvdec.launches
+    with pytest.raises(ValueError, match=r"decoder='pyav': dtype='float16' is for the CPU"):
+        sm.load_video(CLIP, cuda=0, decoder="pyav", dtype="float16")
 
 
 def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> None:

@@ -6,7 +6,6 @@ See:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -15,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import check_choice, check_int
+from spdl_media._rows import Values
 from spdl_media.cuda._color_formats import YUVFormat
 from spdl_media.cuda._color_taps import (
     CHROMA_PLACES,
@@ -24,10 +25,10 @@ from spdl_media.cuda._color_taps import (
     line_taps,
     no_taps,
 )
+from spdl_media.formats import COLORSPACES
 
 Array: TypeAlias = npt.NDArray[Any]
 RGBLayout: TypeAlias = Literal["NHWC", "NCHW"]
-Normalization: TypeAlias = tuple[Sequence[float], Sequence[float]]
 Size: TypeAlias = tuple[int, int]
 
 # FFmpeg's scaler keeps the samples of a row in 15 bits, 7 of them behind the point of 8 bit samples. What
@@ -50,18 +51,10 @@ _WEIGHTS = MappingProxyType(
     }
 )
 MATRICES = (*_WEIGHTS, "ycgco")
-COEFFICIENTS = MappingProxyType(
-    {
-        1: "bt709",
-        4: "fcc",
-        5: "bt470bg",
-        6: "smpte170m",
-        7: "smpte240m",
-        8: "ycgco",
-        9: "bt2020nc",
-        10: "bt2020nc",
-    }
-)
+COEFFICIENTS = {
+    **{number: name for number, name in COLORSPACES.items() if name in MATRICES},
+    10: "bt2020nc",
+}
 """The numbers of H.273 that ``coeff=`` takes, as SPDL has them.
 
 10 is constant luminance, whose equations are no matrix. SPDL takes the matrix of 9 for it; FFmpeg's scale
@@ -146,24 +139,19 @@ class Look:
     width: int | None = None
     height: int | None = None
     scale_algo: ScaleAlgo | None = None
-    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    values: Values | None = None
     bgr: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("color_range", self.color_range, ("tv", "pc")),
-            ("chroma_location", self.chroma_location, tuple(CHROMA_PLACES)),
-            ("scale_algo", self.scale_algo, SCALE_ALGOS),
+        for name, allowed in (
+            ("color_range", ("tv", "pc")),
+            ("chroma_location", tuple(CHROMA_PLACES)),
+            ("scale_algo", SCALE_ALGOS),
         ):
-            if value is not None and value not in allowed:
-                raise ValueError(f"{name} must be one of {allowed} or None, not {value!r}")
-        for name, size in (("width", self.width), ("height", self.height)):
-            if size is None:
-                continue
-            if isinstance(size, bool) or not isinstance(size, int | np.integer):
-                raise TypeError(f"{name} must be an int or None, not {size!r}")
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
+            check_choice(name, getattr(self, name), (*allowed, None))
+        for name in ("width", "height"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name))
 
 
 @lru_cache(maxsize=256)
@@ -176,7 +164,8 @@ def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
     size = (look.width or width, look.height or height)
     algo = look.scale_algo or ("bilinear" if size == (width, height) else "bicubic")
     matrix = _matrix(format, look)
-    scale, bias = _normalization(look.normalize)
+    is_float = look.values is not None and look.values.is_float
+    scale, bias = normalization(look.values)
     return Plan(
         luma=(
             line_taps(width, size[0], 1, 0.0, algo, stretch=True),
@@ -188,7 +177,7 @@ def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
         bias=bias,
         ceiling=_CEILING * 2 ** (format.bits - 8),
         shift=format.shift,
-        dtype="uint8" if look.normalize is None else "float32",
+        dtype="float32" if is_float else "uint8",
     )
 
 
@@ -246,30 +235,8 @@ def _chroma_taps(
     )
 
 
-def checked_normalization(
-    normalize: Normalization | None,
-) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and deviation as plain values.
-
-    Raises:
-        TypeError: Not two sequences of numbers.
-        ValueError: Not three values each, or a deviation of zero.
-    """
-    if normalize is None:
-        return None
-    message = f"normalize must be (mean, std), each with three values, not {normalize!r}"
-    try:
-        mean, std = (tuple(float(value) for value in part) for part in normalize)
-    except (TypeError, ValueError) as error:
-        raise TypeError(message) from error
-    if len(mean) != 3 or len(std) != 3 or not all(np.isfinite((*mean, *std))) or 0.0 in std:
-        raise ValueError(f"{message}; finite, and the second ones not 0")
-    return mean, std
-
-
-def _normalization(
-    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None,
-) -> tuple[Array, Array]:
-    """``(value / 255 - mean) / std`` as a factor and a summand."""
-    mean, std = np.array(normalize or ((0, 0, 0), (1, 1, 1)), np.float64)
+def normalization(values: Values | None) -> tuple[Array, Array]:
+    """``(level / 255 - mean) / std`` of each channel as a factor and a summand, float32."""
+    numbers = ((0.0,), (1.0,)) if values is None else (values.mean, values.std)
+    mean, std = (np.broadcast_to(np.array(one), 3) for one in numbers)
     return (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)

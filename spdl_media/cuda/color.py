@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._handover import Block
+from spdl_media._rows import PerChannel, Values, parse_values
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.cuda import _color_numpy
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
@@ -30,10 +31,8 @@ from spdl_media.cuda._color_launch import (
 from spdl_media.cuda._color_plan import (
     COEFFICIENTS,
     Look,
-    Normalization,
     Plan,
     RGBLayout,
-    checked_normalization,
     make_plan,
 )
 from spdl_media.cuda._color_taps import ScaleAlgo
@@ -59,7 +58,7 @@ def yuv_to_rgb(
     height: int | None = None,
     scale_algo: ScaleAlgo | None = None,
     layout: RGBLayout = "NHWC",
-    normalize: Normalization | None = None,
+    normalize: tuple[PerChannel, PerChannel] | None = None,
     out: Any = None,
     cuda_config: Any = None,
 ) -> Buffer:
@@ -123,7 +122,7 @@ def yuv_to_rgb(
         width,
         height,
         scale_algo,
-        checked_normalization(normalize),
+        _values_of(normalize),
     )
     tiled = not isinstance(planes, list | tuple)
     device, arrays = _placed([planes] if tiled else planes, cuda_config)
@@ -206,6 +205,16 @@ def _nv12_look(
         return Look(matrix, color_range)
     said = _said_by(buffers)
     return Look(matrix or said[0] or _matrix_of(1), color_range or said[1])
+
+
+def _values_of(normalize: Any) -> Values | None:
+    if normalize is None:
+        return None
+    if not isinstance(normalize, Sequence) or len(normalize) != 2:
+        raise TypeError(
+            f"normalize must be (mean, std), each a number or one for each channel, not {normalize!r}"
+        )
+    return parse_values("float32", *normalize, pix_fmt="rgb24")
 
 
 def _said_by(planes: Any) -> tuple[str | None, str | None]:

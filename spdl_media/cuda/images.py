@@ -268,10 +268,7 @@ def _as_spdl(
     is_single: bool = False,
 ) -> Buffer:
     """Load images as SPDL does."""
-    if (cuda is None) == (cuda_config is None):
-        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
-        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
-    config = _config_of(cuda_config if cuda is None else cuda)
+    config = _config_of(one_device(cuda, cuda_config))
     if pix_fmt not in _SPDL_COLORS:
         raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
     check_array_layout(layout)
@@ -297,6 +294,18 @@ def _as_spdl(
         is_single=is_single,
     )
     return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)
+
+
+def one_device(cuda: Any, cuda_config: Any) -> Any:
+    """The device that one of the two arguments names.
+
+    Raises:
+        ValueError: Neither does, or both.
+    """
+    if (cuda is None) == (cuda_config is None):
+        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
+        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
+    return cuda_config if cuda is None else cuda
 
 
 def _config_of(device: Any) -> CUDAConfig | None:

@@ -1,9 +1,11 @@
-"""Packets to frames on a device, and these to one array: the CPU path with another decoder and other rows."""
+"""Packets to frames on a device, and these to arrays: the CPU path with another decoder and other rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any, NamedTuple
 
 from spdl_media._filters import PictureFilter
@@ -20,12 +22,16 @@ from spdl_media.cuda.nvdec import (
     has_lengths,
     nvdec_refusal,
 )
-from spdl_media.cuda.video_output import Output
-from spdl_media.cuda.video_rows import DeviceRows, Shown, VideoDevice
+from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
 from spdl_media.decode import decode_into
+from spdl_media.decoders import VideoDecoder
+from spdl_media.demux import Demuxer
 from spdl_media.errors import DecodeError, TransferError
-from spdl_media.operations import PictureOps, Rate
+from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
+
+# Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
+_CHUNK = 64
 
 
 class DevicePath(PicturePath):
@@ -113,15 +119,13 @@ class DeviceClip(NamedTuple):
         return seconds_of(self.pts, self.time_base, self.zero)
 
 
-def decode_clip(
-    packets: VideoPackets,
-    device: VideoDevice,
-    output: Output,
-    config: DecodeConfig,
-    num_frames: int | None = None,
-    frame_rate: Rate | None = None,
-) -> DeviceClip:
+def decode_clip(packets: VideoPackets, device: VideoDevice, *options: Any) -> DeviceClip:
     """Decode packets to an array on a device.
+
+    Args:
+        packets: Of a window.
+        device: Where they are decoded.
+        options: What is made of frames, how to decode, and at most how many frames.
 
     Raises:
         NotOnDeviceError: NVDEC does not decode them.
@@ -130,12 +134,12 @@ def decode_clip(
         TransferError: The device has no memory or no decoder left, or is gone.
     """
     try:
-        return _decode_clip(packets, device, output, config, num_frames, frame_rate)
+        return _decode_clip(packets, device, *options)
     except TransferError:
         # Decoders that wait for other clips take memory, too.
         if not device.decoders.clear():
             raise
-    return _decode_clip(packets, device, output, config, num_frames, frame_rate)
+    return _decode_clip(packets, device, *options)
 
 
 def _decode_clip(
@@ -143,20 +147,114 @@ def _decode_clip(
     device: VideoDevice,
     output: Output,
     config: DecodeConfig,
-    num_frames: int | None,
-    frame_rate: Rate | None,
+    num_frames: int | None = None,
 ) -> DeviceClip:
+    # There is more room if there are more.
+    room, _ = expected_frames(packets, None, num_frames)
+    rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
+    # The rows do all else that is asked for.
+    ops = PictureOps(frame_rate=output.ops.frame_rate)
     paths: list[DevicePath] = []
 
     def make_path(*arguments: Any) -> DevicePath:
         paths.append(DevicePath(device, *arguments))
         return paths[0]
 
-    # There is more room if there are more.
-    room, _ = expected_frames(packets, None, num_frames)
-    rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
-    decode_into(rows, packets, PictureOps(frame_rate=frame_rate), config, num_frames, make_path)
+    decode_into(rows, packets, ops, config, num_frames, make_path)
     if not rows.count:
         raise no_frames(packets)
     times = tuple(rows.pts), paths[0].time_base, metadata_of(packets).zero
     return DeviceClip(rows.take(rows.count), *times)
+
+
+def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
+    """The error for a stream that NVDEC does not decode, where nothing else may."""
+    return DecodeError(
+        f"{found}. load_video(cuda=, decoder='auto') decodes it on the CPU and copies its frames there",
+        source=source,
+    )
+
+
+def decode_batches(
+    demuxer: Demuxer,
+    device: VideoDevice,
+    options: tuple[Callable[[VideoPackets], Output], DecodeConfig, int],
+    stream_index: int | None,
+) -> Iterator[Buffer]:
+    """Decode a whole stream, so many frames an array.
+
+    Raises:
+        NotOnDeviceError: NVDEC does not decode it.
+        TransferError: As for :func:`decode_clip`, as are the others.
+    """
+    with demuxer:
+        chunks = _video_chunks(demuxer, stream_index)
+        first = next(chunks, None)  # which tells the codec
+        if first is None:
+            return
+        # Kept until frames are out: decoders that wait for other clips take memory, too.
+        untried: list[VideoPackets] | None = []
+        todo: Iterator[VideoPackets] = chain([first], chunks)
+        while True:
+            stream = None
+            try:
+                stream = _DeviceStream(first, device, *options)
+                for packets in todo:
+                    if untried is not None:
+                        untried.append(packets)
+                    for buffer in stream.decode(packets):
+                        untried = None
+                        yield buffer  # type: ignore[misc]  # a VideoDecoder gives frames
+                yield from stream.flush()  # type: ignore[misc]  # likewise
+                return
+            except NotOnDeviceError as found:
+                raise not_on_nvdec(found, first.source) from found.__cause__
+            except TransferError:
+                if untried is None or not device.decoders.clear():
+                    raise
+                todo, untried = chain(untried, todo), []
+            finally:
+                if stream is not None:
+                    stream.close()
+
+
+def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:
+    index = demuxer.video_stream_index if stream_index is None else stream_index
+    for packets in demuxer.streaming_demux(index, num_packets=_CHUNK):
+        if not isinstance(packets, VideoPackets):
+            raise TypeError(f"stream {index} holds {type(packets).__name__}, not video")
+        yield packets
+
+
+class _DeviceStream(VideoDecoder):
+    """A decoder of a whole stream, whose chunks are batches on a device."""
+
+    def __init__(
+        self,
+        first: VideoPackets,
+        device: VideoDevice,
+        output: Callable[[VideoPackets], Output],
+        config: DecodeConfig,
+        num_frames: int,
+    ) -> None:
+        self._device, self._first = device, metadata_of(first)
+        super().__init__(first.codec, decode_config=config, num_frames=num_frames)
+        self._ready: Any = DeviceRows(
+            device, output(first), num_frames, first.source, is_batch=True
+        )
+
+    def _new_path(self) -> PicturePath:
+        return DevicePath(self._device, self._codec, self._first, None, self._config)
+
+    def _count(self) -> int:
+        return int(self._ready.count)
+
+    def _cut(self, size: int) -> Any:
+        return self._ready.take(size)
+
+    def _restart(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the decoder back."""
+        self._decoder.close()

@@ -1,38 +1,171 @@
-"""Frames that lie on a device into one array there, several at a launch."""
+"""Frames that lie on a device into one array there, several at a launch: cut, size, place and colours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from spdl_media._arguments import ArrayLayout
 from spdl_media._driver import LEGACY_DEFAULT, current, wait_for
-from spdl_media._handover import Block
-from spdl_media._rows import Colors, colors_differ, matrix_and_range
+from spdl_media._handover import KEEPER, Block
+from spdl_media._rows import Colors, Values, colors_differ, matrix_and_range
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
-from spdl_media.cuda._color_formats import Planes
+from spdl_media.cuda._color_formats import Planes, yuv_format
 from spdl_media.cuda._color_launch import convert_on_device, in_place
-from spdl_media.cuda._color_plan import Plan, plane_plan
+from spdl_media.cuda._color_plan import Look, Plan, make_plan, normalization, plane_plan
+from spdl_media.cuda._color_taps import Taps
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
-from spdl_media.cuda.video_output import (
-    INVERSE,
-    Kind,
-    Output,
-    coded_size,
-    plan_of,
-    upright,
-)
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
-from spdl_media.geometry import Placement, Size
+from spdl_media.formats import COLOR_RANGES, COLORSPACES
+from spdl_media.geometry import (
+    Box,
+    Placement,
+    Size,
+    fits,
+    place,
+    stored_box,
+    stored_flips,
+    swaps_sides,
+)
+from spdl_media.operations import PictureOps
 from spdl_media.transfer import buffer_on_stream
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is made of each frame.
+
+    Attributes:
+        ops: Its cut, size and format: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
+        layout: Order of the axes of RGB.
+        values: The numbers that RGB becomes; ``None``: it stays as it is.
+    """
+
+    ops: PictureOps
+    layout: ArrayLayout = "NHWC"
+    values: Values | None = None
+
+    @property
+    def is_yuv(self) -> bool:
+        """Whether planes stay planes."""
+        return self.ops.pix_fmt == "nv12"
+
+
+class Kind(NamedTuple):
+    """What frames of a launch have in common: as they are coded, but for the crop and what follows."""
+
+    stored: str
+    size: Size
+    orientation: int
+    matrix: int
+    range: int
+
+    @property
+    def chroma(self) -> Size:
+        """The size of planes of chroma."""
+        return -(-self.size[0] // 2), -(-self.size[1] // 2)
+
+    def boxes(self, ops: PictureOps) -> tuple[Box, Box]:
+        """What is cut out of the upright frame, and of its planes of chroma.
+
+        Raises:
+            ConvertError: The box does not lie inside it.
+        """
+        size = self.size[::-1] if swaps_sides(self.orientation) else self.size
+        x, y, w, h = box = ops.box or (0, 0, *size)
+        if not fits(box, *size):
+            raise ConvertError(
+                f"the crop {box} (x, y, width, height) does not lie inside the frame, which is "
+                f"{size[0]}x{size[1]}"
+            )
+        return box, (x // 2, y // 2, -(-w // 2), -(-h // 2))
+
+    def placement(self, ops: PictureOps) -> Placement:
+        """Where it goes, upright."""
+        return place(self.boxes(ops)[0][2:], ops.width, ops.height, ops.scale_mode)
+
+    def as_coded(
+        self, taps: tuple[Taps, Taps], box: Box, size: Size, ops: PictureOps
+    ) -> tuple[Taps, Taps]:
+        """Windows of an upright box, mirrored or not, as windows of the coded plane.
+
+        Args:
+            taps: Across and down what was cut out.
+            box: What was cut out of the upright plane.
+            size: Of the plane as it is coded.
+            ops: Whether it is mirrored.
+        """
+        x, y, w, h = stored_box(box, self.orientation, *size)
+        swaps, flips = swaps_sides(self.orientation), [*stored_flips(self.orientation)]
+        flips[swaps] ^= ops.mirror
+        across, down = taps[::-1] if swaps else taps
+        return _along(across, x, w, backwards=flips[0]), _along(down, y, h, backwards=flips[1])
+
+
+def _along(taps: Taps, start: int, length: int, *, backwards: bool) -> Taps:
+    """Windows of a part of a line as windows of the line, which may run backwards."""
+    first, weights = taps.first, taps.weights
+    if backwards:
+        first, weights = np.int32(length - len(weights)) - first, weights[::-1]
+    return Taps(first + np.int32(start), np.ascontiguousarray(weights))
+
+
+def _as_coded(array: Any, orientation: int) -> Any:
+    """The view of upright rows ``(frames, height, width, ...)`` whose axes are those of coded frames."""
+    return array.swapaxes(1, 2) if swaps_sides(orientation) else array
+
+
+@lru_cache(maxsize=256)
+def plan_of(kind: Kind, output: Output) -> Plan:
+    """The conversion of a frame, as it is coded, to the part of the canvas that it fills."""
+    ops, (box, half), placement = output.ops, kind.boxes(output.ops), kind.placement(output.ops)
+    scaled, left, top = placement.scaled, max(0, -placement.left), max(0, -placement.top)
+    if scaled == box[2:]:
+        # The box of what the whole frame becomes, as on the CPU, and chroma at its edges has neighbours.
+        x, y, w, _ = box
+        whole = replace(ops, box=None)
+        box, half = kind.boxes(whole)
+        scaled = box[2:]
+        left, top = left + (scaled[0] - x - w if ops.mirror else x), top + y
+    look = Look(
+        matrix=COLORSPACES.get(kind.matrix),
+        color_range=COLOR_RANGES.get(kind.range),
+        width=scaled[0],
+        height=scaled[1],
+        scale_algo=None if box[2:] == scaled else ops.scale_algo,  # type: ignore[arg-type]  # checked
+        values=output.values,
+        bgr=ops.pix_fmt == "bgr24",
+    )
+    plan = make_plan(yuv_format(kind.stored), look, *box[2:])
+    # What the canvas cuts off of the scaled frame is not computed.
+    columns = slice(left, left + min(placement.scaled[0], placement.canvas[0]))
+    rows = slice(top, top + min(placement.scaled[1], placement.canvas[1]))
+
+    def shown(taps: tuple[Taps, Taps]) -> tuple[Taps, Taps]:
+        across, down = taps
+        return (
+            Taps(across.first[columns], across.weights[:, columns]),
+            Taps(down.first[rows], down.weights[:, rows]),
+        )
+
+    return replace(
+        plan,
+        luma=kind.as_coded(shown(plan.luma), box, kind.size, ops),
+        chroma=kind.as_coded(shown(plan.chroma), half, kind.chroma, ops),
+    )
 
 
 class Shown(NamedTuple):
@@ -115,16 +248,21 @@ class VideoDevice:
         finally:
             wait_for(self.index, LEGACY_DEFAULT, [stream])
 
-    def memory(self, shape: Sequence[int], dtype: str, *, zeros: bool) -> Block:
-        """Memory for an array.
+    def memory(self, shape: Sequence[int], row: npt.NDArray[Any], *, fill: bool) -> Block:
+        """Memory for rows like this one, and with ``fill`` of its values.
 
         Raises:
             TransferError: There is not enough; the message has the sizes.
         """
-        block = self._device.empty(shape, dtype)
-        if zeros:
-            array = self.array(block.array)
+        block = self._device.empty(shape, row.dtype)
+        array = self.array(block.array)
+        if fill and not row.any():
             self._device.zero(array.ctypes.data, array.nbytes)
+        elif fill:
+            self._device.copy_in(block.array, row)
+            KEEPER.keep((self.index, self._device.stream), self._device.record(), row)
+            for other in array[1:]:
+                self.copy(other, array[0])
         return block
 
     def array(self, values: Any) -> Any:
@@ -173,11 +311,8 @@ class DeviceRows:
         is_batch: bool = False,
     ) -> None:
         self._device, self._output, self._source = device, output, source
-        self._room, self._limit, self._is_batch = room, limit, is_batch
+        self._room, self._limit, self._is_batch = max(room, 1), limit, is_batch
         self._pending: list[Shown] = []
-        self._last: Any = None
-        # For each frame its row: one that is shown at several moments is written once.
-        self._rows: list[int] = []
         self.pts: list[int | None] = []
         self._begin()
 
@@ -190,21 +325,15 @@ class DeviceRows:
         """Take a frame, which is kept until it is written.
 
         Raises:
-            ConvertError: Its size or depth makes another array than the first one's, or its YUV means other
-                colours.
+            ConvertError: Its size or depth makes another array than the first one's, its YUV means other
+                colours, or its crop lies outside.
         """
-        if shown.frame is not self._last:
-            self._last = shown.frame
-            self._pending.append(shown)
-        self._rows.append(self._written + len(self._pending) - 1)
+        self._pending.append(shown)
         self.pts.append(shown.pts)
-        if len(self._pending) >= self._most(shown):
+        nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
+        if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):
             self._write(self._room - self._written if self._is_batch else None)
         return len(self.pts) == self._limit
-
-    def _most(self, shown: Shown) -> int:
-        nbytes = shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
-        return _MOST if _MOST * nbytes <= _BYTES else _LEAST
 
     def _write(self, count: int | None = None) -> None:
         """Write what waits, or the first of it, and let go of the frames."""
@@ -212,19 +341,17 @@ class DeviceRows:
         if not ready:  # a batch is full, and waits to be taken
             return
         with self._device.after_decoder():
-            start = 0
-            while start < len(ready):
-                kind, stop = _kind_of(ready[start]), start + 1
-                while stop < len(ready) and _kind_of(ready[stop]) == kind:
-                    stop += 1
-                self._write_alike(kind, ready[start:stop])
-                start = stop
+            for kind, alike in groupby(ready, _kind_of):
+                self._write_alike(kind, list(alike))
         del self._pending[:count]
 
     def _write_alike(self, kind: Kind, frames: Sequence[Shown]) -> None:
         output, stop = self._output, self._written + len(frames)
-        placement = output.placement(coded_size(kind.size, kind.orientation))
-        is_yuv = output.pix_fmt == "nv12"
+        ops, is_yuv = output.ops, output.is_yuv
+        try:
+            placement = kind.placement(ops)
+        except ConvertError as error:
+            raise ConvertError(str(error), source=self._source) from error
         colors = matrix_and_range(frames[0].frame) if is_yuv else (None, None)
         found = placement.canvas, kind.stored if is_yuv else "", colors
         if self._block is None:
@@ -232,35 +359,42 @@ class DeviceRows:
         self._check_same(found, kind.stored)
         rows = self._memory(placement, kind.stored, stop)[self._written : stop]
         if is_yuv:
-            self._write_planes(rows, kind, frames, placement)
+            self._write_planes(rows, kind, frames, placement.canvas)
         else:
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
-            # The conversion writes in any strides, so a view that is turned back turns the frames.
-            into = upright(placement.part_of(rows, 1), INVERSE[kind.orientation], 1)
+            # The conversion writes in any strides, so a view with the axes exchanged turns the frames.
+            into = _as_coded(placement.part_of(rows, 1), kind.orientation)
             planes = [frame_planes(shown) for shown in frames]
             self._device.convert(planes, plan_of(kind, output), into)
         self._written = stop
 
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
         """The array, which has room for so many rows."""
-        (width, height), output = placement.canvas, self._output
-        dtype, zeros, shape = "uint8", placement.has_border, (height, width, 3)
-        if output.pix_fmt == "nv12":
-            # Luma, and below it U and V in turn, in half as many rows.
-            dtype, zeros = np.dtype(SEMI_PLANAR[stored][0]).name, bool(width % 2)
-            shape = (height + -(-height // 2), width + width % 2)  # type: ignore[assignment]
-        elif output.layout == "NCHW":
-            shape = (3, height, width)
-        before, room = self._block, max(self._room, 1)
+        before, room = self._block, self._room
         if before is not None and count <= len(before.array):
             return self._device.array(before.array)
         while room < count:
             room *= 2
-        self._block = self._device.memory((room, *shape), dtype, zeros=zeros)
+        row, fill = self._black(placement, stored)
+        self._block = self._device.memory((room, *row.shape), row, fill=fill)
         array = self._device.array(self._block.array)
         if before is not None:  # there are more frames than packets
             self._device.copy(array, self._device.array(before.array)[: self._written])
         return array
+
+    def _black(self, placement: Placement, stored: str) -> tuple[npt.NDArray[Any], bool]:
+        """A row of the array without a frame, and whether frames leave some of it to see."""
+        (width, height), values = placement.canvas, self._output.values
+        if self._output.is_yuv:
+            # Luma, and below it U and V in turn, in half as many rows.
+            shape = height + -(-height // 2), width + width % 2
+            return np.zeros(shape, SEMI_PLANAR[stored][0]), bool(width % 2)
+        row = np.zeros((height, width, 3), np.uint8)
+        if values is not None and values.is_float:
+            row = row + normalization(values)[1]
+        if self._output.layout == "NCHW":
+            row = np.ascontiguousarray(row.transpose(2, 0, 1))
+        return row, placement.has_border
 
     def _check_same(self, found: tuple[Size, str, Colors], stored: str) -> None:
         first, number = self._first, self._written
@@ -275,24 +409,21 @@ class DeviceRows:
             other = f"frame {number}", found[2]
             raise colors_differ(("frame 0", first[2]), other, stored, self._source)
 
-    def _write_planes(
-        self, rows: Any, kind: Kind, frames: Sequence[Shown], placement: Placement
-    ) -> None:
-        width, height = placement.canvas
-        crop = self._output.crop.turned_back(kind.orientation)
+    def _write_planes(self, rows: Any, kind: Kind, frames: Sequence[Shown], canvas: Size) -> None:
+        ops, (width, height) = self._output.ops, canvas
+        boxes = kind.boxes(ops)
         pairs = rows[:, height:].reshape(len(rows), -(-height // 2), -1, 2)
         targets = rows[:, :height, :width], pairs[..., 0], pairs[..., 1]
         typestr, unused = SEMI_PLANAR[kind.stored]
         bits = 8 * np.dtype(typestr).itemsize - unused
         parts = zip(*map(frame_planes, frames), strict=True)
         for number, (target, planes) in enumerate(zip(targets, parts, strict=True)):
-            left, top, right, bottom = (side // 2 if number else side for side in crop.sides)
-            down, across = planes[0].shape[1] - bottom, planes[0].shape[2] - right
-            views = [plane[:, top:down, left:across] for plane in planes]
-            into = upright(target, INVERSE[kind.orientation], 1)
-            source, size = (array.shape[:0:-1] for array in (views[0], into))
-            plan = plane_plan(source, size, self._output.scale_algo, bits, unused)
-            self._device.convert([(view, view, view) for view in views], plan, into[..., None])
+            box, size = (boxes[1], kind.chroma) if number else (boxes[0], kind.size)
+            algo: Any = ops.scale_algo
+            plan = plane_plan(box[2:], target.shape[2:0:-1], algo, bits, unused)
+            plan = replace(plan, luma=kind.as_coded(plan.luma, box, size, ops))
+            into = _as_coded(target, kind.orientation)[..., None]
+            self._device.convert([(plane, plane, plane) for plane in planes], plan, into)
 
     @property
     def count(self) -> int:
@@ -305,24 +436,10 @@ class DeviceRows:
         Raises:
             ConvertError: As for :meth:`put`.
         """
-        rows = self._rows[:count]
-        if rows[-1] >= self._written:
-            self._write(rows[-1] + 1 - self._written)
+        if count > self._written:
+            self._write(count - self._written)
         block, colors = self._block, self._first[2]
         assert block is not None
-        if rows == list(range(count)):
-            block = Block(block.array[:count], block.used_on)
-        else:
-            block = self._repeated(block, rows)
-        self._rows = [row - count for row in self._rows[count:]]
         del self.pts[:count]
         self._begin()
-        return self._device.buffer(block, colors)
-
-    def _repeated(self, block: Block, rows: Sequence[int]) -> Block:
-        """A copy of these rows."""
-        array = self._device.array(block.array)
-        result = self._device.memory((len(rows), *array.shape[1:]), array.dtype.name, zeros=False)
-        for target, row in zip(self._device.array(result.array), rows, strict=True):
-            self._device.copy(target, array[row])
-        return result
+        return self._device.buffer(Block(block.array[:count], block.used_on), colors)

@@ -9,35 +9,40 @@ are others. What NVDEC does not decode the CPU does, with a warning, unless the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, SupportsIndex, TypeAlias
 
-from spdl_media._batch import TimedFrames, VideoRequest
+from spdl_media._arguments import ArrayLayout, check_array_layout
+from spdl_media._batch import TimedFrames, VideoRequest, stated_size
 from spdl_media._checks import check_choice, check_int
 from spdl_media._rows import check_enough
 from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
-from spdl_media.cuda._color_taps import ScaleAlgo
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
+from spdl_media.cuda._color_taps import SCALE_ALGOS, ScaleAlgo
 from spdl_media.cuda.dali_decode import load_video_by_dali
-from spdl_media.cuda.images import warn_of_fallback
+from spdl_media.cuda.images import one_device, warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
-from spdl_media.cuda.video_output import ArrayLayout, Crop, Output, OutputFormat
-from spdl_media.cuda.video_path import decode_clip
-from spdl_media.cuda.video_rows import VideoDevice
+from spdl_media.cuda.video_path import decode_batches, decode_clip, not_on_nvdec
+from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.decode import Default
+from spdl_media.demux import Demuxer
 from spdl_media.devices import open_device
-from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.geometry import Box, Size
+from spdl_media.inputs import Source
+from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.transfer import on_its_way
 
-__all__ = ("decode_packets_nvdec",)
+__all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
 DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
 
 _PURPOSE = "decoding video on the GPU"
-_FORMATS: dict[str, OutputFormat] = {"rgb": "rgb24", "bgr": "bgr24"}
+_FORMATS = {"rgb": "rgb24", "bgr": "bgr24"}
+# SPDL's arguments of the same names.
+_Sides: TypeAlias = tuple[int, int, int, int]
 
 
 def device_frame_steps(
@@ -83,20 +88,12 @@ def device_frame_steps(
 
 
 def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) -> TimedFrames:
-    ops = request.ops
-    # A scale mode is for two sides.
-    mode = None if ops.width is None or ops.height is None else ops.scale_mode
-    output = Output(
-        pix_fmt=ops.pix_fmt,  # type: ignore[arg-type]  # looked at before, as are the next two
-        scale_algo=ops.scale_algo,  # type: ignore[arg-type]
-        layout=request.layout or "NHWC",
-        width=ops.width,
-        height=ops.height,
-        scale_mode=mode,
-    )
-    device = video_device(config)
     decode = as_decode_config(request.decode_config)
-    clip = decode_clip(packets, device, output, decode, request.num_frames, ops.frame_rate)
+    ops = request.cut(packets, request.ops)
+    assert isinstance(ops, PictureOps)
+    output = Output(ops, request.layout or "NHWC", request.values)
+    clip = decode_clip(packets, _video_device(config), output, decode, request.num_frames)
+    clip.buffer.boxes, clip.buffer.flips = request.cuts.drawn([0], [0])
     return clip.buffer, lambda: clip.timestamps
 
 
@@ -127,20 +124,21 @@ def _refusal(request: VideoRequest) -> str | None:
         return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"
     if options.scale_algo not in ("bicubic", "bilinear"):
         return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
-    if not request.cuts.is_empty:
-        return "crops= and flips= are for the CPU"
     if request.on_short not in (None, "error"):
         return f"on_short={request.on_short!r} is for the CPU"
-    if request.values is not None and request.values.is_float:
-        return f"dtype={request.values.dtype!r} is for the CPU"
+    if request.values is not None and request.values.dtype == "float16":
+        return "dtype='float16' is for the CPU"
     if as_decode_config(request.decode_config).decoder is not None:
         return "decode_config(decoder=) names a decoder of the CPU"
     asked = options.width, options.height, options.frame_rate, request.decode_config
     order = options.pix_fmt, request.layout or "NHWC"
-    if request.decoder == "dali" and (asked != (None,) * 4 or order != ("rgb24", "NHWC")):
+    is_plain = request.cuts.is_empty and not (request.values and request.values.is_float)
+    if request.decoder == "dali" and not (
+        is_plain and asked == (None,) * 4 and order == ("rgb24", "NHWC")
+    ):
         return (
-            "DALI gives frames as they are, rgb24 in NHWC, without width=, height=, frame_rate= and "
-            "decode_config="
+            "DALI gives frames as they are, rgb24 in NHWC, without width=, height=, frame_rate=, crops=, "
+            "flips=, dtype= of floats and decode_config="
         )
     return None
 
@@ -150,14 +148,6 @@ def _has_nvdec() -> bool:
     if missing:
         warn_of_fallback(str(missing))
     return missing is None
-
-
-def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
-    """The error for a stream that NVDEC does not decode, where nothing else may."""
-    return DecodeError(
-        f"{found}. load_video(cuda=, decoder='auto') decodes it on the CPU and copies its frames there",
-        source=source,
-    )
 
 
 def decode_packets_nvdec(
@@ -211,20 +201,129 @@ def decode_packets_nvdec(
     if not isinstance(packets, VideoPackets) or isinstance(packets, ImagePackets):
         raise TypeError(f"decode_packets_nvdec takes VideoPackets, not {type(packets).__name__}")
     check_choice("pix_fmt", pix_fmt, tuple(_FORMATS))
+    check_array_layout(layout)
     if num_frames is not None:
         check_int("num_frames", num_frames)
-    crop = Crop(crop_left, crop_top, crop_right, crop_bottom)
-    size = scale_width, scale_height
-    output = Output(_FORMATS[pix_fmt], layout, crop, *size, scale_algo=scale_algo)
     config = as_decode_config(decode_config)
-    device = video_device(one_device(cuda, cuda_config))
+    sides = crop_left, crop_top, crop_right, crop_bottom
+    ops = _spdl_ops(_FORMATS[pix_fmt], scale_width, scale_height, scale_algo)
+    output = Output(replace(ops, box=_box(sides, stated_size(packets, config))), layout)
+    device = _video_device(one_device(cuda, cuda_config))
     try:
         return decode_clip(packets, device, output, config, num_frames).buffer
     except NotOnDeviceError as found:
         raise not_on_nvdec(found, packets.source) from found.__cause__
 
 
-def video_device(cuda: DeviceLike) -> VideoDevice:
+def streaming_load_video_nvdec(
+    src: Source,
+    cuda: DeviceLike | None = None,
+    *,
+    cuda_config: DeviceLike | None = None,
+    num_frames: int,
+    crop_left: int = 0,
+    crop_top: int = 0,
+    crop_right: int = 0,
+    crop_bottom: int = 0,
+    scale_width: int | None = None,
+    scale_height: int | None = None,
+    scale_algo: ScaleAlgo = "bicubic",
+    stream_index: int | None = None,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    name: str | None = None,
+) -> Iterator[Buffer]:
+    """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
+
+    :func:`~spdl_media.nv12_to_rgb` converts them. The source is read as the batches are asked for.
+
+    Args:
+        src: As for :func:`~spdl_media.load_video`.
+        cuda: Number of the device, or a config, of which the allocator does not count.
+        cuda_config: The same by another name; one of the two is needed.
+        num_frames: Frames of each batch; the last one may be shorter.
+        crop_left: Pixels to cut off the upright frame before it is scaled; even.
+        crop_top: The same.
+        crop_right: The same.
+        crop_bottom: The same.
+        scale_width: Width to scale to, even. Without ``scale_height`` the aspect ratio is kept.
+        scale_height: Height to scale to, even.
+        scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        demux_config: How to open the source.
+        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
+        name: What to call the source in messages.
+
+    Returns:
+        An iterator of arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it U and V in turn.
+        uint8 (NV12); uint16 with the value in the high bits (P010, P016) for 10 and 12 bit. An odd width is
+        rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of a batch say what its
+        values mean. Each batch is memory of its own, ready when its stream gets there.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is no media, or has no such stream.
+        DecodeError: While iterating: the data is damaged, or NVDEC does not decode it.
+        ConvertError: While iterating: frames differ in size.
+        MissingDependencyError: The driver, or its video library, is missing.
+        TransferError: While iterating: the device has no memory or no decoder left, or is gone.
+        ValueError: There is no such device, or an option is invalid.
+
+    Thread safety: one thread at a time for each iterator.
+    """
+    check_int("num_frames", num_frames)
+    sides = crop_left, crop_top, crop_right, crop_bottom
+    for side, value in (("width", scale_width), ("height", scale_height)):
+        _check_even(f"scale_{side}", value or 0)
+    _box(sides, None)
+    ops = _spdl_ops("nv12", scale_width, scale_height, scale_algo)
+    config = as_decode_config(decode_config)
+    device = _video_device(one_device(cuda, cuda_config))
+    # Opened here and not in the generator, so that a bad source is an error of this call.
+    demuxer = Demuxer(src, demux_config=demux_config, name=name)
+
+    def output(first: VideoPackets) -> Output:
+        return Output(replace(ops, box=_box(sides, stated_size(first, config))))
+
+    return decode_batches(demuxer, device, (output, config, num_frames), stream_index)
+
+
+def _spdl_ops(
+    pix_fmt: str, width: int | None, height: int | None, scale_algo: ScaleAlgo
+) -> PictureOps:
+    check_choice("scale_algo", scale_algo, SCALE_ALGOS)
+    return PictureOps(width, height, pix_fmt, scale_mode=None, scale_algo=scale_algo)
+
+
+def _box(sides: _Sides, size: Size | None) -> Box | None:
+    """What is left of an upright frame of this size without so many pixels of each side.
+
+    Raises:
+        TypeError: They are no whole numbers.
+        ValueError: They are odd or negative, or nothing is left.
+    """
+    for name, value in zip(("left", "top", "right", "bottom"), sides, strict=True):
+        _check_even(f"crop_{name}", check_int(f"crop_{name}", value, at_least=0))
+    if size is None or not any(sides):
+        return None
+    left, top, right, bottom = sides
+    width, height = size[0] - left - right, size[1] - top - bottom
+    if width < 1 or height < 1:
+        raise ValueError(
+            f"crop_left={left}, crop_top={top}, crop_right={right}, crop_bottom={bottom} leave nothing of a "
+            f"picture of {size[0]}x{size[1]}"
+        )
+    return left, top, width, height
+
+
+def _check_even(name: str, value: int) -> None:
+    if value % 2:
+        raise ValueError(
+            f"{name} must be even, because chroma is stored for two pixels, not {value}"
+        )
+
+
+def _video_device(cuda: DeviceLike) -> VideoDevice:
     """The device that an argument ``cuda=`` names.
 
     Args:
@@ -246,12 +345,3 @@ def video_device(cuda: DeviceLike) -> VideoDevice:
     if missing := missing_library():
         raise missing
     return VideoDevice(open_device(cuda, _PURPOSE))
-
-
-def one_device(cuda: DeviceLike | None, cuda_config: DeviceLike | None) -> DeviceLike:
-    if (cuda is None) == (cuda_config is None):
-        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
-        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
-    device = cuda_config if cuda is None else cuda
-    assert device is not None
-    return device

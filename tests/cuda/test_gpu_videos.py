@@ -11,8 +11,7 @@ from nvdec_stand_in import StandIn, clip_of
 
 import spdl_media as sm
 from spdl_media.cuda.images import CPUFallbackWarning
-from spdl_media.cuda.video_streams import streaming_load_video_nvdec
-from spdl_media.cuda.videos import decode_packets_nvdec, video_device
+from spdl_media.cuda.videos import _video_device, decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.testing import index_planes, make_video
 
 NVDEC = "libnvcuvid.so.1"
@@ -41,7 +40,7 @@ def host(found: Any) -> np.ndarray:
 
 
 def load(data: bytes, place: Any, window: Any = None, **options: Any) -> Any:
-    found = clip_of(sm.demux_video(data, timestamp=window), video_device(place), **options)
+    found = clip_of(sm.demux_video(data, timestamp=window), _video_device(place), **options)
     return found.buffer, found.timestamps
 
 

@@ -23,7 +23,7 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda import nvdec
 from spdl_media.cuda.nvdec import DecoderPool, missing_library, open_on_device
 from spdl_media.cuda.video_rows import Shown, VideoDevice, frame_planes
-from spdl_media.cuda.videos import decode_packets_nvdec, video_device
+from spdl_media.cuda.videos import _video_device, decode_packets_nvdec
 from spdl_media.devices import Device
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
@@ -120,24 +120,24 @@ def test_neither_library_names_the_pip_line(
 
 
 def test_a_device_by_its_number(torch: FakeTorch) -> None:
-    assert (video_device(0).index, video_device(np.int64(0)).index) == (0, 0)
+    assert (_video_device(0).index, _video_device(np.int64(0)).index) == (0, 0)
     with pytest.raises(ValueError, match="CUDA device 1 was asked for, and there is one"):
-        video_device(1)
+        _video_device(1)
     with pytest.raises(ValueError, match="-1"):
-        video_device(-1)
+        _video_device(-1)
     for wrong in (True, "0", None, 0.0):
         with pytest.raises(TypeError, match="cuda must be the number of a device"):
-            video_device(wrong)  # type: ignore[arg-type]
+            _video_device(wrong)  # type: ignore[arg-type]
     torch.card.devices = 0
     with pytest.raises(sm.TransferError, match="torch finds no CUDA device"):
-        video_device(0)
+        _video_device(0)
 
 
 @pytest.mark.usefixtures("torch")
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HISTORY, "lost", True)
     with pytest.raises(RuntimeError, match=r"decoding video on the GPU cannot use CUDA.*forked"):
-        video_device(0)
+        _video_device(0)
 
 
 def frame(stored: str, *planes: np.ndarray) -> HardwareFrame:
@@ -170,7 +170,7 @@ def test_a_view_keeps_the_frame_alive() -> None:
 
 def test_the_stand_in_is_a_device() -> None:
     device = StandIn()
-    assert video_device(device) is device
+    assert _video_device(device) is device
 
 
 def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:

@@ -16,10 +16,9 @@ from oriented import FRAMES, oriented_clip, upright
 import spdl_media as sm
 from spdl_media.codec import make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda.video_output import Output
-from spdl_media.cuda.video_rows import DeviceRows, Shown
-from spdl_media.cuda.video_streams import streaming_load_video_nvdec
-from spdl_media.cuda.videos import decode_packets_nvdec
+from spdl_media.cuda.video_rows import DeviceRows, Output, Shown
+from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
+from spdl_media.operations import PictureOps
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_frames, index_planes, make_video
 
@@ -173,6 +172,30 @@ def test_all_eight_orientations(orientation: int) -> None:
         check_close(load_video_nvdec(data, cuda=StandIn(), scale_mode=mode, **size), want, 4)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("box", [None, (4, 6, 20, 16), (3, 5, 21, 13)])
+def test_cut_and_mirrored_frames_are_those_of_the_cpu(
+    orientation: int, mirror: bool, box: Any
+) -> None:
+    data = oriented_clip(orientation)
+    options: dict[str, Any] = {"crops": box and [box], "flips": mirror, "quality": "accurate"}
+    got = load_video_nvdec(data, cuda=StandIn(), box=box, mirror=mirror)
+    check_close(got, sm.load_video(data, **options), 1)
+    size = {"width": 18, "height": 30}
+    for mode in ("pad", "crop", None):
+        got = load_video_nvdec(
+            data, cuda=StandIn(), box=box, mirror=mirror, scale_mode=mode, **size
+        )
+        check_close(got, sm.load_video(data, scale_mode=mode, **size, **options), 4)
+
+
+def test_a_crop_outside_of_a_frame_is_an_error() -> None:
+    words = r"the crop \(50, 0, 20, 20\) .* does not lie inside the frame, which is 64x48"
+    with pytest.raises(sm.ConvertError, match=words):
+        load_video_nvdec(clip(), cuda=StandIn(), box=(50, 0, 20, 20))
+
+
 def test_orientation_can_be_left_alone() -> None:
     data, config = oriented_clip(6), sm.decode_config(orient=False)
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12", decode_config=config)
@@ -269,8 +292,9 @@ def test_a_window_without_frames_is_named() -> None:
         load_video_nvdec(clip(), (10, 11), cuda=StandIn())
 
 
-@pytest.mark.parametrize("output", [Output(), Output("nv12"), Output(width=40, height=40)])
-def test_there_is_room_for_more_frames_than_packets(output: Output) -> None:
+@pytest.mark.parametrize("options", [{}, {"pix_fmt": "nv12"}, {"width": 40, "height": 40}])
+def test_there_is_room_for_more_frames_than_packets(options: Any) -> None:
+    output = Output(PictureOps(**options))
     packets, device = sm.demux_video(clip()), StandIn()
     frames: list[Any] = []
     decoder = device.open_decoder(packets.codec, DEFAULT_DECODE_CONFIG, "x")
@@ -473,13 +497,9 @@ def test_nothing_is_held_open_while_a_batch_is_used() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pix_fmt": "gray"}, r"pix_fmt must be one of .*'nv12'.*not 'gray'"),
-        ({"layout": "HWC"}, r"layout must be one of .*not 'HWC'"),
-        ({"scale_algo": "lanczos"}, r"scale_algo must be one of .*not 'lanczos'"),
         ({"scale_mode": "fit", "width": 8, "height": 8}, r"scale_mode must be .*not 'fit'"),
         ({"width": 0}, "width must be positive.*not 0"),
         ({"frame_rate": -1}, "frame_rate must be positive, not -1"),
-        ({"width": 7, "height": 8, "pix_fmt": "nv12"}, "scale_width must be even.*not 7"),
     ],
 )
 def test_misuse(options: dict[str, Any], message: str) -> None:
@@ -493,9 +513,16 @@ def test_misuse_of_packets() -> None:
         decode_packets_nvdec(packets, cuda=StandIn(), pix_fmt="rgb24")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_frames must be at least 1, not 0"):
         decode_packets_nvdec(packets, cuda=StandIn(), num_frames=0)
+    with pytest.raises(ValueError, match=r"layout must be 'NCHW', 'NHWC'.*not 'HWC'"):
+        decode_packets_nvdec(packets, cuda=StandIn(), layout="HWC")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scale_algo must be .*not 'lanczos'"):
+        decode_packets_nvdec(packets, cuda=StandIn(), scale_algo="lanczos")  # type: ignore[arg-type]
+    for name in ("scale_width", "crop_top"):
+        with pytest.raises(ValueError, match=f"{name} must be even.*not 7"):
+            streaming_load_video_nvdec("no such file", StandIn(), num_frames=1, **{name: 7})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"crop_left must be even.*not 3"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_left=3)
-    with pytest.raises(ValueError, match=r"crop_top must be 0 or more, not -2"):
+    with pytest.raises(ValueError, match=r"crop_top must be at least 0, not -2"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=-2)
     with pytest.raises(TypeError, match=r"crop_top must be an int, not 2.0"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=2.0)  # type: ignore[arg-type]

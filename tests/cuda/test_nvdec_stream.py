@@ -11,7 +11,7 @@ from nvdec_stand_in import StandIn
 from oriented import FRAMES, oriented_clip, upright
 
 import spdl_media as sm
-from spdl_media.cuda.video_streams import streaming_load_video_nvdec
+from spdl_media.cuda.videos import streaming_load_video_nvdec
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media, make_video
 
 PLANES = index_planes(90, 32, 16)

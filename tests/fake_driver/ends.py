@@ -11,7 +11,7 @@ from nvdec_stand_in import clip_of
 
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda.nvdec import DECODERS
-from spdl_media.cuda.video_streams import streaming_load_video_nvdec
+from spdl_media.cuda.videos import streaming_load_video_nvdec
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
 

@@ -17,8 +17,7 @@ from nvdec_stand_in import StandIn, clip_of
 import spdl_media as sm
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.nvdec import DECODERS, DecoderPool, NotOnDeviceError, open_on_device
-from spdl_media.cuda.video_streams import streaming_load_video_nvdec
-from spdl_media.cuda.videos import decode_packets_nvdec
+from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.packets import av_packets, make_packet
 from spdl_media.testing import index_planes, make_video
 
