@@ -419,13 +419,16 @@ class _Pickler(ForkingPickler):
 def _reduce_array(array: npt.NDArray[Any]) -> Any:
     flags = array.flags
     # Pickle would copy it into the stream.
-    is_split = not (flags.c_contiguous or flags.f_contiguous or array.dtype.hasobject)
-    return np.ascontiguousarray(array).__reduce_ex__(5) if is_split else NotImplemented
+    if flags.c_contiguous or flags.f_contiguous or array.dtype.hasobject:
+        return NotImplemented
+    whole = np.ascontiguousarray(array)
+    whole.flags.writeable = flags.writeable
+    return whole.__reduce_ex__(5)
 
 
 def _reduce_tensor(tensor: Any, torch: Any) -> Any:
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    if not is_plain or tensor.requires_grad or tensor.is_quantized:
+    if not is_plain or tensor.requires_grad or tensor.is_quantized or tensor.is_nested:
         # As torch itself has it.
         return NotImplemented
     # Of images with channels last: their memory in its own order.

@@ -80,6 +80,10 @@ def test_arrays_cross_as_they_are(name: str, rig: Rig) -> None:
     assert (found[0].dtype, found[0].shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(found[0], array)
     assert found[0].flags.writeable
+    constant = array.view()
+    constant.flags.writeable = False
+    # Pickle itself does not keep it for arrays of objects and times.
+    assert rig.cross([constant])[0].flags.writeable == (array.dtype.kind in "OM")
 
 
 def test_nothing_big_is_in_the_message(rig: Rig) -> None:
@@ -140,6 +144,11 @@ def test_tensors_cross(rig: Rig) -> None:
     assert rig.num_free == free
     parameter = rig.cross(torch.nn.Parameter(torch.ones(5000)))
     assert parameter.requires_grad
+    for layout in (torch.strided, torch.jagged):
+        parts = [torch.ones(3000), torch.zeros(2000)]
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # torch: a prototype
+            nested = rig.cross(torch.nested.nested_tensor(parts, layout=layout))
+        assert all(map(torch.equal, nested.unbind(), parts))
 
 
 def test_what_is_made_in_a_block_is_not_copied(rig: Rig) -> None:

@@ -377,9 +377,11 @@ def _messages(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[b
             message = _packed(item, epoch)
             # Its memory is free when the other process lets go of it.
             del item
-            yield message
-    except GeneratorExit:
-        raise
+            try:
+                yield message
+            except GeneratorExit:
+                # The iteration was broken off. Anywhere else it is the user's own.
+                return
     except BaseException as error:  # noqa: BLE001  # as above
         yield dumps((_FAILED, epoch, failure(error)))
     else:

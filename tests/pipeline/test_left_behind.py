@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import signal
 import subprocess
 import sys
@@ -12,14 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from left_behind import WAIT
+from left_behind import WAIT, segments, wait_until
 
+import spdl_media as sm
 from spdl_media.pipeline import (
     PipelineBuilder,
     PipelineStopped,
     ProcessPoolExecutorConfig,
     iterate_in_subprocess,
+    shared_empty,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -95,6 +100,58 @@ def test_an_iterable_that_resists_ends_with_its_iterator(end: int) -> None:
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         start = time.monotonic()
     assert time.monotonic() - start < 5
+
+
+def rows_of(number: int) -> Any:
+    rows = shared_empty((100, 1000))
+    rows[:] = number
+    return rows
+
+
+def of_loader() -> Any:
+    return iter(
+        sm.DataLoader(
+            range(400), preprocessor=rows_of, num_processes=2, batch_size=3, aggregator=same
+        )
+    )
+
+
+def of_pipeline() -> Any:
+    """With a stage and a joint of each kind in which items wait."""
+    builder = PipelineBuilder().add_source(range(400))
+    builder.pipe(rows_of, executor=ProcessPoolExecutorConfig(), output_order="input")
+    builder.pipe(lambda rows: iter([rows]), concurrency=2).disaggregate()
+    builder.aggregate(2).disaggregate().pipe(same, concurrency=2).aggregate(3).add_sink(2)
+    return iter(builder.build())
+
+
+def of_subprocess() -> Any:
+    return iter(iterate_in_subprocess(functools.partial(map, rows_of, range(400))))
+
+
+@pytest.mark.parametrize("make", [of_loader, of_pipeline, of_subprocess])
+@pytest.mark.parametrize("how", ["dropped", "raised"])
+def test_memory_comes_back_without_a_garbage_collection(make: Any, how: str) -> None:
+    before = segments()
+    gc.disable()
+    try:
+        items = make()
+        kept = next(items)[0]
+        expected = kept.copy()
+        for _ in range(20):
+            next(items)
+        assert segments() != before
+        if how == "dropped":
+            del items
+        else:
+            with pytest.raises(LookupError), contextlib.closing(items):
+                raise LookupError
+        # What is kept stays as it is.
+        np.testing.assert_array_equal(kept, expected)
+        del kept
+        wait_until(lambda: segments() == before)
+    finally:
+        gc.enable()
 
 
 SCRIPT = """

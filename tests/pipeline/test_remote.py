@@ -84,6 +84,8 @@ class Dataset:
                 os._exit(3)
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "leave":
+                raise GeneratorExit("left")
             if self.how == "memory":
                 raise MemoryError("none left")
             if self.how == "unpicklable":
@@ -234,7 +236,8 @@ def test_random_numbers_follow_the_seeds_of_this_process(package: str) -> None:
     assert len(set(drawn)) == len(drawn) == (9 if package == "torch" else 6)
 
 
-ERRORS: dict[str, tuple[type[Exception], str, str]] = {
+ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
+    "leave": (GeneratorExit, "left", "in __getitem__"),
     "raise": (LookupError, "no third item", "in __getitem__"),
     "memory": (MemoryError, "none left", "in __getitem__"),
     "unpicklable": (TypeError, "cannot pickle '_thread.lock' object", "item of class lock"),

@@ -138,6 +138,13 @@ class Hub:
         self.closed = True
         self._turn_is_due = self._loop_is_due = True
 
+    def let_go(self) -> None:
+        """Forget all messages, once the loop has been closed."""
+        self._messages.clear()
+        self._for_loop.clear()
+        # So that the next message comes here, too.
+        self._turn_is_due = self._loop_is_due = False
+
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         # Retrieved in any case, or asyncio would print it.
@@ -159,8 +166,7 @@ class Hub:
                 self.loop.call_soon_threadsafe(call)
         except RuntimeError:
             # The loop has been closed: this thread was left behind in a blocking call.
-            self._messages.clear()
-            self._for_loop.clear()
+            self.let_go()
 
     def _serve_loop(self) -> None:
         # First, so that what comes from now on asks for a call of its own.
@@ -354,6 +360,12 @@ class Node:
     def running_seconds(self, now: float) -> float:  # noqa: ARG002  # calls are made by stages alone
         """For how long the calls have run, all together, that have not ended. From any thread."""
         return 0.0
+
+    def let_go(self) -> None:
+        """Forget all items. The run is over, and they would stay until a garbage collection comes."""
+        for held in vars(self).values():
+            if isinstance(held, deque | dict):
+                held.clear()
 
     def fail_early(self, item: Any, error: BaseException) -> None:
         """Count and report an item as failed by a call that goes on, or one yet to come. From any thread."""

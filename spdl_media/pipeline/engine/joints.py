@@ -48,6 +48,11 @@ class Aggregate(Node):
             self._complete()
         return not self.out
 
+    def let_go(self) -> None:
+        """Forget the group, too."""
+        super().let_go()
+        self._group = []
+
     def _complete(self) -> None:
         self.held += 1
         self.counters.calls += 1

@@ -311,6 +311,9 @@ class Run:
             self._run_to_its_end(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+            self._hub.let_go()
+            for node in (*self.graph.sources, *self.graph.stages):
+                node.let_go()
 
     def _run_to_its_end(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run the loop until a coroutine has ended, even if code of the user's stops the loop meanwhile.
