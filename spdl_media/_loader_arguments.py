@@ -7,14 +7,13 @@ import inspect
 import math
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
-from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.executors import kind_of, name_of
 from spdl_media.pipeline.failures import failure_limit
 from spdl_media.source import MapIterator
 
@@ -89,8 +88,12 @@ def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
     return next((one for one in others if one.name == "rng" and one.kind in by_name), None)
 
 
-def check_arguments(loader: Any) -> None:
+def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     """Check the arguments of a DataLoader, and whether they go together.
+
+    Args:
+        loader: The loader.
+        fetch: Gives the value for a key, if the source is a dataset.
 
     Raises:
         TypeError: One has the wrong type, or a function is of a kind that its stage cannot run.
@@ -129,6 +132,7 @@ def check_arguments(loader: Any) -> None:
             "num_processes= has processes of the loader's own make the calls, and executor= says where they "
             "are made; leave one of them out"
         )
+    _check_calls(loader, fetch)
 
 
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
@@ -146,24 +150,10 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
         )
 
 
-def check_calls(
-    loader: Any,
-    fetch: Callable[[Any], Any] | None,
-    executor: Executor | ExecutorConfig | None,
-) -> None:
-    """Check whether samples can be replaced, made in an executor, and kept for later epochs.
-
-    Args:
-        loader: The loader.
-        fetch: Gives the value for a key, if the source is a dataset.
-        executor: Where the calls are made; an aggregator's too, if it is that of ``num_processes``.
-
-    Raises:
-        TypeError: It is no executor, or the bytes of the cache are no whole number.
-        ValueError: There are no such calls, the preprocessor is of a kind that does not go with that, or the
-            cache is too small.
-        PipelineError: The preprocessor cannot be pickled, and would have to be.
-    """
+def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
+    """Check whether samples can be replaced, made in an executor, and kept for later epochs."""
+    # An aggregator runs where num_processes says, if nothing else does.
+    executor: Any = loader._executor
     preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
     replaces = on_error == "replace" or callable(on_error)
     is_single = replaces or executor is not None or cache is not None

@@ -35,8 +35,15 @@ class _Iteration:
         if self._convert is not None:
             # In the consumer's thread, whose stream is to wait for arrays on a device.
             (value,) = self._convert((value,))
-        self._loader._hand_out(self._ledger, tags_of(tagged))
+        self._loader._tags = tags = tags_of(tagged)
+        self._ledger.settle(tags)
         return value
+
+    def _complete(self) -> None:
+        # The state is now the beginning of the next epoch, unless that has begun.
+        if self._loader._ledger is self._ledger:
+            self._loader._ledger = None
+        self.close()
 
     def close(self) -> None:
         """Stop loading. Batches that were not handed out are not done."""
@@ -74,8 +81,7 @@ class Epoch(_Iteration, Iterator[Any]):
                 self.close()
                 raise
         # Not while the error is handled, which would stand in the traceback of a Ctrl-C.
-        self._loader._complete(self._ledger)
-        self.close()
+        self._complete()
         raise StopIteration
 
     def close(self) -> None:
@@ -103,8 +109,7 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
             # As in Epoch: the batch is still being made, and another call may get it.
             raise
         except StopAsyncIteration:
-            self._loader._complete(self._ledger)
-            self.close()
+            self._complete()
             raise
         except BaseException:
             self.close()

@@ -23,7 +23,6 @@ from spdl_media._loader_arguments import (
     TORCH_NAMES,
     OnError,
     check_arguments,
-    check_calls,
     checked_source,
     rng_parameter,
     usable_cores,
@@ -166,14 +165,13 @@ class DataLoader:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        self._source = SharedSource(checked_source(self.src))
+        check_arguments(self, self._source.fetch)
         if self.to is not None:
             check_choice("to", self.to, tuple(CONVERTERS))
             # A missing package is told of here, before anything is loaded.
             CONVERTERS[self.to](())
         self.seed = check_int("seed", self.seed, at_least=0)
-        self._source = SharedSource(checked_source(self.src))
-        check_calls(self, self._source.fetch, self._executor)
         self._samples = None if self.cache is None else SampleCache(self.cache)
         # Of the next iteration, if the user chose it here; else its epoch.
         self._pinned: State | None = None
@@ -237,15 +235,6 @@ class DataLoader:
         self._ledger = ledger
         self._pinned, self._next_epoch = None, start.epoch + 1
         return kind(self, self._pipeline, ledger)
-
-    def _hand_out(self, ledger: Ledger, tags: Sequence[Tag]) -> None:
-        ledger.settle(tags)
-        self._tags = tags
-
-    def _complete(self, ledger: Ledger) -> None:
-        # The state is now the beginning of the next epoch, unless that has begun.
-        if self._ledger is ledger:
-            self._ledger = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
