@@ -267,7 +267,9 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     end = int(pts.max(initial=0)) + (table.last_duration or usual_duration(codec))
     has_times = bool((np.diff(pts) > 0).all() and (pts != NO_TIME).all() and table.is_key.any())
     stated, first = np.unique(table.pts, return_index=True)
-    if has_times and (table.pts != NO_TIME).all() and np.isin(pts, stated).all():
+    # Of two fields that are packets, the second has no time.
+    has_times &= codec.name == "h264" or bool((table.pts != NO_TIME).all())
+    if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)
     return _with_keys(table, pts, np.arange(len(pts)), end, is_exact=False, counted=True)

@@ -19,6 +19,7 @@ import av
 import numpy as np
 import pytest
 from effort import examples
+from field_coded import field_coded_file
 from http_server import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -403,6 +404,39 @@ def test_groups_are_decoded_once_without_what_nobody_needs(sent: list[int]) -> N
         video[[0, 4]]
         assert 1 not in sent
         assert 3 not in sent
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+@pytest.mark.parametrize("format", ["h264", "mpegts", "matroska", "mp4"])
+def test_frames_of_two_fields_each(
+    format: str, reorder: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In raw streams and MPEG-TS, FFmpeg gives each field as a packet, the second one without a time."""
+    drawn = index_planes(20, 64, 64)
+    data = field_coded_file(drawn, format, gop_size=6, reorder=reorder)
+    with av.open(io.BytesIO(data), format=format) as container:
+        packets = sum(packet.size > 0 for packet in container.demux(video=0))
+        assert packets == (40 if format in ("h264", "mpegts") else 20)
+    count, send = 0, PictureDecoder._send
+
+    def counted(self: Any, packet: Any) -> Any:
+        nonlocal count
+        found = send(self, packet)
+        count += len(found)
+        return found
+
+    monkeypatch.setattr(PictureDecoder, "_send", counted)
+    with sm.VideoFile(data, filter_desc=None) as video:
+        assert len(video) == 20
+        assert list(video.timestamps) == [number / 25 for number in range(20)] or format == "h264"
+        for _ in range(5):
+            numbers = rng.integers(-20, 20, 4).tolist()
+            for number, frame in zip(numbers, video[numbers], strict=True):
+                assert all(map(np.array_equal, frame.planes, drawn[number]))
+        count = 0
+        video[[13, 19]]
+        # Frames 12 to 19, and what has to be sent for them to come out.
+        assert count <= (20 if format == "h264" else 10)
 
 
 def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPatch) -> None:
