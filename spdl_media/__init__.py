@@ -23,11 +23,10 @@ The modules with public names, of which each imports only those above it:
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks; :func:`sample_decode_video`
 ``load``          :func:`load_image_batch` and others: all of it in one call
-``clips``         :func:`load_clip`: frames and audio of one interval
+``clips``         :func:`load_clip`: frames and audio of one interval; :func:`sample_windows`
 ``video_file``    :class:`VideoFile`: frames by number and time
 ``video_clips``   :func:`sample_clips`: clips of a video for training
 ``video_cache``   :class:`VideoCache`: opened videos that are kept
-``audio_windows`` :func:`sample_windows`: random windows of audio
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
@@ -68,10 +67,9 @@ from spdl_media.array_frames import (
     frames_from_array,
 )
 from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
-from spdl_media.audio_windows import sample_windows
 from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
-from spdl_media.clips import Clip, async_load_clip, load_clip
+from spdl_media.clips import Clip, async_load_clip, load_clip, sample_windows
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import (
     CUDAConfig,

@@ -19,8 +19,8 @@ LOADER = [
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
-    ["_checks", "errors", "config", "timing"],
-    ["_optional", "_destination", "_shared_memory", "_ring"],
+    ["errors", "_checks", "config", "timing"],
+    ["_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
     ["exif", "stills", "truncation", "still_headers", "_mp4_tables"],
@@ -51,7 +51,7 @@ ORDER = [
     ["_collate"],
     ["_arguments", "_decode_each", "_batch"],
     ["cuda"],
-    ["load", "clips", "_probe", "audio_windows", "video_file", "video_clips", "video_cache"],
+    ["load", "_probe", "clips", "video_file", "video_clips", "video_cache"],
     ["recipes"],
     ["encode", "mux", "image_files", "save"],
     ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
@@ -68,7 +68,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "errors", "config", "timing", "_optional", "geometry", "exif", "stills"),
+    *("_checks", "errors", "config", "timing", "geometry", "exif", "stills"),
     *("truncation", "_mp4_tables", "_h264_fields"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "click": {"cli"},
     "rich": {"cli"},
-    # Through the table in _optional alone, which imports them by name.
+    # Through the table in _checks alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
@@ -161,7 +161,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_optional", "_ring"}
+    assert _own_imports("pipeline") <= {"_checks", "_ring"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:
@@ -185,7 +185,7 @@ def test_outside_packages_come_in_by_their_own_door(package: str) -> None:
     ("line", "names"),
     [
         ("import av.filter", {"av.filter"}),
-        ("from spdl_media import _optional", {"spdl_media._optional"}),
+        ("from spdl_media import _checks", {"spdl_media._checks"}),
         ("from . import errors", {"spdl_media.errors"}),
         ("from .errors import MediaError", {"spdl_media.errors.MediaError"}),
         ("def f():\n    import torch", {"torch"}),

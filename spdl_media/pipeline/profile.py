@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from spdl_media._checks import check_int
-from spdl_media._optional import require
+from spdl_media._checks import check_int, require
 from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
