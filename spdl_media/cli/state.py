@@ -87,10 +87,11 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
             finally:
                 db.commit()
     except sqlite3.Error as error:
-        problem = f"cannot be used: {error}. Free some space"
+        first = "Free some space, or" if "full" in str(error) else "Please"
+        problem = f"cannot be used: {error}. {first}"
         if "locked" in str(error):
-            problem = "is in use by another check. Wait for it"
-        raise Refused(f"{name} {problem}, or {remedy}") from error
+            problem = "is in use by another check. Wait for it, or"
+        raise Refused(f"{name} {problem} {remedy}") from error
 
 
 class State:
