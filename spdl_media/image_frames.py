@@ -327,7 +327,7 @@ def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
 Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
-# Notebooks show small images of frames and arrays as HTML, with PNG inside, which needs nothing but zlib.
+# Notebooks show small images of frames and arrays as HTML.
 
 
 def gallery(caption: str, images: Iterable[tuple[npt.NDArray[np.uint8], str]]) -> str:

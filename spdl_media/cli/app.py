@@ -37,6 +37,10 @@ def run(arguments: Sequence[str] | None) -> int:
     # A run that is broken off, or an item that fails, is told of in the report.
     logging.getLogger("spdl_media.pipeline").addHandler(logging.NullHandler())
     try:
+        # Each command has a module, and is imported alone: others take longer than its help.
+        for name in [one for one in _COMMANDS if one in others] or _COMMANDS:
+            module = importlib.import_module(f"spdl_media.cli.{name.replace('-', '_')}")
+            _spdl_media.add_command(module.command)
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # each becomes a line and a status
@@ -78,21 +82,7 @@ def _tell(error: BaseException) -> int:
     return status
 
 
-class _Commands(click.Group):
-    """Commands of which each has a module, imported when it is needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # of click
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # of click
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"spdl_media.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
-
-
-@click.group(cls=_Commands, context_settings=_SETTINGS, invoke_without_command=True)
+@click.group(context_settings=_SETTINGS, invoke_without_command=True)
 @click.version_option(package_name="spdl_media", message="spdl-media %(version)s")
 @click.pass_context
 def _spdl_media(context: click.Context) -> None:

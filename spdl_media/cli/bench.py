@@ -28,7 +28,7 @@ from spdl_media.cli.terminal import (
 )
 from spdl_media.cli.tuning import TIMEOUT, Measured, Setting, best_of, measure, search
 from spdl_media.cuda.capabilities import cuda_capabilities
-from spdl_media.pipeline import PipelineError, PipelineFailure
+from spdl_media.pipeline import PipelineFailure
 
 _LOOKED_AT, _USED = 20_000, 256
 _STEPS = ("decode", "convert", "transfer")
@@ -125,8 +125,9 @@ def command(*, folder: Path, kind: str | None, seconds: float, chart: Path, **op
     best = best_of(found)
     console.print(f"\nBottleneck: {_bottleneck(found, best)}")
     decode, convert, *_ = _steps(found).values()
-    stages = f"decode {best.number}, convert {max(1, math.ceil(best.number * convert / decode))}"
-    console.print(f"Concurrency by stage, for a PipelineBuilder: {stages}, transfer 1\n")
+    number = math.ceil(best.number * convert / decode)
+    stages = f"decode {best.number}, convert {number}, transfer 1"
+    console.print(f"Concurrency by stage, for a PipelineBuilder: {stages}\n")
     console.print(plan.code(folder, best))
     chart.write_text(_svg([*_bars(plan, found)]), encoding="utf-8")
     console.print(f"Chart: {printable(chart)}")
@@ -174,17 +175,12 @@ def _measure_all(
 
     def run(setting: Setting) -> Measured:
         status.update(f"measuring {setting}")
-        try:
-            found[setting] = measure(paths, options, setting, seconds)
-        except PipelineError as error:
-            if setting.is_processes:
-                make_console().print(f"(processes cannot be used: {error})")
-            raise
+        found[setting] = measure(paths, options, setting, seconds)
         return found[setting]
 
     try:
         with status:
-            found.update(search(run, usable_cores()))
+            found |= search(run, usable_cores())
     except PipelineFailure as failure:
         problem = f"these files cannot be loaded: {failure.exceptions[0]}. See: spdl-media check"
         raise Refused(problem) from failure
@@ -207,15 +203,17 @@ def _bars(plan: _Plan, found: Mapping[Setting, Measured]) -> Iterator[tuple[str,
 
 def _show(plan: _Plan, found: Mapping[Setting, Measured]) -> None:
     steps = _steps(found)
-    rows = [
-        (name, f"{seconds * 1e3:.3f}", f"{seconds / sum(steps.values()):.0%}")
-        for name, seconds in steps.items()
-    ]
-    rows += [(name, "-", "no CUDA device") for name in _STEPS[len(steps) :]]
+    rows = [(name, "-", "no CUDA device") for name in _STEPS]
+    for number, (name, seconds) in enumerate(steps.items()):
+        rows[number] = (name, f"{seconds * 1e3:.3f}", f"{seconds / sum(steps.values()):.0%}")
     show_table(("step", "ms/sample", "share"), rows, right=("ms/sample",))
     make_console().print()
     rows = [(name, rate, f"{part:.0%}") for name, rate, part in _bars(plan, found)]
     show_table(("setting", "rate", "of best"), rows, right=("rate", "of best"))
+    if not any(setting.is_processes for setting in found):
+        make_console().print(
+            "(processes were not measured: they need functions that can be pickled)"
+        )
 
 
 def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:

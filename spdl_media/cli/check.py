@@ -11,11 +11,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -40,7 +39,8 @@ _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))
 # Kind, reason, digest of the bytes, and number of a file.
 Result: TypeAlias = tuple[str, str | None, bytes | None, int]
 _COLUMNS = ("kind", "path", "reason")
-_NARROW = 70  # columns of a terminal that has no room for a bar
+# Names of files are any bytes.
+_NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
 
 
 @click.command("check", short_help="Find damaged files and duplicates.")
@@ -80,8 +80,18 @@ def command(
                 f"no media in {printable(folder)}, which has {counts['other']:,} other files. (Hidden "
                 "files are left out, and archives are not opened)"
             )
-        report = _Report(folder, files, counts, is_complete=is_complete)
-        report.write(form, output)
+        head = {"folder": str(folder), "complete": is_complete, "unchecked": counts[None]}
+        head |= {kind: counts[kind] for kind in ("sound", *KINDS, "other")}
+        write = functools.partial(_write, head, functools.partial(_rows, folder, files))
+        try:
+            with output.open("w", **_NAMES) if output else nullcontext(sys.stdout) as stream:
+                write(form, stream)
+        except OSError as error:
+            if output is not None:
+                # They may be the results of hours.
+                write("text", sys.stdout)
+                error.filename = error.filename or output
+            raise
         if output is not None or form not in ("json", "csv"):
             make_console().print(_summary(counts, time.monotonic() - start))
     if not is_complete:
@@ -93,21 +103,13 @@ def command(
 
 def _make_progress() -> Progress:
     console = make_console(sys.stderr)
-    is_wide = console.width >= _NARROW
     # Room for the ^C that terminals show: behind a full line it would begin another, which would stay.
     console.width -= 3
-    return Progress(
-        *(("{task.description}", BarColumn(None)) if is_wide else ()),
-        MofNCompleteColumn(),
-        "{task.fields[rate]}/s",
-        "{task.fields[bad]} bad",
-        TimeRemainingColumn(compact=True),
-        console=console,
-        transient=True,
-        # Nothing at all where nobody watches.
-        disable=not console.is_terminal,
-        expand=is_wide,
-    )
+    texts = ("{task.fields[rate]}/s", "{task.fields[bad]} bad")
+    columns = (BarColumn(None), MofNCompleteColumn(), *texts, TimeRemainingColumn(compact=True))
+    # Nothing at all where nobody watches.
+    is_hidden = not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=is_hidden, expand=True)
 
 
 def _check(folder: Path, files: State, threads: int, progress: Progress) -> None:
@@ -154,57 +156,33 @@ def work(
         raise failure.exceptions[0] from failure
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What was found, read from the state as it is written."""
+def _rows(folder: Path, files: State) -> Iterator[tuple[str, str, str]]:
+    for kind, path, found in files.report():
+        is_path = kind == "duplicate"
+        reason = f"the same bytes as {folder / os.fsdecode(found)}" if is_path else found
+        yield kind, str(folder / os.fsdecode(path)), reason
 
-    folder: Path
-    files: State
-    counts: Counter[str | None]
-    is_complete: bool
 
-    def write(self, form: str | None, output: Path | None) -> None:
-        """Write it to a file or stdout; to stdout as well where the file cannot be written."""
-        if output is None:
-            if form == "csv" and isinstance(sys.stdout, io.TextIOWrapper):
-                # The bytes of names, whatever they are.
-                sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-            self._write(form, sys.stdout)
-            return
-        try:
-            with output.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                self._write(form, file)
-        except OSError as error:
-            error.filename = error.filename or output
-            self._write("text", sys.stdout)
-            raise
-
-    def _rows(self) -> Iterator[tuple[str, str, str]]:
-        for kind, path, found in self.files.report():
-            is_path = kind == "duplicate"
-            reason = f"the same bytes as {self.folder / os.fsdecode(found)}" if is_path else found
-            yield kind, str(self.folder / os.fsdecode(path)), reason
-
-    def _write(self, form: str | None, stream: TextIO) -> None:
-        if form == "json":
-            counts = {
-                kind or "unchecked": self.counts[kind] for kind in ("sound", *KINDS, "other", None)
-            }
-            head = {"folder": str(self.folder), "complete": self.is_complete, **counts}
-            stream.write(json.dumps(head)[:-1] + ', "files": [')
-            for number, row in enumerate(self._rows()):
-                line = json.dumps(dict(zip(_COLUMNS, row, strict=True)))
-                stream.write(f"{',' if number else ''}\n  {line}")
-            stream.write("\n]}\n")
-        elif form == "csv":
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(_COLUMNS)
-            writer.writerows(self._rows())
-        else:
-            console = make_console(stream)
-            for kind, path, reason in self._rows():
-                rest = f": {printable(path)}: {printable(reason)}"
-                console.print(Text.assemble((kind, _STYLES[kind]), rest), overflow="fold")
+def _write(
+    head: Mapping[str, Any], rows: Callable[[], Iterator[Any]], form: str | None, stream: TextIO
+) -> None:
+    if form == "json":
+        stream.write(json.dumps(head)[:-1] + ', "files": [')
+        for number, row in enumerate(rows()):
+            line = json.dumps(dict(zip(_COLUMNS, row, strict=True)))
+            stream.write(f"{',' if number else ''}\n  {line}")
+        stream.write("\n]}\n")
+    elif form == "csv":
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(**_NAMES)
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows(rows())
+    else:
+        console = make_console(stream)
+        for kind, path, reason in rows():
+            rest = f": {printable(path)}: {printable(reason)}"
+            console.print(Text.assemble((kind, _STYLES[kind]), rest), overflow="fold")
 
 
 def _summary(counts: Counter[str | None], seconds: float) -> str:

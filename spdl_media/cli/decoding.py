@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
 from spdl_media.cli.files import named_kind
@@ -12,17 +13,13 @@ from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import Demuxer, demux_image
 from spdl_media.errors import DemuxError, MediaError, MissingDependencyError, SourceError
-from spdl_media.frames import AudioFrames
-from spdl_media.packets import VideoPackets
+from spdl_media.image_frames import VideoFrames
 
 # Of a long video, only so many packets and decoded frames are in memory at a time.
-_PACKETS_AT_A_TIME, _FRAMES_AT_A_TIME = 64, 8
+_PACKETS, _FRAMES = 64, 8
 
-_CODECS = {
-    **dict.fromkeys((".jpg", ".jpeg"), "mjpeg"),
-    **{f".{name}": name for name in ("png", "webp", "bmp", "gif", "tiff")},
-    ".tif": "tiff",
-}
+_CODECS = {f".{name}": name for name in ("png", "webp", "bmp", "gif", "tiff")}
+_CODECS |= {".jpg": "mjpeg", ".jpeg": "mjpeg", ".tif": "tiff"}
 """What still images are, by their names."""
 
 _STREAMS = (VideoStreamInfo, AudioStreamInfo)
@@ -31,34 +28,32 @@ _STREAMS = (VideoStreamInfo, AudioStreamInfo)
 _NO_MEDIA = frozenset({"tty"})
 
 
-class Verdict(NamedTuple):
-    """What a file is: ``"sound"``, ``"damaged"``, ``"unreadable"``, ``"odd"`` or ``"other"`` (no media)."""
+def check_file(path: Path) -> tuple[str, str | None]:
+    """Decode all streams of a file to their ends.
 
-    kind: str
-    reason: str | None = None
-
-
-def check_file(path: Path) -> Verdict:
-    """Decode all streams of a file to their ends."""
+    Returns:
+        What it is, ``"sound"``, ``"damaged"``, ``"unreadable"``, ``"odd"`` or ``"other"`` (no media), and
+        why.
+    """
     try:
         info = probe(path)
         is_media = info.format not in _NO_MEDIA and any(
             isinstance(stream, _STREAMS) for stream in info.streams
         )
         if not is_media and not named_kind(path):
-            return Verdict("other")
+            return "other", None
         oddity = _check_still(path, info) if info.is_still else _check_streams(path, info)
         oddity = oddity or _oddity_of_name(path, info)
     except DemuxError as error:
         # Files of labels and the like are no media, and are not named as if they were.
-        return Verdict("damaged", error.message) if named_kind(path) else Verdict("other")
+        return ("damaged", error.message) if named_kind(path) else ("other", None)
     except (SourceError, MissingDependencyError) as error:
-        return Verdict("unreadable", error.message)
+        return "unreadable", error.message
     except MediaError as error:
-        return Verdict("damaged", error.message)
+        return "damaged", error.message
     except Exception as error:  # noqa: BLE001  # one file does not end the check of a million
-        return Verdict("unreadable", f"the check failed: {type(error).__name__}: {error}")
-    return Verdict("odd", oddity) if oddity else Verdict("sound")
+        return "unreadable", f"the check failed: {type(error).__name__}: {error}"
+    return ("odd", oddity) if oddity else ("sound", None)
 
 
 def _check_still(path: Path, info: MediaInfo) -> str | None:
@@ -75,44 +70,39 @@ class _Stream:
     """What has come of a stream."""
 
     def __init__(self, info: VideoStreamInfo | AudioStreamInfo) -> None:
-        self.info, self.count, self.oddity = info, 0, ""
-        self.size: tuple[int, int] | None = None
+        self.info, self.count, self.skipped = info, 0, ""
+        self.sizes: set[tuple[int, int]] = set()
         self.decoder: Any = None
 
     def take(self, packets: Any) -> None:
         """Decode packets."""
         if self.decoder is None:
-            if isinstance(packets, VideoPackets):
-                self.decoder = VideoDecoder(
-                    packets.codec, filter_desc=None, num_frames=_FRAMES_AT_A_TIME
-                )
-            else:
-                self.decoder = AudioDecoder(packets.codec, filter_desc=None)
+            is_video = isinstance(self.info, VideoStreamInfo)
+            kind = functools.partial(VideoDecoder, num_frames=_FRAMES) if is_video else AudioDecoder
+            self.decoder = kind(packets.codec, filter_desc=None)
         self._count(self.decoder.decode(packets))
 
     def _count(self, chunks: Iterator[Any]) -> None:
         for frames in chunks:
             self.count += len(frames)
-            if isinstance(frames, AudioFrames):
-                continue
-            size = frames.width, frames.height
-            if frames.num_skipped:
-                self.oddity = f"begins with {frames.num_skipped} frames that cannot be decoded"
-            elif self.size not in (None, size):
-                self.oddity = "changes the size of its frames"
-            self.size = size
+            if isinstance(frames, VideoFrames):
+                self.sizes.add((frames.width, frames.height))
+                if frames.num_skipped:
+                    self.skipped = f"begins with {frames.num_skipped} frames that cannot be decoded"
 
     def finish(self) -> str | None:
         """Decode the rest, and say what is odd."""
         if self.decoder is not None:
             self._count(self.decoder.flush())
         name = "video" if isinstance(self.info, VideoStreamInfo) else "audio"
-        oddity = self.oddity or self._shortfall()
+        oddity = self.skipped or self._shortfall()
         return f"{name} stream {self.info.index} {oddity}" if oddity else None
 
     def _shortfall(self) -> str:
         if not self.count:
             return "is empty"
+        if len(self.sizes) > 1:
+            return "changes the size of its frames"
         if isinstance(self.info, AudioStreamInfo):
             seconds, stated = self.count / self.info.sample_rate, self.info.duration or 0
             if seconds < 0.9 * stated - 1:
@@ -127,7 +117,7 @@ def _check_streams(path: Path, info: MediaInfo) -> str | None:
     if not streams:
         return "holds no image, video or audio that can be decoded"
     with Demuxer(path) as demuxer:
-        for chunk in demuxer.streaming_demux([*streams], num_packets=_PACKETS_AT_A_TIME):
+        for chunk in demuxer.streaming_demux([*streams], num_packets=_PACKETS):
             for index, packets in chunk.items():
                 streams[index].take(packets)
     oddities = [stream.finish() for stream in streams.values()]
@@ -135,12 +125,10 @@ def _check_streams(path: Path, info: MediaInfo) -> str | None:
 
 
 def _oddity_of_name(path: Path, info: MediaInfo) -> str | None:
+    has = {"audio": info.audio is not None, "video": info.video is not None and not info.is_still}
     named = named_kind(path)
-    has_video, has_audio = info.video is not None, info.audio is not None
-    if named == "audio" and not has_audio:
-        return f"has no audio, and is named {path.suffix}"
-    if named == "video" and (info.is_still or not has_video):
-        return f"has no video, and is named {path.suffix}"
-    if named == "image" and not info.is_still and has_audio:
+    if named in has and not has[named]:
+        return f"has no {named}, and is named {path.suffix}"
+    if named == "image" and not info.is_still and has["audio"]:
         return f"has audio, and is named {path.suffix}"
     return None
