@@ -22,7 +22,7 @@ import spdl_media as sm
 from spdl_media._handover import Block
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.cuda import _color_numpy
+from spdl_media.cuda._color_launch import convert_on_host
 from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.cuda.video_path import DeviceClip, decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice
@@ -172,7 +172,7 @@ class StandIn(VideoDevice):
     def convert(self, planes: Any, plan: Any, out: Any) -> None:
         self.launches.append(len(planes))
         for number, frame in enumerate(planes):
-            _color_numpy.convert(frame, plan, out[number][None])
+            convert_on_host(frame, plan, out[number][None])
 
     def copy(self, target: Any, source: Any) -> None:
         target[: len(source)] = source

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import av
+
 Planes: TypeAlias = tuple[Any, Any, Any]
 """Y, U, V of several frames, each ``(frames, rows, samples)``. Without chroma, U and V are Y."""
 
@@ -52,26 +54,6 @@ class YUVFormat:
         return -(-height // self.sub_y), -(-width // self.sub_x)
 
 
-_SUBSAMPLING = {
-    "410": (4, 4),
-    "411": (4, 1),
-    "420": (2, 2),
-    "422": (2, 1),
-    "440": (1, 2),
-    "444": (1, 1),
-}
-_PAIRED = {
-    "nv12": (2, 2, (0, 1)),
-    "nv21": (2, 2, (1, 0)),
-    "nv16": (2, 1, (0, 1)),
-    "nv24": (1, 1, (0, 1)),
-    "nv42": (1, 1, (1, 0)),
-}
-_PLANAR = re.compile(r"yuv(j?)(410|411|420|422|440|444)p(?:(9|10|12|14|16)|(10|12)msb)?")
-_HIGH_PAIRED = re.compile(r"p(0|2|4)(10|12|16)")
-_GRAY = re.compile(r"gray(8|9|10|12|14|16)?")
-
-
 @lru_cache(maxsize=256)
 def yuv_format(pix_fmt: str) -> YUVFormat:
     """The format of this name; its byte order is that of the arrays.
@@ -79,21 +61,22 @@ def yuv_format(pix_fmt: str) -> YUVFormat:
     Raises:
         ValueError: It is no YUV format that is known here.
     """
+    try:
+        parts = av.VideoFormat(pix_fmt, 16, 16).components
+    except ValueError:
+        parts = ()
     # The arrays have their byte order in their type.
     name = re.sub(r"(?<=[\db])(le|be)$", "", pix_fmt)
-    if name in _PAIRED:
-        across, down, pairs = _PAIRED[name]
-        return YUVFormat(name, across, down, pairs)
-    if match := _PLANAR.fullmatch(name):
-        bits = int(match[3] or match[4] or 8)
-        shift = 16 - bits if match[4] else 0
-        return YUVFormat(name, *_SUBSAMPLING[match[2]], None, bits, shift, bool(match[1]))
-    if match := _HIGH_PAIRED.fullmatch(name):
-        bits = int(match[2])
-        chroma = {"0": "420", "2": "422", "4": "444"}[match[1]]
-        return YUVFormat(name, *_SUBSAMPLING[chroma], (0, 1), bits, 16 - bits)
-    if match := _GRAY.fullmatch(name):
-        return YUVFormat(name, 0, 0, bits=int(match[1] or 8), full_range=True)
+    planes, bits = [part.plane for part in parts], parts[0].bits if parts else 0
+    if 8 <= bits <= 16 and planes == [0] and name.startswith("gray"):
+        return YUVFormat(name, 0, 0, bits=bits, full_range=True)
+    if 8 <= bits <= 16 and planes in ([0, 1, 1], [0, 1, 2]):
+        sub = 16 // parts[1].width, 16 // parts[1].height
+        order = (1, 0) if name in ("nv21", "nv42") else (0, 1)
+        is_high = name.startswith("p") or name.endswith("msb")
+        shift = 16 - bits if is_high else 0
+        pairs = order if planes[2] == 1 else None
+        return YUVFormat(name, *sub, pairs, bits, shift, name.startswith("yuvj"))
     raise ValueError(
         f"pix_fmt {pix_fmt!r} is not known here. It may be nv12, nv21, nv16, nv24, nv42, p010, p012, p016 "
         "and their kin (p210, p410), yuv420p, yuvj420p, yuv422p, yuv444p, yuv440p, yuv411p, yuv410p, their "

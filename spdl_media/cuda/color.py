@@ -19,11 +19,11 @@ import numpy.typing as npt
 from spdl_media._handover import Block
 from spdl_media._rows import PerChannel, Values, parse_values
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.cuda import _color_numpy
 from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
 from spdl_media.cuda._color_launch import (
     color_device,
     convert_on_device,
+    convert_on_host,
     device_of,
     in_place,
     on_device,
@@ -33,9 +33,9 @@ from spdl_media.cuda._color_plan import (
     Look,
     Plan,
     RGBLayout,
+    ScaleAlgo,
     make_plan,
 )
-from spdl_media.cuda._color_taps import ScaleAlgo
 from spdl_media.devices import Device
 from spdl_media.transfer import buffer_on_stream
 
@@ -321,7 +321,7 @@ def _run(
     start = 0
     for planes in batches:
         stop = start + len(planes[0])
-        _color_numpy.convert(planes, plan, pixels[start:stop])
+        convert_on_host(planes, plan, pixels[start:stop])
         start = stop
     return CPUBuffer(array)
 

@@ -21,8 +21,7 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda._color_formats import Planes, yuv_format
 from spdl_media.cuda._color_launch import convert_on_device, in_place
-from spdl_media.cuda._color_plan import Look, Plan, make_plan, normalization, plane_plan
-from spdl_media.cuda._color_taps import Taps
+from spdl_media.cuda._color_plan import Look, Plan, Taps, make_plan, normalization, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError

@@ -19,7 +19,7 @@ from spdl_media._checks import check_choice, check_int
 from spdl_media._rows import check_enough
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
-from spdl_media.cuda._color_taps import SCALE_ALGOS, ScaleAlgo
+from spdl_media.cuda._color_plan import SCALE_ALGOS, ScaleAlgo
 from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import one_device, warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
