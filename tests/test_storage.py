@@ -526,3 +526,21 @@ def test_a_pool_gives_the_block_that_came_back_last() -> None:
     # Blocks that are never needed stay untouched, and take no memory of the system.
     for _ in range(5):
         assert pool.acquire(64).ctypes.data == address
+
+
+def test_large_memory_is_used_again_once_nothing_looks_at_it() -> None:
+    size = 33 << 20
+
+    def buffer() -> Any:
+        return sm.convert_array(np.broadcast_to(np.uint8(7), size))
+
+    first = buffer()
+    start, view = place(first), first.array[size // 2 :]
+    del first
+    second = buffer()
+    second.array[:] = 1
+    assert (view == 7).all()
+    del view
+    third = buffer()
+    assert place(third) == start
+    assert (second.array == 1).all()
