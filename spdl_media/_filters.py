@@ -258,7 +258,7 @@ class PictureFilter:
     Attributes:
         has_rate: Whether frames come at a constant rate. Then :meth:`push` takes those before the window,
             too: one of them is shown when it starts.
-        upright: Whether what came out was turned.
+        orientation: EXIF number of what came out, 1 once it was turned; 0: nothing came.
         copied_corrupt: Timestamps of damaged frames that were copied, which PyAV cannot mark on a copy.
     """
 
@@ -287,7 +287,7 @@ class PictureFilter:
         # What is copied of a frame before it goes through the graph, if anything.
         self._part: Box | None = None
         self._key: object = None
-        self.upright = False
+        self.orientation = 0
         self.copied_corrupt: frozenset[int | None] = frozenset()
         if isinstance(filter, str) and (self._ops is None or self._ops.filter_desc):
             # Say what is wrong before the window proves empty.
@@ -334,6 +334,7 @@ class PictureFilter:
 
     def _push(self, frame: av.VideoFrame, orientation: int) -> list[av.VideoFrame]:
         if self._desc is None:
+            self.orientation = orientation
             return [frame]
         if frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY:
             # FFmpeg's scaler takes all gray for full range, so its levels are spread before.
@@ -342,7 +343,7 @@ class PictureFilter:
         key = frame.width, frame.height, frame.format.name, orientation
         if key == self._key and self._graph is not None:
             return self._through_graph(self._graph, frame)
-        self.upright = self._orient
+        self.orientation = 1 if self._orient else orientation
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
         if self._ops is not None and not turn:
             if self._ops.keeps_frames and not self.has_rate:

@@ -184,7 +184,7 @@ class FrameDecoder:
             source,
             self._metadata.zero,
             self._metadata.window,
-            orientation=1 if route.filter.upright else self.orientation,
+            orientation=route.filter.orientation or self.orientation,
             corrupt_pts=self._decoder.corrupt_pts | route.filter.copied_corrupt,
         )
         return VideoFrames([found[number] for number in numbers], metadata)

@@ -338,7 +338,7 @@ class PicturePath:
             decoder.metadata.source,
             decoder.metadata.zero,
             decoder.metadata.window,
-            orientation=1 if self._filter.upright else decoder.orientation,
+            orientation=self._filter.orientation or decoder.orientation,
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,
             corrupt_pts=self._filter.copied_corrupt

@@ -335,4 +335,4 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
     frame.pts = check_int("pts", pts, at_least=None)
     frame.time_base = Fraction(1, sample_rate)
-    return AudioFrames([AudioChunk(frame, 0, count, pts)], first_sample=pts)
+    return AudioFrames([AudioChunk(frame, 0, count, pts)])

@@ -184,7 +184,7 @@ def decode_packets(
             sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, num_samples)
         metadata = decode_audio_into(sink, packets, config, num_samples)
         chunks = sink.take(sink.count if num_samples is None else num_samples)
-        return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0 if chunks else 0)
+        return AudioFrames(chunks, metadata)
     raise TypeError(
         f"decode_packets takes AudioPackets, VideoPackets or ImagePackets, not {type(packets).__name__}"
     )
@@ -230,7 +230,7 @@ def _decode_by_ffmpeg(
     if config.downscale is not None:
         small = decode_downscaled(packets, filter_desc, config)
         if small is not None:
-            return _image(small, packets, turned=config.orient)
+            return _image(small, packets, 1 if config.orient else metadata_of(packets).orientation)
     # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
     if (frame := decode_plain_jpeg(packets, config)) is not None:
         return filtered(frame, packets, filter_desc, config)
@@ -283,17 +283,15 @@ def filtered(
     """
     filter = PictureFilter(packets.codec, filter_desc, config)
     # Some filters hold a lone frame back until the end.
-    orientation = metadata_of(packets).orientation
-    frames = list(filter.push(frame, orientation)) or list(filter.flush())
+    frames = [*filter.push(frame, metadata_of(packets).orientation)] or [*filter.flush()]
     if not frames:
         raise _no_picture(packets)
-    return _image(frames[0], packets, turned=filter.upright)
+    return _image(frames[0], packets, filter.orientation)
 
 
-def _image(frame: av.VideoFrame, packets: ImagePackets, *, turned: bool) -> ImageFrames:
+def _image(frame: av.VideoFrame, packets: ImagePackets, orientation: int) -> ImageFrames:
     """A whole image without any damage, with its metadata."""
     metadata = metadata_of(packets)
-    orientation = 1 if turned else metadata.orientation
     return ImageFrames(
         (frame,),
         FrameMetadata(metadata.source, metadata.zero, metadata.window, orientation=orientation),
@@ -385,10 +383,9 @@ def _decode_animation(
     metadata = metadata_of(packets)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
-    data, purpose, orientation = av_packets(packets)[0], _pillow_purpose(packets), 1
+    data, purpose = av_packets(packets)[0], _pillow_purpose(packets)
 
     def filtered_frames() -> Iterator[av.VideoFrame]:
-        nonlocal orientation
         for frame, orientation in read_with_pillow(
             memoryview(data), packets.source, purpose=purpose, is_video=True
         ):
@@ -402,12 +399,8 @@ def _decode_animation(
         yield from filter.flush()
 
     any(map(sink.put, filtered_frames()))
-    return FrameMetadata(
-        metadata.source,
-        metadata.zero,
-        metadata.window,
-        orientation=1 if filter.upright else orientation,
-    )
+    orientation = filter.orientation or 1
+    return FrameMetadata(metadata.source, metadata.zero, metadata.window, orientation=orientation)
 
 
 def decode_audio_into(

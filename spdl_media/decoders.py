@@ -302,10 +302,7 @@ class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
         return self._ready.count
 
     def _cut(self, size: int) -> AudioFrames:
-        chunks = self._ready.take(size)
-        return AudioFrames(
-            chunks, self._decoder.take_metadata(), first_sample=chunks[0].position or 0
-        )
+        return AudioFrames(self._ready.take(size), self._decoder.take_metadata())
 
 
 def sample_decode_video(

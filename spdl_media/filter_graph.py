@@ -362,7 +362,7 @@ def _wrap_frames(
     if kind == "video":
         return VideoFrames(frames, metadata)
     chunks = [placed_chunk(frame, metadata.zero) for frame in frames]
-    return AudioFrames(chunks, metadata, first_sample=chunks[0].position or 0)
+    return AudioFrames(chunks, metadata)
 
 
 def get_buffer_desc(

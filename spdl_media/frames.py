@@ -143,12 +143,14 @@ class AudioFrames(DecodedFrames):
         chunks: Sequence[AudioChunk],
         metadata: FrameMetadata | None = None,
         *,
-        first_sample: int = 0,
+        first_sample: int | None = None,
     ) -> None:
         # The first chunk tells the format and the place of the first sample, so none may be empty.
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
         self._metadata = metadata or FrameMetadata()
-        self._first_sample = first_sample
+        if first_sample is None:
+            first_sample = self._chunks[0].position if self._chunks else 0
+        self._first_sample = first_sample or 0
 
     def _first(self) -> av.AudioFrame:
         if not self._chunks:
