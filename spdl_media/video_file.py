@@ -14,11 +14,10 @@ from typing import Any, NoReturn, Self, Unpack, overload
 import numpy as np
 
 from spdl_media._arguments import DeviceLike, FrameArguments, chosen_filter, declared
-from spdl_media._frame_decoder import FrameDecoder, Route
+from spdl_media._frame_decoder import FrameDecoder, Route, VideoSource
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
 from spdl_media._frame_rows import FrameRows
 from spdl_media._mp4_tables import Ticks
-from spdl_media._video_source import VideoSource
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind

@@ -40,7 +40,7 @@ ORDER = [
         "_picture_decoder",
         "_jpeg",
     ],
-    ["_packet_table", "_h264_fields", "_frame_index", "_video_source", "_frame_decoder"],
+    ["_packet_table", "_h264_fields", "_frame_index", "_frame_decoder"],
     ["decode", "decoders"],
     ["_driver", "_handover", "devices"],
     ["storage"],

@@ -51,7 +51,7 @@ from figures import (
 
 import spdl_media as sm
 from spdl_media import _frame_index
-from spdl_media._video_source import VideoSource
+from spdl_media._frame_decoder import VideoSource
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.testing import make_video
 
