@@ -243,6 +243,11 @@ def test_real_media(media_dir: Path, rng: np.random.Generator, name: str) -> Non
                 assert all(map(np.array_equal, frame.planes, whole[k].planes))
 
 
+def test_a_real_file_without_its_tables_is_refused(media_dir: Path) -> None:
+    with pytest.raises(sm.DemuxError, match="this MP4 has no index"):
+        sm.VideoFile(media_dir / "video" / "truncated.mp4")
+
+
 def test_how_frames_are_numbered() -> None:
     for kinds, kind in ((BY_PACKETS, "packets"), (ONCE, "decoding"), (EACH_TIME, "counting")):
         for name in kinds:
