@@ -12,7 +12,8 @@ The modules with public names, of which each imports only those above it:
 ``inputs``        a path, a URL, bytes, an array or a file object
 ``codec``         what a decoder must know of a stream
 ``packets``       coded data as plain values: reusable, picklable, free to share
-``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`, :class:`Demuxer`
+``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`
+``demuxer``       :class:`Demuxer`: many windows, streams and chunks of one source
 ``_probe``        :func:`probe`: what is in a source
 ``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
@@ -83,7 +84,8 @@ from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
-from spdl_media.demux import Demuxer, demux_audio, demux_image, demux_video
+from spdl_media.demux import demux_audio, demux_image, demux_video
+from spdl_media.demuxer import Demuxer
 from spdl_media.encode import (
     AudioEncodeConfig,
     VideoEncodeConfig,

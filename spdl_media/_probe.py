@@ -13,7 +13,6 @@ import av
 from spdl_media._audio_arrays import WAVInfo, read_wav_info
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._image_packets import read_image, still_decoder
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -23,6 +22,7 @@ from spdl_media.codec import (
 )
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.decode import decode_packets
+from spdl_media.demux import read_image, still_decoder
 from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
 from spdl_media.geometry import is_mirrored, rotation, swaps_sides
 from spdl_media.image_frames import av_frames

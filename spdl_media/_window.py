@@ -13,14 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from spdl_media._audio_clock import tells_sample, vorbis_blocks
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.packets import AudioPackets, PacketMetadata, VideoPackets
+from spdl_media.packets import (
+    AudioPackets,
+    ImagePackets,
+    PacketMetadata,
+    VideoPackets,
+    make_packet,
+)
 from spdl_media.timing import Window
+
+P = TypeVar("P", VideoPackets, ImagePackets)
 
 # MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
 # give after a seek what they give when decoded from the start, but for the last bit of two: MP2, whose
@@ -399,3 +407,34 @@ def _from_place(
             back = back * 2 or Fraction(1)
     container.rewind()
     return container.packets(indices, keep=keep), False
+
+
+def first_image(container: Container) -> ImagePackets:
+    """Read the first key frame of the best video stream."""
+    index, codec = container.video()
+    container.rewind()
+    with container.reading():
+        # What stands before the first key frame cannot be decoded alone.
+        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
+    if key is None:
+        raise container.error("the video stream has no key frame, so there is no first image")
+    orientation = container.orientation(index, [key])
+    metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
+    return ImagePackets([key], codec, metadata)
+
+
+PILLOW_TIME_BASE = Fraction(1, 1000)
+"""Seconds in a unit of the timestamps of Pillow's frames: animations state milliseconds."""
+
+_PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=PILLOW_TIME_BASE)
+
+
+def pillow_packets(
+    kind: type[P], data: bytes | memoryview, source: str, reason: str, window: Window = _WHOLE
+) -> P:
+    """A whole file as one packet, which Pillow decodes.
+
+    Of animations, FFmpeg loses frames of PNG, and before version 8.1 has none of WebP.
+    """
+    metadata = PacketMetadata(source, window=window, pillow=reason)
+    return kind([make_packet(data, PILLOW_TIME_BASE)], _PILLOW_CODEC, metadata)

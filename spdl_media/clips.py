@@ -20,7 +20,7 @@ from spdl_media.buffer import Buffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.crops import Rng, check_rng
 from spdl_media.decode import DEFAULT_FILTER
-from spdl_media.demux import Demuxer
+from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source

@@ -1,28 +1,46 @@
-"""From a source to packets: one image, a window of a video or audio stream, or a stream in chunks."""
+"""From a source to packets: one image, or a window of a video or audio stream.
+
+One image is the whole file, or the first key frame of a container.
+Images that FFmpeg reads wrongly or not at all are one packet for Pillow, with pillow-heif for HEIC. Both are
+the optional extra ``stills``; without it such a file is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Self, overload
+import io
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
+from typing import Any, NamedTuple
 
-from spdl_media._checks import OneThread, check_int
-from spdl_media._container import Container, Kind
-from spdl_media._image_packets import first_image, pillow_video, read_image
-from spdl_media._streaming import Duration, check_limits, read_chunks
-from spdl_media._window import read_audio, read_clip, read_video
-from spdl_media.codec import AudioCodec, Codec, VideoCodec
+import av
+import numpy as np
+
+from spdl_media._checks import require
+from spdl_media._container import Container
+from spdl_media._window import PILLOW_TIME_BASE, first_image, pillow_packets
+from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.demuxer import Demuxer
+from spdl_media.errors import DecodeError, DemuxError, MediaError
+from spdl_media.exif import Bytes, byte_view
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import (
-    AudioPackets,
-    ImagePackets,
-    Packets,
-    VideoPackets,
+from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
+from spdl_media.still_headers import read_jpeg_head
+from spdl_media.stills import (
+    HEAD_SIZE,
+    STILL_FORMATS,
+    container_still,
+    is_avif,
+    pillow_reason,
+    still_codec,
+    still_orientation,
 )
-from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.truncation import check_complete
 
-__all__ = ("Demuxer", "demux_audio", "demux_image", "demux_video")
+__all__ = ("demux_audio", "demux_image", "demux_video")
 
 
 def demux_image(
@@ -130,307 +148,184 @@ def demux_audio(
         return demuxer.demux_audio(window, stream_index=stream_index)
 
 
-class Demuxer:
-    """One opened source that serves many windows, streams and chunks.
-
-    Use it as a context manager, or call :meth:`close`. Packets outlive it.
-
-    Args:
-        src: As for :func:`demux_image`. A file-like object that cannot seek serves one read.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
+def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
+    """Read one image from an opened input; raises what :func:`demux_image` does.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is not a media file.
+        SourceError: The source cannot be read.
+        DemuxError: It is no media file, or has no image.
+        ValueError: ``config`` has a format or an option that FFmpeg does not know.
+    """
+    decoder = still_decoder(input, config)
+    if decoder is not None:
+        return _whole_file(input, decoder)
+    if config.format is None and (reason := pillow_reason(input.head(HEAD_SIZE))):
+        return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
+    kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
+    if kind is not None and not input.seekable:
+        # It is read twice, by FFmpeg and for what FFmpeg does not tell.
+        with open_input(input.read_all(), name=input.name) as whole:
+            return read_image(whole, config)
+    try:
+        opened = Container(input, config)
+    except DemuxError as error:
+        if kind is None or not is_unsupported(error):
+            raise
+        reason = "an image that FFmpeg does not know"
+        return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
+    with closing(opened) as container:
+        # Known by its name alone (TGA, PCX ...), the file is one packet after all.
+        decoder = container.named_still()
+        if decoder is None:
+            packets = first_image(container)
+            if kind is None:
+                return packets
+            # FFmpeg makes a packet of these however short the file is.
+            return packets.with_metadata(incomplete=check_complete(kind, container.content()))
+    return _whole_file(input, decoder)
 
-    Thread safety: one thread at a time; a second one gets a RuntimeError.
+
+def still_decoder(input: Input, config: DemuxConfig) -> str | None:
+    """The decoder that takes the whole file as one packet; ``None``: a container has to be opened.
+
+    Raises:
+        SourceError: The start of the source cannot be read.
+    """
+    if config.format is not None:
+        return STILL_FORMATS.get(config.format)
+    return still_codec(input.head(HEAD_SIZE))
+
+
+def _whole_file(input: Input, decoder: str) -> ImagePackets:
+    data = input.read_all()
+    if not len(data):
+        raise DemuxError("is empty (0 bytes)", source=input.name)
+    codec = _still_stream(decoder)
+    # One walk over the segments gives the orientation, and what a faster decoder asks before it
+    # takes the image.
+    head = read_jpeg_head(data) if decoder == "mjpeg" else None
+    # All that is wrong with JPEGs is wrong with those of four components.
+    if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
+        return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
+    metadata = PacketMetadata(
+        input.name,
+        orientation=still_orientation(data) if head is None else head.orientation,
+        incomplete=check_complete(decoder, data),
+        jpeg=head,
+    )
+    # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
+    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
+
+
+@cache
+def _still_stream(decoder: str) -> VideoCodec:
+    # A still has no stream to copy these from. YUV of JPEG 2000 is of full range (ISO 15444-1, annex M),
+    # of which FFmpeg says nothing.
+    color = (2, 2, 2, 2) if decoder == "jpeg2000" else (0, 2, 2, 2)
+    return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder, color=color)
+
+
+class _PillowFrame(NamedTuple):
+    """One image of a file.
+
+    Attributes:
+        frame: ``rgb24``, ``rgba``, ``gray``, ``gray16le`` or ``grayf32le``, full range, not turned upright.
+        orientation: The EXIF number of the file's orientation.
     """
 
-    def __init__(
-        self,
-        src: Source | Input,
-        *,
-        demux_config: DemuxConfig | None = None,
-        name: str | None = None,
-    ) -> None:
-        self._guard = OneThread("Demuxer")
-        config = as_demux_config(demux_config)
-        self._input = open_input(src, config, name=name)
-        self._container: Container | None = None
-        try:
-            self._container = Container(self._input, config)
-        finally:
-            # What cannot be opened as media must not keep the file open.
-            if self._container is None:
-                self._input.close()
+    frame: av.VideoFrame
+    orientation: int
 
-    def close(self) -> None:
-        """Close the source. A file-like object of the caller stays open, at its original position.
 
-        Raises:
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            if self._container is not None:
-                self._container.close()
-                self._container = None
-            self._input.close()
+def is_unsupported(error: MediaError) -> bool:
+    """Whether FFmpeg says of an image that it does not know its kind, rather than that it is damaged."""
+    return _UNSUPPORTED.search(error.message) is not None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+# What FFmpeg's decoders and demuxers write before they return an error that says less.
+_UNSUPPORTED = re.compile(
+    r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
+)
 
-    def __repr__(self) -> str:
-        return f"<Demuxer: {self._input.name}{', closed' if self._container is None else ''}>"
 
-    def _opened(self) -> Container:
-        if self._container is None:
-            raise ValueError(f"{self._input.name}: this Demuxer is closed")
-        return self._container
+def read_with_pillow(
+    data: Bytes, source: str, *, purpose: str, is_video: bool = False
+) -> Iterator[_PillowFrame]:
+    """Decode an image, or the frames of an animation one after the other.
 
-    def has_video(self) -> bool:
-        """Whether there is a video stream.
+    Args:
+        data: The whole file.
+        source: What it was read from, for messages.
+        purpose: What needs Pillow, the subject of the message where it is missing.
+        is_video: Give all frames of an animation.
 
-        Raises:
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        return self.video_stream_index is not None
+    Yields:
+        The frames in order, each composed as its animation says. Without ``is_video``, the one that programs
+        show which know no animations; of an icon the largest image, of a HEIC the primary one.
 
-    def has_audio(self) -> bool:
-        """Whether there is an audio stream.
+    Raises:
+        MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
+        DecodeError: The data is damaged, or Pillow does not know the format.
+    """
+    image_module: Any = require("pillow", purpose)
+    if bytes(byte_view(data)[4:8]) == b"ftyp" and not is_avif(byte_view(data)):
+        require("pillow-heif", purpose).register_heif_opener()
+    try:
+        with image_module.open(io.BytesIO(data)) as image:
+            count = getattr(image, "n_frames", 1)
+            # The pages of a TIFF are images of their own.
+            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
+            # An animated PNG may have an image for programs that show no animations: it is not a frame.
+            first = int(bool(image.info.get("default_image")))
+            time = 0
+            # The one at which the file was opened is the primary one.
+            for index in range(first, count) if is_video and is_animation else [None]:
+                if index is not None:
+                    image.seek(index)
+                frame = _as_frame(image)
+                frame.pts, frame.time_base = time, PILLOW_TIME_BASE
+                # Animations stand as they are, whatever their metadata says, as FFmpeg has them.
+                turn = 1 if is_animation else image.getexif().get(0x0112, 1)
+                # Files also have numbers that Exif does not know.
+                yield _PillowFrame(frame, turn if turn in range(1, 9) else 1)
+                # Pillow has milliseconds, the unit of PILLOW_TIME_BASE.
+                time += round(image.info.get("duration", 0))
+    except MemoryError:
+        raise
+    # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
+    except Exception as error:
+        reason = purpose.removeprefix(f"{source}: ")
+        what = reason if reason.startswith(("a ", "an ")) else "the image"
+        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
 
-        Raises:
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        return self.audio_stream_index is not None
 
-    @property
-    def video_stream_index(self) -> int | None:
-        """Index of the best video stream; ``None``: there is none.
+def _as_frame(image: Any) -> av.VideoFrame:
+    """Pillow's pixels in the nearest of FFmpeg's formats."""
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
+    if mode == "F":
+        return _new_frame(np.asarray(image), "grayf32le")
+    if mode == "I":
+        raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
+    if mode == "LAB":
+        # Pillow's convert() has no way from Lab to RGB.
+        cms: Any = require("pillow-cms", "a Lab image")
+        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
+        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
+    if image.has_transparency_data:
+        return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
+    if mode in ("1", "L"):
+        return _new_frame(np.asarray(image.convert("L")), "gray")
+    return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
 
-        Raises:
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        return self._best_index("video")
 
-    @property
-    def audio_stream_index(self) -> int | None:
-        """Index of the best audio stream; ``None``: there is none.
+_FULL_RANGE, _RGB_MATRIX = 2, 0  # FFmpeg's numbers of the range and of the matrix of RGB
 
-        Raises:
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        return self._best_index("audio")
 
-    def codec(self, stream_index: int) -> Codec:
-        """Parameters of the video or audio stream with this index.
-
-        Raises:
-            DemuxError: There is none.
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            return self._opened().codec(stream_index)
-
-    def _best_index(self, kind: Kind) -> int | None:
-        with self._guard:
-            return self._opened().best_index(kind)
-
-    @property
-    def duration(self) -> float | None:
-        """Seconds that all of it lasts by the container's header; ``None``: it does not say.
-
-        Raises:
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            return self._opened().duration
-
-    @property
-    def video_codec(self) -> VideoCodec:
-        """Parameters of the best video stream.
-
-        Raises:
-            DemuxError: There is none.
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            return self._opened().video()[1]
-
-    @property
-    def audio_codec(self) -> AudioCodec:
-        """Parameters of the best audio stream.
-
-        Raises:
-            DemuxError: There is none.
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            return self._opened().audio()[1]
-
-    def demux_video(
-        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
-    ) -> VideoPackets:
-        """Read the packets of a video stream; see :func:`demux_video`.
-
-        Raises:
-            SourceError: The source cannot be read.
-            DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window is empty, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        window = parse_window(timestamp)
-        with self._guard:
-            container = self._opened()
-            # Pillow reads the source a second time, and has no streams to choose from.
-            if stream_index is None and self._input.seekable:
-                reason = pillow_reason(self._input.head(HEAD_SIZE))
-                if reason is not None and not reason.endswith(BESIDE):
-                    return pillow_video(container.content(), self._input.name, window, reason)
-            return read_video(container, stream_index, window)
-
-    def demux_clip(
-        self,
-        timestamp: Timestamp | Window | None = None,
-        *,
-        audio_timestamp: Timestamp | Window | None = None,
-        video_stream_index: int | None = None,
-        audio_stream_index: int | None = None,
-    ) -> tuple[VideoPackets, AudioPackets]:
-        """Read the packets of a video and an audio stream for one window, in one pass.
-
-        The default is FFmpeg's best stream of each kind. Another ``audio_timestamp`` is a window of the
-        audio's own, with the same start. The file is sought once and read once, in its own order. What the
-        packets decode to is what those of :meth:`demux_video` and :meth:`demux_audio` do.
-
-        Raises:
-            SourceError: The source cannot be read.
-            DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window is empty, the windows differ in their start, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        window, of_audio = parse_window(timestamp), parse_window(audio_timestamp)
-        if audio_timestamp is not None and of_audio.start != window.start:
-            raise ValueError(
-                f"timestamp and audio_timestamp begin at one time, not as {window} and {of_audio}"
-            )
-        with self._guard:
-            indices = video_stream_index, audio_stream_index
-            return read_clip(self._opened(), window, of_audio or window, indices)
-
-    def demux_audio(
-        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
-    ) -> AudioPackets:
-        """Read the packets of an audio stream; see :func:`demux_audio`.
-
-        Raises:
-            SourceError: The source cannot be read.
-            DemuxError: There is no such stream, or the container is damaged.
-            ValueError: The window is empty, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        window = parse_window(timestamp)
-        with self._guard:
-            return read_audio(self._opened(), stream_index, window)
-
-    def demux_image(self) -> ImagePackets:
-        """Read the packet of the first image of the best video stream.
-
-        Raises:
-            SourceError: The source cannot be read.
-            DemuxError: There is no video stream, or no key frame in it.
-            ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
-        """
-        with self._guard:
-            return first_image(self._opened())
-
-    @overload
-    def streaming_demux(
-        self,
-        indices: int | None = None,
-        *,
-        duration: Duration = None,
-        num_packets: int | None = None,
-    ) -> Iterator[Packets]: ...
-    @overload
-    def streaming_demux(
-        self, indices: Collection[int], *, duration: Duration = None, num_packets: int | None = None
-    ) -> Iterator[dict[int, Packets]]: ...
-    def streaming_demux(
-        self,
-        indices: int | Collection[int] | None = None,
-        *,
-        duration: Duration = None,
-        num_packets: int | None = None,
-    ) -> Iterator[Packets] | Iterator[dict[int, Packets]]:
-        """Read streams from their start in bounded chunks, for files too long to hold.
-
-        Chunks follow each other in decoding order. One that does not start with a key frame cannot be
-        decoded alone: give the chunks of a stream to a :class:`~spdl_media.VideoDecoder` or
-        :class:`~spdl_media.AudioDecoder`.
-
-        Args:
-            indices: A stream's index for packets of that stream; several for dictionaries of index to
-                packets, without those that have none in a chunk. The default is the best video stream,
-                or the best audio stream where there is no video.
-            duration: Seconds of a chunk on the container's clock. A chunk closes when every one of its
-                streams has a packet past its end, or has ended.
-            num_packets: Packets of a chunk, counted for each stream. A chunk closes when one of its
-                streams has that many.
-
-        Returns:
-            An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
-
-        Raises:
-            ValueError: Not exactly one of ``duration`` and ``num_packets``, one that is not positive, or the
-                Demuxer is closed.
-            DemuxError: There is no such stream.
-            RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
-        """
-        check_limits(duration, num_packets)
-        # Several streams give dictionaries, also where "several" is one.
-        single = indices is None or hasattr(indices, "__index__")
-        chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
-        return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
-
-    def _stream_indices(self, indices: int | Collection[int] | None) -> list[int]:
-        with self._guard:
-            container = self._opened()
-            if indices is None:
-                has_video = container.best_index("video") is not None
-                return [container.video()[0] if has_video else container.audio()[0]]
-            # A set of indices is as good as a list, and an index named twice is one stream.
-            given = indices if isinstance(indices, Collection) else [indices]
-            numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
-            if not numbers:
-                raise ValueError("streaming_demux needs at least one stream index")
-            # Wrong indices are errors of this call, not of the first step of the iteration.
-            for number in numbers:
-                container.codec(number)
-            return numbers
-
-    def _chunks(
-        self, indices: list[int], duration: Duration, num_packets: int | None
-    ) -> Iterator[dict[int, Packets]]:
-        chunks = read_chunks(self._opened(), indices, duration, num_packets)
-        while True:
-            # The guard is held while FFmpeg reads, not while the caller works on a chunk, so that a
-            # loop left half way does not lock the Demuxer.
-            with self._guard:
-                self._opened()
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
+def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
+    frame.color_range = _FULL_RANGE
+    if pix_fmt.startswith("rgb"):
+        frame.colorspace = _RGB_MATRIX
+    return frame

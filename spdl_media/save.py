@@ -13,7 +13,7 @@ from spdl_media.array_frames import frames_from_array
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import decode_config
 from spdl_media.decoders import AudioDecoder, VideoDecoder
-from spdl_media.demux import Demuxer
+from spdl_media.demuxer import Demuxer
 from spdl_media.encode import (
     audio_encode_config,
     best_pix_fmt,
@@ -204,8 +204,11 @@ def cut(
     """
     window = parse_window((start, end))
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
-        video = demuxer.demux_video(window) if demuxer.has_video() else None
-        audio = demuxer.demux_audio(window) if demuxer.has_audio() else None
+        has_video, has_audio = (
+            index is not None for index in (demuxer.video_stream_index, demuxer.audio_stream_index)
+        )
+        video = demuxer.demux_video(window) if has_video else None
+        audio = demuxer.demux_audio(window) if has_audio else None
         asked = encoder is not None or encoder_options is not None
         copied = video is not None and not asked and _can_be_copied(video, muxer)
         runs: Iterable[Any] = [] if video is None else [video] if copied else _decoded(video)

@@ -263,8 +263,9 @@ def test_stream_cut_short_gives_its_frames_and_then_the_error(name: str) -> None
 
 def stream(data: bytes, **options: object) -> Iterator[sm.VideoFrames | sm.AudioFrames]:
     with sm.Demuxer(data) as demuxer:
-        make = sm.VideoDecoder if demuxer.has_video() else sm.AudioDecoder
-        codec = demuxer.video_codec if demuxer.has_video() else demuxer.audio_codec
+        has_video = demuxer.video_stream_index is not None
+        make = sm.VideoDecoder if has_video else sm.AudioDecoder
+        codec = demuxer.video_codec if has_video else demuxer.audio_codec
         decoder = make(codec, filter_desc=None, decode_config=sm.decode_config(**options))
         for packets in demuxer.streaming_demux(num_packets=3):
             yield from decoder.decode(packets)

@@ -33,8 +33,8 @@ def movie() -> bytes:
 
 def test_it_tells_what_it_holds(movie: bytes) -> None:
     with sm.Demuxer(movie) as demuxer:
-        assert demuxer.has_video()
-        assert demuxer.has_audio()
+        assert demuxer.video_stream_index is not None
+        assert demuxer.audio_stream_index is not None
         assert (demuxer.video_stream_index, demuxer.audio_stream_index) == (0, 1)
         codec = demuxer.video_codec
         assert (codec.name, codec.width, codec.height, codec.frame_rate) == ("hevc", 64, 48, 10)
@@ -44,7 +44,7 @@ def test_it_tells_what_it_holds(movie: bytes) -> None:
 
 def test_it_tells_what_it_lacks(movie: bytes) -> None:
     with sm.Demuxer(make_audio(index_samples(4800))) as demuxer:
-        assert not demuxer.has_video()
+        assert demuxer.video_stream_index is None
         assert demuxer.video_stream_index is None
         with pytest.raises(sm.DemuxError, match="there is no video stream"):
             _ = demuxer.video_codec
@@ -54,7 +54,7 @@ def test_it_tells_what_it_lacks(movie: bytes) -> None:
             demuxer.demux_image()
     silent = make_video(index_planes(5, 64, 48))
     with sm.Demuxer(silent) as demuxer:
-        assert not demuxer.has_audio()
+        assert demuxer.audio_stream_index is None
         with pytest.raises(sm.DemuxError, match="there is no audio stream"):
             demuxer.demux_audio()
 
@@ -86,7 +86,7 @@ def test_closed_is_closed(movie: bytes) -> None:
         demuxer.demux_video,
         demuxer.demux_audio,
         demuxer.demux_image,
-        demuxer.has_video,
+        lambda: demuxer.video_stream_index,
         lambda: demuxer.video_codec,
         lambda: demuxer.streaming_demux(duration=1),
         lambda: demuxer.streaming_demux(0, duration=1),
@@ -152,7 +152,7 @@ def test_a_second_thread_gets_an_error_not_a_crash(movie: bytes) -> None:
         demuxer.demux_audio,
         demuxer.demux_image,
         demuxer.close,
-        demuxer.has_audio,
+        lambda: demuxer.audio_stream_index,
         lambda: demuxer.video_codec,
         lambda: demuxer.audio_codec,
         lambda: demuxer.streaming_demux(0, num_packets=1),

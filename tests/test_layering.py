@@ -28,7 +28,7 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "packets"],
-    ["_audio_clock", "_container", "_window", "_streaming", "_image_packets", "demux"],
+    ["_audio_clock", "_container", "_window", "demuxer", "demux"],
     ["_frame_scan"],
     ["bitstream"],
     ["operations", "filter_desc", "crops"],

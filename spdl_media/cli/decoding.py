@@ -11,7 +11,8 @@ from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
 from spdl_media.cli.files import named_kind
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
-from spdl_media.demux import Demuxer, demux_image
+from spdl_media.demux import demux_image
+from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError, MediaError, MissingDependencyError, SourceError
 from spdl_media.image_frames import VideoFrames
 

@@ -25,7 +25,7 @@ from spdl_media.cuda.nvdec import (
 from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
 from spdl_media.decode import decode_into
 from spdl_media.decoders import VideoDecoder
-from spdl_media.demux import Demuxer
+from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, TransferError
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of

@@ -26,7 +26,7 @@ from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_path import decode_batches, decode_clip, not_on_nvdec
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.decode import Default
-from spdl_media.demux import Demuxer
+from spdl_media.demuxer import Demuxer
 from spdl_media.devices import open_device
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.geometry import Box, Size

@@ -1,0 +1,450 @@
+"""One opened source that serves many windows, streams and chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Self, TypeAlias, overload
+
+from spdl_media._checks import OneThread, check_int
+from spdl_media._container import Container
+from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._window import (
+    first_image,
+    our_packets,
+    pillow_packets,
+    read_audio,
+    read_clip,
+    read_video,
+)
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.inputs import Input, Source, open_input
+from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
+from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
+from spdl_media.timing import Timestamp, Window, parse_window
+
+__all__ = ("Demuxer",)
+
+Duration: TypeAlias = float | Fraction | Decimal | None
+_Chunk: TypeAlias = dict[int, list[AvPacket]]
+
+# How far, in seconds, the streams of a file may run apart in it. A stream whose next packet is not found
+# within this is taken to have none, so that a chunk stays bounded when a stream ends early or pauses.
+_MAX_INTERLEAVE = Fraction(10)
+
+
+class Demuxer:
+    """One opened source that serves many windows, streams and chunks.
+
+    Use it as a context manager, or call :meth:`close`. Packets outlive it.
+
+    Args:
+        src: As for :func:`demux_image`. A file-like object that cannot seek serves one read.
+        demux_config: How to open the source.
+        name: What to call the source in messages.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        DemuxError: It is not a media file.
+
+    Thread safety: one thread at a time; a second one gets a RuntimeError.
+    """
+
+    def __init__(
+        self,
+        src: Source | Input,
+        *,
+        demux_config: DemuxConfig | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._guard = OneThread("Demuxer")
+        config = as_demux_config(demux_config)
+        self._input = open_input(src, config, name=name)
+        self._container: Container | None = None
+        try:
+            self._container = Container(self._input, config)
+        finally:
+            # What cannot be opened as media must not keep the file open.
+            if self._container is None:
+                self._input.close()
+
+    def close(self) -> None:
+        """Close the source. A file-like object of the caller stays open, at its original position.
+
+        Raises:
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            if self._container is not None:
+                self._container.close()
+                self._container = None
+            self._input.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Demuxer: {self._input.name}{', closed' if self._container is None else ''}>"
+
+    def _opened(self) -> Container:
+        if self._container is None:
+            raise ValueError(f"{self._input.name}: this Demuxer is closed")
+        return self._container
+
+    @property
+    def video_stream_index(self) -> int | None:
+        """Index of the best video stream; ``None``: there is none.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().best_index("video")
+
+    @property
+    def audio_stream_index(self) -> int | None:
+        """Index of the best audio stream; ``None``: there is none.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().best_index("audio")
+
+    def codec(self, stream_index: int) -> Codec:
+        """Parameters of the video or audio stream with this index.
+
+        Raises:
+            DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().codec(stream_index)
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds that all of it lasts by the container's header; ``None``: it does not say.
+
+        Raises:
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().duration
+
+    @property
+    def video_codec(self) -> VideoCodec:
+        """Parameters of the best video stream.
+
+        Raises:
+            DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().video()[1]
+
+    @property
+    def audio_codec(self) -> AudioCodec:
+        """Parameters of the best audio stream.
+
+        Raises:
+            DemuxError: There is none.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return self._opened().audio()[1]
+
+    def demux_video(
+        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
+    ) -> VideoPackets:
+        """Read the packets of a video stream; see :func:`demux_video`.
+
+        Raises:
+            SourceError: The source cannot be read.
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window is empty, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        window = parse_window(timestamp)
+        with self._guard:
+            container = self._opened()
+            # Pillow reads the source a second time, and has no streams to choose from.
+            if stream_index is None and self._input.seekable:
+                reason = pillow_reason(self._input.head(HEAD_SIZE))
+                if reason is not None and not reason.endswith(BESIDE):
+                    name, data = self._input.name, container.content()
+                    return pillow_packets(VideoPackets, data, name, reason, window)
+            return read_video(container, stream_index, window)
+
+    def demux_clip(
+        self,
+        timestamp: Timestamp | Window | None = None,
+        *,
+        audio_timestamp: Timestamp | Window | None = None,
+        video_stream_index: int | None = None,
+        audio_stream_index: int | None = None,
+    ) -> tuple[VideoPackets, AudioPackets]:
+        """Read the packets of a video and an audio stream for one window, in one pass.
+
+        The default is FFmpeg's best stream of each kind. Another ``audio_timestamp`` is a window of the
+        audio's own, with the same start. The file is sought once and read once, in its own order. What the
+        packets decode to is what those of :meth:`demux_video` and :meth:`demux_audio` do.
+
+        Raises:
+            SourceError: The source cannot be read.
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window is empty, the windows differ in their start, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        window, of_audio = parse_window(timestamp), parse_window(audio_timestamp)
+        if audio_timestamp is not None and of_audio.start != window.start:
+            raise ValueError(
+                f"timestamp and audio_timestamp begin at one time, not as {window} and {of_audio}"
+            )
+        with self._guard:
+            indices = video_stream_index, audio_stream_index
+            return read_clip(self._opened(), window, of_audio or window, indices)
+
+    def demux_audio(
+        self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
+    ) -> AudioPackets:
+        """Read the packets of an audio stream; see :func:`demux_audio`.
+
+        Raises:
+            SourceError: The source cannot be read.
+            DemuxError: There is no such stream, or the container is damaged.
+            ValueError: The window is empty, or the Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        window = parse_window(timestamp)
+        with self._guard:
+            return read_audio(self._opened(), stream_index, window)
+
+    def demux_image(self) -> ImagePackets:
+        """Read the packet of the first image of the best video stream.
+
+        Raises:
+            SourceError: The source cannot be read.
+            DemuxError: There is no video stream, or no key frame in it.
+            ValueError: The Demuxer is closed.
+            RuntimeError: Another thread is inside.
+        """
+        with self._guard:
+            return first_image(self._opened())
+
+    @overload
+    def streaming_demux(
+        self,
+        indices: int | None = None,
+        *,
+        duration: Duration = None,
+        num_packets: int | None = None,
+    ) -> Iterator[Packets]: ...
+    @overload
+    def streaming_demux(
+        self, indices: Collection[int], *, duration: Duration = None, num_packets: int | None = None
+    ) -> Iterator[dict[int, Packets]]: ...
+    def streaming_demux(
+        self,
+        indices: int | Collection[int] | None = None,
+        *,
+        duration: Duration = None,
+        num_packets: int | None = None,
+    ) -> Iterator[Packets] | Iterator[dict[int, Packets]]:
+        """Read streams from their start in bounded chunks, for files too long to hold.
+
+        Chunks follow each other in decoding order. One that does not start with a key frame cannot be
+        decoded alone: give the chunks of a stream to a :class:`~spdl_media.VideoDecoder` or
+        :class:`~spdl_media.AudioDecoder`.
+
+        Args:
+            indices: A stream's index for packets of that stream; several for dictionaries of index to
+                packets, without those that have none in a chunk. The default is the best video stream,
+                or the best audio stream where there is no video.
+            duration: Seconds of a chunk on the container's clock. A chunk closes when every one of its
+                streams has a packet past its end, or has ended.
+            num_packets: Packets of a chunk, counted for each stream. A chunk closes when one of its
+                streams has that many.
+
+        Returns:
+            An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
+
+        Raises:
+            ValueError: Not exactly one of ``duration`` and ``num_packets``, one that is not positive, or the
+                Demuxer is closed.
+            DemuxError: There is no such stream.
+            RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
+        """
+        _check_limits(duration, num_packets)
+        # Several streams give dictionaries, also where "several" is one.
+        single = indices is None or hasattr(indices, "__index__")
+        chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
+        return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
+
+    def _stream_indices(self, indices: int | Collection[int] | None) -> list[int]:
+        with self._guard:
+            container = self._opened()
+            if indices is None:
+                video = container.best_index("video")
+                return [container.audio()[0] if video is None else container.video()[0]]
+            # A set of indices is as good as a list, and an index named twice is one stream.
+            given = indices if isinstance(indices, Collection) else [indices]
+            numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
+            if not numbers:
+                raise ValueError("streaming_demux needs at least one stream index")
+            # Wrong indices are errors of this call, not of the first step of the iteration.
+            for number in numbers:
+                container.codec(number)
+            return numbers
+
+    def _chunks(
+        self, indices: list[int], duration: Duration, num_packets: int | None
+    ) -> Iterator[dict[int, Packets]]:
+        chunks = _read_chunks(self._opened(), indices, duration, num_packets)
+        while True:
+            # The guard is held while FFmpeg reads, not while the caller works on a chunk, so that a
+            # loop left half way does not lock the Demuxer.
+            with self._guard:
+                self._opened()
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+
+def _check_limits(duration: Duration, num_packets: int | None) -> None:
+    """Refuse limits of a chunk that are not exactly one positive number."""
+    if (duration is None) == (num_packets is None):
+        raise ValueError(
+            "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
+            f"duration={duration!r}, num_packets={num_packets!r}"
+        )
+    if num_packets is not None:
+        check_int("num_packets", num_packets)
+    elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
+        raise TypeError(f"duration must be a number of seconds, not {duration!r}")
+    elif not 0 < duration < float("inf"):
+        raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
+
+
+def _read_chunks(
+    container: Container, indices: Sequence[int], duration: Duration, num_packets: int | None
+) -> Iterator[dict[int, Packets]]:
+    """Read an open container from its start, chunk by chunk; each is packets by stream index.
+
+    Raises:
+        DemuxError: The container is damaged, or cut short before the first packet.
+        RuntimeError: Another reader has moved the place.
+    """
+    container.rewind()
+    codecs = {index: container.codec(index) for index in indices}
+    packets = container.packets(indices)
+    turn = container.turn
+    if num_packets is not None:
+        chunks = _by_count(packets, num_packets)
+    else:
+        chunks = _by_time(packets, container, indices, Fraction(str(duration)))
+    begun: set[int] = set()
+    while True:
+        if container.turn != turn:
+            raise RuntimeError(
+                f"{container.name}: the Demuxer was used for another read while its chunks were "
+                "iterated; open a second Demuxer"
+            )
+        # The log that is captured here is that of the thread, so it must be let go before the yield.
+        with container.reading():
+            chunk = next(chunks, None)
+        if chunk is None:
+            break
+        yield {
+            index: our_packets(
+                container, index, codecs[index], chunk[index], continues=index in begun
+            )
+            for index in chunk
+        }
+        begun |= chunk.keys()
+    # Without a packet, none carries the news that the file was cut short.
+    if not begun and (text := container.missing_end(())):
+        raise container.error(f"it is cut short: {text}")
+
+
+def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:
+    chunk: _Chunk = {}
+    for packet in packets:
+        # The next packet of a full stream opens a chunk, so that the last one is never empty.
+        if len(chunk.get(packet.stream_index, ())) == num_packets:
+            yield chunk
+            chunk = {}
+        chunk.setdefault(packet.stream_index, []).append(packet)
+    if chunk:
+        yield chunk
+
+
+def _by_time(
+    packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
+) -> Iterator[_Chunk]:
+    clocks = {index: _Clock(container, index, duration) for index in indices}
+    chunks: dict[int, _Chunk] = {}  # those that are open, by their number
+    current, reached = 0, dict.fromkeys(indices, 0)
+    for packet in packets:
+        index = packet.stream_index
+        earliest, number, latest = clocks[index].numbers(packet)
+        if latest < current:
+            # The clock was set back, as where recordings are joined. Nothing would ever be past the end.
+            yield from (chunks.pop(each) for each in sorted(chunks))
+            current, reached = number, dict.fromkeys(indices, number)
+        # Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are
+        # cut in decoding order, or the frames that refer to it could not be decoded.
+        reached[index] = max(reached[index], number)
+        chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
+        while max(chunks) > current and (
+            # A stream that has not come by now has paused or ended.
+            earliest > current
+            or all(reached[i] > current or clocks[i].last <= current for i in indices)
+        ):
+            if current in chunks:
+                yield chunks.pop(current)
+            # Times may jump by days.
+            current = min(chunks)
+    yield from (chunks[number] for number in sorted(chunks))
+
+
+class _Clock:
+    """Says in which chunk the packets of a stream lie."""
+
+    def __init__(self, container: Container, index: int, duration: Fraction) -> None:
+        stream = container.av.streams[index]
+        time_base: Fraction = as_fraction(stream.time_base)
+        # In whole numbers, so that no fraction is computed for a packet: of parts, so many a chunk.
+        factor, shift = time_base / duration, -container.zero / duration
+        slack = _MAX_INTERLEAVE / duration
+        self._parts = math.lcm(factor.denominator, shift.denominator, slack.denominator)
+        self._factor, self._shift, self._slack = (
+            int(number * self._parts) for number in (factor, shift, slack)
+        )
+        # Raw streams have no timestamps: theirs are counted from second 0.
+        self._next = math.ceil(container.zero / time_base)
+        end = stream.duration and ((stream.start_time or 0) + stream.duration) * factor + shift
+        # The last chunk by the header.
+        self.last = math.ceil(end) - 1 if end else math.inf
+
+    def numbers(self, packet: AvPacket) -> tuple[int, int, int]:
+        """The chunk of a packet, between those of the times around it at which other streams may be."""
+        ticks = packet.dts if packet.pts is None else packet.pts
+        if ticks is None:
+            ticks = self._next
+        # A packet without a time follows the one before it.
+        self._next = ticks + (packet.duration or 0)
+        place, parts = ticks * self._factor + self._shift, self._parts
+        return (place - self._slack) // parts, place // parts, (place + self._slack) // parts
