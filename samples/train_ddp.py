@@ -84,6 +84,8 @@ def train(folder: Path, stop_after: int | None) -> bool:
         numbers, num_batches, num_replaced = [], 0, 0
         is_last = epoch == NUM_EPOCHS - 1
         for images, labels, which in itertools.islice(batches, stop_after if is_last else None):
+            if not num_batches:
+                check_shapes(images)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
@@ -113,6 +115,18 @@ def train(folder: Path, stop_after: int | None) -> bool:
         say(f"the ranks have the same weights, and epoch 1 had each of the {good} good images")
     dist.destroy_process_group()
     return is_right
+
+
+def check_shapes(batch: torch.Tensor) -> None:
+    """Have all ranks fail where one has items of another shape, which collectives would hang or go wrong on.
+
+    Raises:
+        ValueError: The shapes differ, but for the number of items.
+    """
+    shapes = gathered(tuple(batch.shape[1:]))
+    if len(set(shapes)) > 1:
+        told = ", ".join(f"rank {rank} has {shape}" for rank, shape in enumerate(shapes))
+        raise ValueError(f"items differ between ranks: {told}. Give all loaders the same size")
 
 
 def gathered(value: Any) -> list[Any]:

@@ -215,8 +215,9 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     # Where the numbers change from not done to done, and back.
     bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
     before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
-    mine = enumerate(sampler.places_of_rank(before) if partly else ())
-    partly_done = tuple((at, partly[int(place)]) for at, place in mine if int(place) in partly)
+    mine = np.asarray(sampler.places_of_rank(before), np.int64) % sampler.num_draws
+    places_left = enumerate(mine.tolist() if partly else ())
+    partly_done = tuple((at, partly[place]) for at, place in places_left if place in partly)
     return replace(own, epoch=epoch, seed=current[0].seed, before=before, partly_done=partly_done)
 
 

@@ -132,8 +132,10 @@ class DistributedSampler:
         for start, stop in before:
             is_left[start:stop] = False
         (left,) = is_left.nonzero()
-        # Modulo: padding goes on from the start.
-        return left[_array(self._share(len(left))) % max(1, len(left))].astype(np.int64, copy=False)
+        # Padding goes on from the start of what is left, beyond the end.
+        rounds, which = np.divmod(_array(self._share(len(left))), max(1, len(left)))
+        places: npt.NDArray[np.int64] = left[which] + self.num_draws * rounds
+        return places
 
     def of_rank(self, rank: int, world_size: int) -> Self:
         """Return the sampler of another rank, or of one among more or less of them."""

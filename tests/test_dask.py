@@ -263,6 +263,7 @@ def test_dasks_own_threads_are_an_executor_like_others() -> None:
         assert list(on(threads, lock_at_3, range(3))) == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_cluster_that_does_not_answer_is_told_before_any_item(
     silent_port: int,
 ) -> None:

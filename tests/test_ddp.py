@@ -84,6 +84,43 @@ def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
     assert len(set(before)) == 12
     assert not set(before) & set(after)
     assert len(set(after)) == 19
-    # Random numbers belong to the place in the epoch, and no two places share any.
+    # Random numbers belong to the place in the epoch, and no two places, of what comes again too, share any.
     second = [number for rank in (*two, *three) for _, number in rank[-1]]
-    assert len(set(second)) == 31
+    assert len(set(second)) == 33
+
+
+SHAPES = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    import torch.distributed as dist
+    from train_ddp import check_shapes
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    # The last batch may be smaller.
+    check_shapes(torch.zeros(8 - rank, 3, 16, 16))
+    print("equal", flush=True)
+    check_shapes(torch.zeros(8, 3, 16, 16 + rank))
+"""
+
+
+@pytest.mark.long
+def test_ranks_with_items_of_different_shapes_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    script = tmp_path / "shapes.py"
+    script.write_text(textwrap.dedent(SHAPES))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(CHECKOUT / "samples")],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("equal") == 2
+    assert (
+        "ValueError: items differ between ranks: rank 0 has (3, 16, 16), rank 1 has (3, 16, 17)"
+        in done.stderr
+    )

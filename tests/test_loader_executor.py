@@ -24,6 +24,8 @@ from spdl_media.pipeline import (
 )
 from spdl_media.source import DistributedRandomSampler, MapIterator
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 POOL = ProcessPoolExecutorConfig(max_workers=2)
 
 

@@ -151,6 +151,18 @@ def test_what_padding_has_given_is_not_left() -> None:
     assert run(make(0, 1), [fresh, ended], None)[0] == [order[2], order[4]]
 
 
+def test_what_padding_gives_again_after_the_change_has_other_random_numbers() -> None:
+    def make(rank: int, world_size: int) -> DataLoader:
+        sampler = DistributedRandomSampler(7, rank=rank, world_size=world_size, uneven="pad")
+        return DataLoader(sampler, preprocessor=with_number, output_order="input")
+
+    states = [run(make(rank, 2), None, 1)[1] for rank in range(2)]
+    given = [item for rank in range(3) for item in run(make(rank, 3), states, None)[0]]
+    assert len(given) == 6
+    assert len({item for item, _ in given}) == 5
+    assert len({number for _, number in given}) == 6
+
+
 @pytest.mark.parametrize(
     ("states", "error", "message"),
     [

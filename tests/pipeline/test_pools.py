@@ -34,6 +34,8 @@ from spdl_media.pipeline import (
 )
 from spdl_media.pipeline.processes import WorkerProcesses
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 WAIT = 30  # seconds that no test should ever need
 
 
