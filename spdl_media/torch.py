@@ -7,13 +7,15 @@ generator as all of torch's iterators do, and what is drawn there decides the or
 
 from __future__ import annotations
 
-import itertools
+import atexit
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from spdl_media._checks import check_int, require
@@ -79,8 +81,7 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
 
     Iteration raises the very exception of the dataset, ``collate_fn`` or ``worker_init_fn`` when its batch
     is due; another ``next()`` gives the batch behind it. It raises ``RuntimeError`` if a batch takes longer
-    than ``timeout``. The exit of a program in which an iterator is left over waits for batches that were
-    begun ahead, as that of any ``ThreadPoolExecutor``.
+    than ``timeout``.
 
     Thread safety: the dataset must bear to be read by several threads at a time. An iterator serves one
     thread; a loader may be iterated several times at once, unless ``persistent_workers`` is set.
@@ -114,7 +115,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
     """Submits indices, which torch draws in the consumer's thread, to threads that make batches of them."""
 
     # Nothing is to be closed if __init__ fails.
-    _pool: ThreadPoolExecutor | None = None
+    _threads: Sequence[threading.Thread] = ()
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
@@ -125,10 +126,18 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         self._due: list[Future[Any]] = []
         self._reading: _Reading | None = None
         self._pin = _pinning(self._pin_memory_device) if self._pin_memory else None
-        info = WorkerInfo(0, num_threads, self._base_seed, self._dataset)
-        self._pool = ThreadPoolExecutor(
-            num_threads, "spdl_media.torch", _begin_thread, (info, itertools.count())
-        )
+        self._tasks: SimpleQueue[Any] = SimpleQueue()
+        infos = [
+            WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
+            for number in range(num_threads)
+        ]
+        # Not a ThreadPoolExecutor, at whose exit a program would wait for all that was begun ahead.
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks, info), daemon=True) for info in infos
+        ]
+        for thread in self._threads:
+            thread.start()
+        _iterators.add(self)
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)
 
@@ -148,10 +157,10 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._add_task()
 
     def _add_task(self) -> None:
-        pool: Any = self._pool
         with suppress(StopIteration):
-            index = self._next_index()
-            self._due.append(pool.submit(self._reading, index))
+            task = self._reading, self._next_index(), Future[Any]()
+            self._due.append(task[-1])
+            self._tasks.put(task)
 
     def _next_data(self) -> Any:
         if not self._due:
@@ -192,18 +201,37 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         return running
 
     def _close(self) -> None:
-        if self._pool is not None:
-            is_stuck = bool(wait(self._abandon(), STOP_SECONDS).not_done)
-            self._pool.shutdown(wait=not is_stuck)
+        threads, self._threads = self._threads, ()
+        for _ in threads:
+            self._tasks.put(None)
+        if threads and not wait(self._abandon(), STOP_SECONDS).not_done:
+            for thread in threads:
+                thread.join()
 
     def __del__(self) -> None:
         with deferred_interrupt():
             self._close()
 
 
-def _begin_thread(info: WorkerInfo, ids: Iterator[int]) -> None:
-    number = next(ids)
-    _thread.info = replace(info, id=number, seed=info.seed + number)
+_iterators: weakref.WeakSet[_ThreadedIterator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for iterator in list(_iterators):
+        iterator._close()
+
+
+def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
+    _thread.info = info
+    for reading, index, batch in iter(tasks.get, None):
+        if batch.set_running_or_notify_cancel():
+            try:
+                batch.set_result(reading(index))
+            except BaseException as error:  # noqa: BLE001  # the consumer raises it, even a SystemExit
+                batch.set_exception(error)
+        # Else held until the next one comes.
+        del reading, index, batch
 
 
 @dataclass(eq=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import pickle
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 from collections import namedtuple
@@ -363,6 +366,30 @@ def test_a_dataset_that_exits_ends_the_program_and_not_a_thread_alone() -> None:
 
     with pytest.raises(SystemExit, match="3"):
         next(iter(DataLoader(Exiting(), num_workers=1)))
+
+
+LEFT_OVER = """
+    import threading
+    from spdl_media.torch import DataLoader
+
+    class Stuck:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            if index > 2:
+                threading.Event().wait()
+            return index
+
+    batches = iter(DataLoader(Stuck(), 3, num_workers=2))
+    print(next(batches).tolist())
+"""
+
+
+def test_a_program_ends_though_a_batch_is_still_being_made() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(LEFT_OVER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2]\n", "")
 
 
 def test_an_iterable_dataset_that_fails_has_ended() -> None:
