@@ -14,12 +14,13 @@ from typing import Any, Generic, TypeVar
 import av
 import numpy as np
 
+from spdl_media._coded_units import is_gradual
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._filters import PictureFilter
 from spdl_media._frame_index import HEADER, FrameIndex, Identity, Run, load, make_index
 from spdl_media._packet_table import NO_TIME, mp4_table, read_table
-from spdl_media._picture_decoder import PictureDecoder, is_gradual
+from spdl_media._picture_decoder import PictureDecoder
 from spdl_media._window import UNSURE_SEEKS, with_x264_build
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig, DemuxConfig

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from spdl_media._coded_units import coded_units
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._mp4_tables import Mask, Samples, Ticks, read_samples
-from spdl_media._picture_decoder import coded_units
 from spdl_media.codec import VideoCodec
 from spdl_media.packets import is_hidden
 

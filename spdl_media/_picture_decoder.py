@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Protocol
 
 import av
 
+from spdl_media._coded_units import states_orientation
 from spdl_media._ffmpeg import (
     AvPacket,
     LogLine,
@@ -22,7 +21,14 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media._filters import PictureFilter
-from spdl_media.codec import STILL_CODECS, VideoCodec, close_decoder, make_decoder, usual_duration
+from spdl_media.codec import (
+    STILL_CODECS,
+    Codec,
+    VideoCodec,
+    close_decoder,
+    make_decoder,
+    usual_duration,
+)
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frames import FrameMetadata
@@ -57,7 +63,57 @@ class FrameList:
         return len(self.frames) == self.limit
 
 
-class PictureDecoder:
+class OpenDecoder:
+    """An open decoder of FFmpeg's, and what becomes of damage in its packets.
+
+    Args:
+        codec: Parameters of the stream.
+        metadata: Of the packets.
+        config: How to decode.
+        context: An open decoder in place of FFmpeg's own.
+    """
+
+    metadata: PacketMetadata
+    """Metadata of the packets that are decoded now."""
+
+    def __init__(
+        self, codec: Codec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
+    ) -> None:
+        self._codec: Any = codec
+        self._config = config
+        self.metadata = metadata
+        self.num_dropped = 0
+        self._packet_index = -1
+        self._context: Any = context or make_decoder(codec, config, metadata.source)
+
+    def close(self) -> None:
+        """Stop the decoder; needed only where it has threads of its own."""
+        close_decoder(self._context, self._config)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_context"):  # else it could not be opened
+            self.close()
+
+    def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
+        """Raise the error of what cannot be decoded, or count it, as ``on_corrupt`` says."""
+        if self._config.on_corrupt == "raise":
+            raise error from cause
+        self.num_dropped += 1
+
+    def _damage(self, text: str, pts: int | None, remedy: str) -> DecodeError:
+        codec, seconds, at = self._codec, None, ""
+        if pts is not None:
+            seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
+            at = f" at {seconds:.3f} s"
+        return DecodeError(
+            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{remedy}",
+            source=self.metadata.source,
+            pts_seconds=seconds,
+            packet_index=self._packet_index,
+        )
+
+
+class PictureDecoder(OpenDecoder):
     """Decodes packets in order and gives the frames that lie in the window.
 
     Three things are kept apart. Lead-in cannot be decoded yet, because the stream was cut in mid-group: it is
@@ -76,17 +132,12 @@ class PictureDecoder:
     def __init__(
         self, codec: VideoCodec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
     ) -> None:
-        self._codec = codec
-        self._config = config
-        self.metadata = metadata
+        super().__init__(codec, metadata, config, context)
         self.discarded: frozenset[int] = frozenset()
         self.needs_key, self.gives_lead_in = True, False
         self.orientation = metadata.orientation
         self.num_skipped = 0
-        self.num_dropped = 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._context: Any = context or make_decoder(codec, config, metadata.source)
-        self._packet_index = -1
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
@@ -108,14 +159,6 @@ class PictureDecoder:
         self._first = -math.inf if first is None else first
         self._stop = math.inf if stop is None else stop
 
-    def close(self) -> None:
-        """Stop the decoder; needed only where it has threads of its own."""
-        close_decoder(self._context, self._config)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_context"):  # else it could not be opened
-            self.close()
-
     def decode(self, packet: AvPacket | None) -> Iterator[av.VideoFrame]:
         """Frames that are ready after this packet; ``None`` gives those that are still held back.
 
@@ -129,7 +172,7 @@ class PictureDecoder:
             if not self._started and self.orientation == 1:
                 # PyAV's frame and its side data hold each other, until the garbage collector comes: look at
                 # it only if there is something to see.
-                self._states_orientation |= _states_orientation(packet, self._codec)
+                self._states_orientation |= states_orientation(packet, self._codec)
             if self.needs_key:
                 # It refers to frames that are not there.
                 if not packet.is_keyframe:
@@ -198,9 +241,7 @@ class PictureDecoder:
                 "CPython 3.11. Use CPython 3.12 or newer with PyAV 19",
                 source=self.metadata.source,
             ) from cause
-        if self._config.on_corrupt == "raise":
-            raise self._error(describe(cause, lines), pts) from cause
-        self.num_dropped += 1
+        self._lose(self._error(describe(cause, lines), pts), cause)
 
     def _wanted(self, frame: av.VideoFrame) -> bool:
         pts = frame.pts
@@ -256,20 +297,12 @@ class PictureDecoder:
         return pts
 
     def _error(self, text: str, pts: int | None) -> DecodeError:
-        codec, seconds, at, remedy = self._codec, None, "", ""
-        if pts is not None:
-            seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
-            at = f" at {seconds:.3f} s"
-        if codec.frame_rate is not None:
+        remedy = ""
+        if self._codec.frame_rate is not None:
             remedy = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
-        elif codec.name in _PARTLY_DECODED:
+        elif self._codec.name in _PARTLY_DECODED:
             remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
-        return DecodeError(
-            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{remedy}",
-            source=self.metadata.source,
-            pts_seconds=seconds,
-            packet_index=self._packet_index,
-        )
+        return self._damage(text, pts, remedy)
 
 
 # Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
@@ -350,89 +383,3 @@ class PicturePath:
     def close(self) -> None:
         """Let the decoder's threads come to rest."""
         self.decoder.close()
-
-
-_RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
-_START_CODE = re.compile(rb"\x00\x00\x01")
-
-# Of each codec: bytes of a unit's header, how its first byte tells the type, the type of messages.
-_UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
-
-
-def _states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet carries a message of display orientation.
-
-    See:
-        ITU-T H.264 and H.265, annex D.
-    """
-    if codec.name not in _UNITS:
-        return False
-    return any(True for _ in _messages(packet, codec, _DISPLAY_ORIENTATION))
-
-
-def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet of H.264 is a key frame whose image is whole only some frames later.
-
-    See:
-        ITU-T H.264, D.2.8 (recovery point): a number of frames, of which 0 is the single bit 1.
-    """
-    if codec.name != "h264":
-        return False
-    return any(
-        not content[:1] or content[0] < 128 for content in _messages(packet, codec, _RECOVERY_POINT)
-    )
-
-
-def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[bytes]:
-    """The messages of a type in a packet.
-
-    See:
-        ITU-T H.264 and H.265, 7.3.2.3 (messages).
-    """
-    header, _, _, message = _UNITS[codec.name]
-    for unit_kind, unit in coded_units(packet, codec):
-        if unit_kind != message:
-            continue
-        # Bytes that were put in so that no start code appears are taken out.
-        content = bytes(unit[header:]).replace(b"\0\0\3", b"\0\0")
-        stream = io.BytesIO(content)
-        # Each is a type, a size and so many bytes.
-        while stream.tell() + 2 <= len(content):
-            kind, size = _number(stream), _number(stream)
-            data = stream.read(size)
-            if kind == wanted:
-                yield data
-
-
-def coded_units(packet: AvPacket, codec: VideoCodec) -> Iterator[tuple[int, memoryview]]:
-    """The units of a packet of H.264 or HEVC, each with its type.
-
-    See:
-        ITU-T H.264 and H.265, 7.3.1 (units), annex B (start codes).
-    """
-    header, shift, mask, _ = _UNITS[codec.name]
-    for unit in _units(memoryview(packet), codec.extradata or b""):
-        if len(unit) > header:
-            yield unit[0] >> shift & mask, unit
-
-
-def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
-    """The units of a packet, behind start codes as in MPEG-TS or behind their lengths as in MP4."""
-    if extradata[:1] != b"\1":  # the version of MP4's decoder configuration
-        starts = [match.end() for match in _START_CODE.finditer(data)]
-        for start, end in pairwise([*starts, len(data)]):
-            yield data[start:end]
-        return
-    position = 0
-    while position + 4 <= len(data):  # lengths of fewer bytes are allowed, and not in use
-        start = position + 4
-        position = start + int.from_bytes(data[position:start], "big")
-        yield data[start:position]
-
-
-def _number(stream: io.BytesIO) -> int:
-    """The next number, to which each byte of 255 adds."""
-    value = 0
-    while (byte := stream.read(1)) == b"\xff":
-        value += 255
-    return value + int.from_bytes(byte, "big")

@@ -17,8 +17,9 @@ from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_l
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._filters import FrameFilter
 from spdl_media._frame_scan import CodedFrames
+from spdl_media._picture_decoder import OpenDecoder
 from spdl_media._sample_rows import SampleRows
-from spdl_media.codec import AudioCodec, close_decoder, make_decoder
+from spdl_media.codec import AudioCodec, make_decoder
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
@@ -55,7 +56,7 @@ def _has_frame(packet: AvPacket) -> bool:
     return len(head) == 2 and head[0] == 0xFF and head[1] >= 0xE0
 
 
-class SampleDecoder:
+class SampleDecoder(OpenDecoder):
     """Decodes packets in order and gives the samples that lie in the window.
 
     Sample ``k`` of the stream stands at ``k / sample_rate`` on the container's clock. The first frame's
@@ -71,12 +72,9 @@ class SampleDecoder:
         config: DecodeConfig,
         discarded: frozenset[int] = frozenset(),
     ) -> None:
-        self._codec = codec
-        self._config = config
+        super().__init__(codec, metadata, config)
         self._discarded: frozenset[int] = frozenset()
-        self.num_dropped = 0
         self.last_packet: AvPacket | None = None
-        self._packet_index = -1
         self._position: int | None = None
         self._is_second = False
         self._fills = config.gaps == "fill"
@@ -87,15 +85,6 @@ class SampleDecoder:
         self._lead, self._origin = Lead(0), 0
         self._expected = 0
         self.follow(metadata, discarded)
-        self._context = make_decoder(codec, config, metadata.source)
-
-    def close(self) -> None:
-        """Stop the decoder; needed only where it has threads of its own."""
-        close_decoder(self._context, self._config)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_context"):  # else it could not be opened
-            self.close()
 
     @property
     def has_started(self) -> bool:
@@ -104,14 +93,14 @@ class SampleDecoder:
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int]) -> None:
         """Take the window and the clock of the packets that come next, and the frames that they hide."""
-        self._metadata = metadata
+        self.metadata = metadata
         self._discarded |= discarded
         self._finished = False
         self._rate = 0  # the first frame tells it
 
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the samples that came out since the last call."""
-        metadata, dropped = self._metadata, self.num_dropped
+        metadata, dropped = self.metadata, self.num_dropped
         self.num_dropped = 0
         return FrameMetadata(metadata.source, metadata.zero, metadata.window, num_dropped=dropped)
 
@@ -125,7 +114,7 @@ class SampleDecoder:
         Returns:
             Whether ``put`` has had enough, which ends the loop.
         """
-        decode, unit = self._context.decode, self._codec.time_base.denominator  # type: ignore[attr-defined]  # audio
+        decode, unit = self._context.decode, self._codec.time_base.denominator
         put = self._filling(put) if self._fills else put
         lines = current_log()
         assert lines is not None, "decode in a block of ffmpeg_log()"
@@ -142,7 +131,9 @@ class SampleDecoder:
                 self._judge(packet, error, describe(error, lines[said:]))
                 continue
             if self._tail is not None and frames:
-                self._judge_tail(self._tail)
+                # Bytes without a frame had frames behind them: they are damage, and no tag at the end.
+                tail, self._tail = self._tail, None
+                self._lose(tail, tail.__cause__)
             # In one body: calls would cost as much as small frames.
             for frame in frames:
                 samples, pts = frame.samples, frame.pts
@@ -177,7 +168,7 @@ class SampleDecoder:
         def fill(frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
             begin = self._filled_to
             if begin is None:
-                begin = position if self._metadata.window.start is None else self._first
+                begin = position if self.metadata.window.start is None else self._first
             position = min(position, self._stop)
             while begin < position:
                 count = min(position - begin, _SILENCE)
@@ -192,7 +183,7 @@ class SampleDecoder:
     def _set_rate(self, rate: int) -> None:
         """Compute what depends on the sample rate, which may change in a stream."""
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
-        window = self._metadata.window
+        window = self.metadata.window
         first, stop = window.samples(rate)
         # Without a window, what lies before second 0 is kept, too.
         self._first = first if window else _BEFORE_ALL
@@ -206,26 +197,17 @@ class SampleDecoder:
             self._tail = self._tail or self._error(text, packet.pts)
             self._tail.__cause__ = error
             return
-        if self._config.on_corrupt == "raise":
-            raise self._error(text, None if packet is None else packet.pts) from error
-        self.num_dropped += 1
-
-    def _judge_tail(self, error: DecodeError) -> None:
-        """Bytes without a frame had frames behind them: they are damage, and no tag at the end."""
-        self._tail = None
-        if self._config.on_corrupt == "raise":
-            raise error
-        self.num_dropped += 1
+        self._lose(self._error(text, None if packet is None else packet.pts), error)
 
     def _is_preroll(self, packet: AvPacket) -> bool:
-        start = self._metadata.window.start
+        start = self.metadata.window.start
         if start is None or packet.pts is None:
             return False
         # Without a duration it may reach into the window, unless nothing came out so far.
         if not packet.duration and self._position is not None:
             return False
         end_pts = packet.pts + (packet.duration or 0)
-        return ticks_to_seconds(end_pts, self._codec.time_base, self._metadata.zero) <= start
+        return ticks_to_seconds(end_pts, self._codec.time_base, self.metadata.zero) <= start
 
     def _accepts(self, frame: av.AudioFrame) -> bool:
         """Whether a damaged frame is kept."""
@@ -249,7 +231,7 @@ class SampleDecoder:
             if not (is_second and self._late and ahead < -jitter):
                 return position
             position = None  # the first frame was the late one: it lies before the window
-        stated = frame_position(self._codec, frame.pts or 0, frame.samples, self._metadata.zero)
+        stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.metadata.zero)
         if position is None:
             size = max(jitter, self._even * unit - jitter // 2)
             self._lead, self._origin = Lead(size), ticks - stated * unit
@@ -269,22 +251,11 @@ class SampleDecoder:
             return  # other containers may leave audio out
         if stated <= max(self._first, 0) or position >= self._stop:
             return
-        if self._config.on_corrupt == "raise":
-            raise self._error(f"{stated - position} samples before it are missing", frame.pts)
-        self.num_dropped += 1
+        self._lose(self._error(f"{stated - position} samples before it are missing", frame.pts))
 
     def _error(self, text: str, pts: int | None) -> DecodeError:
-        seconds = None
-        if pts is not None:
-            seconds = float(ticks_to_seconds(pts, self._codec.time_base, self._metadata.zero))
-        at = "" if seconds is None else f" at {seconds:.3f} s"
-        return DecodeError(
-            f"damaged {self._codec.name} data{at} (packet {self._packet_index}): {text}. "
-            "decode_config(on_corrupt='drop') leaves damaged packets out",
-            source=self._metadata.source,
-            pts_seconds=seconds,
-            packet_index=self._packet_index,
-        )
+        remedy = ". decode_config(on_corrupt='drop') leaves damaged packets out"
+        return self._damage(text, pts, remedy)
 
 
 class _AtRest(threading.local):

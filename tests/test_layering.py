@@ -34,13 +34,8 @@ ORDER = [
     ["operations", "filter_desc", "crops"],
     ["frames", "image_frames", "array_frames"],
     ["_graph", "_fast_images", "_filters", "filter_graph"],
-    [
-        "_sample_rows",
-        "_sample_decoder",
-        "_picture_decoder",
-        "_jpeg",
-    ],
-    ["_packet_table", "_h264_fields", "_frame_index", "_frame_decoder"],
+    ["_coded_units", "_picture_decoder", "_sample_rows", "_sample_decoder", "_jpeg"],
+    ["_packet_table", "_frame_index", "_frame_decoder"],
     ["decode", "decoders"],
     ["_driver", "_handover", "devices"],
     ["storage"],
@@ -69,7 +64,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "errors", "config", "timing", "geometry", "exif", "stills"),
-    *("truncation", "_mp4_tables", "_h264_fields"),
+    *("truncation", "_mp4_tables"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
