@@ -29,7 +29,7 @@ _COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit status; see :func:`spdl_media.cli.main`."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
-    others = [argument for argument in given if argument != "--debug"]
+    others = [argument for argument in given if argument != "--debug"] or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         # Names of files are any bytes, and not every terminal takes every letter.
         if reconfigure := getattr(stream, "reconfigure", None):
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str] | None) -> int:
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # each becomes a line and a status
-        if others != given:
+        if "--debug" in given:
             traceback.print_exc()
         status = _tell(error)
         with contextlib.suppress(OSError):
@@ -82,13 +82,10 @@ def _tell(error: BaseException) -> int:
     return status
 
 
-@click.group(context_settings=_SETTINGS, invoke_without_command=True)
+@click.group(context_settings=_SETTINGS)
 @click.version_option(package_name="spdl_media", message="spdl-media %(version)s")
-@click.pass_context
-def _spdl_media(context: click.Context) -> None:
+def _spdl_media() -> None:
     """Look at media files, check data sets, and measure how fast they load.
 
     Behind any command, --debug shows the traceback of an error.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())

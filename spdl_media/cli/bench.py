@@ -125,8 +125,8 @@ def command(*, folder: Path, kind: str | None, seconds: float, chart: Path, **op
     best = best_of(found)
     console.print(f"\nBottleneck: {_bottleneck(found, best)}")
     decode, convert, *_ = _steps(found).values()
-    number = math.ceil(best.number * convert / decode)
-    stages = f"decode {best.number}, convert {number}, transfer 1"
+    convert_at = math.ceil(best.number * convert / decode)
+    stages = f"decode {best.number}, convert {convert_at}, transfer 1"
     console.print(f"Concurrency by stage, for a PipelineBuilder: {stages}\n")
     console.print(plan.code(folder, best))
     chart.write_text(_svg([*_bars(plan, found)]), encoding="utf-8")
@@ -203,9 +203,9 @@ def _bars(plan: _Plan, found: Mapping[Setting, Measured]) -> Iterator[tuple[str,
 
 def _show(plan: _Plan, found: Mapping[Setting, Measured]) -> None:
     steps = _steps(found)
-    rows = [(name, "-", "no CUDA device") for name in _STEPS]
-    for number, (name, seconds) in enumerate(steps.items()):
-        rows[number] = (name, f"{seconds * 1e3:.3f}", f"{seconds / sum(steps.values()):.0%}")
+    total = sum(steps.values())
+    rows = [(name, f"{one * 1e3:.3f}", f"{one / total:.0%}") for name, one in steps.items()]
+    rows += [(name, "-", "no CUDA device") for name in _STEPS[len(steps) :]]
     show_table(("step", "ms/sample", "share"), rows, right=("ms/sample",))
     make_console().print()
     rows = [(name, rate, f"{part:.0%}") for name, rate, part in _bars(plan, found)]

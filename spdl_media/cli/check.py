@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import io
 import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -84,7 +83,7 @@ def command(
         head |= {kind: counts[kind] for kind in ("sound", *KINDS, "other")}
         write = functools.partial(_write, head, functools.partial(_rows, folder, files))
         try:
-            with output.open("w", **_NAMES) if output else nullcontext(sys.stdout) as stream:
+            with open(output or sys.stdout.fileno(), "w", closefd=bool(output), **_NAMES) as stream:
                 write(form, stream)
         except OSError as error:
             if output is not None:
@@ -173,8 +172,6 @@ def _write(
             stream.write(f"{',' if number else ''}\n  {line}")
         stream.write("\n]}\n")
     elif form == "csv":
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(**_NAMES)
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(_COLUMNS)
         writer.writerows(rows())

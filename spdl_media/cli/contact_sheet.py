@@ -9,12 +9,11 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.cli.terminal import FILE, NUMBER, Refused, make_console, printable
+from spdl_media.cli.terminal import FILE, Refused, make_console, printable
 from spdl_media.image_files import save_image
 from spdl_media.video_file import VideoFile
 
-_GAP = 4
-_MOST_PIXELS = 100_000_000
+_GAP, _GRAY = 4, 24
 
 # Three columns and five rows of a character, from the top, the left bit first. The wheels' FFmpeg has no
 # drawtext, and a font of a library would be one more thing to install.
@@ -31,9 +30,9 @@ _GLYPHS = {
 @click.command("contact-sheet", short_help="Put frames of a video into one image.")
 @click.argument("video", type=Path)
 @click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
-@click.option("--columns", **NUMBER, default=4)
-@click.option("--rows", **NUMBER, default=4)
-@click.option("--width", type=click.IntRange(min=48), metavar="N", default=320, help="Of a frame.")
+@click.option("--columns", type=click.IntRange(1, 12), metavar="N", default=4)
+@click.option("--rows", type=click.IntRange(1, 12), metavar="N", default=4)
+@click.option("--width", type=click.IntRange(48, 960), metavar="N", default=320, help="Of a frame.")
 def command(*, video: Path, output: Path, columns: int, rows: int, width: int) -> int:
     """Put frames of a video at regular times, with their times, into one image.
 
@@ -46,11 +45,6 @@ def command(*, video: Path, output: Path, columns: int, rows: int, width: int) -
         if not len(file):
             raise Refused(f"{printable(video)} has no video frame")
         height = max(1, round(width * file.height / file.width))
-        if (columns * (width + _GAP)) * (rows * (height + _GAP)) > _MOST_PIXELS:
-            raise Refused(
-                f"{columns}x{rows} frames of {width}x{height} are more than 100 megapixels. Choose fewer "
-                "--columns and --rows, or a smaller --width"
-            )
         count = min(columns * rows, len(file))
         first, end = file.timestamps[0], file.end
         # The middle of equal parts: the first frame and the last one are often black.
@@ -61,12 +55,12 @@ def command(*, video: Path, output: Path, columns: int, rows: int, width: int) -
             _draw(frame, file.timestamps[number])
     columns = min(columns, count)
     rows = -(-count // columns)
-    # Each frame with its gap, and black ones for the rest of the last row.
-    cells = np.full((rows * columns, height + _GAP, width + _GAP, 3), 24, np.uint8)
-    cells[:count, :height, :width] = frames
+    # Each frame with its gap, and gray ones for the rest of the last row.
+    sides = ((0, rows * columns - count), (0, _GAP), (0, _GAP), (0, 0))
+    cells = np.pad(frames, sides, constant_values=_GRAY)
     sheet = cells.reshape(rows, columns, *cells.shape[1:]).swapaxes(1, 2)
     sheet = sheet.reshape(rows * (height + _GAP), columns * (width + _GAP), 3)
-    sheet = np.pad(sheet, ((_GAP, 0), (_GAP, 0), (0, 0)), constant_values=24)
+    sheet = np.pad(sheet, ((_GAP, 0), (_GAP, 0), (0, 0)), constant_values=_GRAY)
     try:
         save_image(output, sheet)
     except ValueError as error:  # no encoder for this suffix

@@ -21,8 +21,6 @@ from spdl_media._loader_arguments import usable_cores
 from spdl_media.cli.terminal import show_table
 from spdl_media.cuda.capabilities import cuda_capabilities
 
-_STYLES = {"ok": "green", "missing": "red", "optional": "yellow", "note": "yellow"}
-
 _DECODERS = (
     "mjpeg png webp gif tiff h264 hevc av1 vp8 vp9 mpeg4 prores aac mp3 opus vorbis flac".split()
 )
@@ -78,7 +76,7 @@ def command(*, as_json: bool) -> int:
         click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     else:
         cells = [(*row[:2], f"{row.found}\n-> {row.fix}" if row.fix else row.found) for row in rows]
-        show_table(("", "", ""), cells, styles=_STYLES)
+        show_table(("", "", ""), cells)
     return int(any(row.status == "missing" for row in rows))
 
 

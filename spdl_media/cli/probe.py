@@ -55,9 +55,8 @@ def _as_object(path: str, info: MediaInfo) -> dict[str, Any]:
 
 
 def _kind(stream: StreamInfo) -> str:
-    if isinstance(stream, VideoStreamInfo):
-        return "video"
-    return "audio" if isinstance(stream, AudioStreamInfo) else stream.kind
+    named = "video" if isinstance(stream, VideoStreamInfo) else "audio"
+    return str(getattr(stream, "kind", named))
 
 
 def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:

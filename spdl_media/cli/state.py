@@ -18,27 +18,24 @@ from spdl_media.cli.terminal import Refused, printable
 KINDS = ("damaged", "unreadable", "odd", "duplicate")
 """The kinds of what is reported, in order."""
 
-# Tells our files from those of other programs and versions: "spd" in ASCII, and a number.
-_MARK = 0x73706402
 _PAGE = 500
 _SECONDS_BETWEEN_COMMITS = 1.0
 
 _SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL"
-_SCHEMA = f"""
-PRAGMA application_id = {_MARK};
-CREATE TABLE folder (path BLOB);
+# The first table has a name that tells our files from those of other programs and versions.
+_SCHEMA = """
+CREATE TABLE spdl_media_check_2 (folder BLOB);
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime INTEGER, seen INTEGER,
     kind TEXT, reason TEXT, digest BLOB
 );
-CREATE INDEX sizes ON files (size);
 CREATE VIEW report AS
     SELECT kind, path, reason FROM files WHERE kind IN ('damaged', 'unreadable', 'odd')
     UNION ALL SELECT 'duplicate', path, first FROM (
         SELECT path, first_value(path) OVER (PARTITION BY digest ORDER BY path) AS first
         FROM files WHERE digest IS NOT NULL
     ) WHERE path != first;
-"""  # noqa: S608  # of constants, as are the queries below
+"""
 
 # A result stays while the file does; what could not be read is tried again.
 _SEE = """
@@ -75,10 +72,10 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
-                db.execute("INSERT INTO folder VALUES (?)", [os.fsencode(folder.resolve())])
-            if db.execute("PRAGMA application_id").fetchone() != (_MARK,):
-                raise Refused(f"{name} is not a state of this version. Please {remedy}")
-            ((known,),) = db.execute("SELECT path FROM folder")
+                db.execute(
+                    "INSERT INTO spdl_media_check_2 VALUES (?)", [os.fsencode(folder.resolve())]
+                )
+            ((known,),) = db.execute("SELECT folder FROM spdl_media_check_2")
             if known != os.fsencode(folder.resolve()):
                 other = f"the state of {printable(known)}, and not of {printable(folder.resolve())}"
                 raise Refused(f"{name} is {other}. Please {remedy}")

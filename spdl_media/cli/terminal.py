@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TextIO
 
 import click
@@ -41,20 +40,14 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
     """Write a name with escapes for bytes that are no text, line breaks and codes for the terminal."""
-    return "".join(c if c.isprintable() else _escaped(c) for c in os.fsdecode(name))
-
-
-def _escaped(character: str) -> str:
-    # Python's stand-ins for bytes that are no UTF-8 lie at U+DC00 and above.
-    code = ord(character)
-    return f"\\x{code - 0xDC00:02x}" if code & ~0xFF == 0xDC00 else repr(character)[1:-1]
+    return "".join(
+        c if c.isprintable() else repr(c.encode(errors="surrogateescape"))[2:-1]
+        for c in os.fsdecode(name)
+    )
 
 
 def show_table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Collection[str] = (),
-    styles: Mapping[str, str] = MappingProxyType({}),
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()
 ) -> None:
     """Print a table; where the terminal is too narrow, each row as a paragraph below its first cell.
 
@@ -62,7 +55,6 @@ def show_table(
         headers: What stands above the columns; nothing if all are empty.
         rows: The cells.
         right: Headers of the columns of numbers.
-        styles: Styles of rich, by the text of cells.
     """
     console = make_console()
     columns = zip(headers, *rows, strict=True)
@@ -78,7 +70,7 @@ def show_table(
             no_wrap=number < len(headers),
         )
     for row in rows:
-        table.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))
+        table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
     # Without the blanks behind its last column.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -113,12 +112,10 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
             found[setting] = run(setting)
         return found[setting].rate
 
-    _climb(rate, Setting, 1, _MOST_THREADS)
+    _climb(rate)
     with suppress(PipelineError):
-        of_threads = max(map(rate, found))
-        # More of them than cores are worth a try only where they are better than threads at all.
-        if rate(Setting(cores, is_processes=True)) > of_threads:
-            _climb(rate, functools.partial(Setting, is_processes=True), cores, 2 * cores)
+        # Beyond the cores, processes only cost memory.
+        rate(Setting(cores, is_processes=True))
     for _ in range(_ROUNDS):
         # One after the other, so that what else this machine does meets all of them.
         for setting in sorted(found, key=rate, reverse=True)[:_CANDIDATES]:
@@ -126,19 +123,16 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
     return dict(sorted(found.items(), key=lambda item: item[0][::-1]))
 
 
-def _climb(
-    rate: Callable[[Setting], float], make: Callable[[int], Setting], least: int, most: int
-) -> None:
-    """Double the number until that gains nothing twice, and look beside the best one."""
-    number, top, best, misses = least, least, 0.0, 0
-    while number <= most and misses < 2:
-        this = rate(make(number))
+def _climb(rate: Callable[[Setting], float]) -> None:
+    """Double the number of threads until that gains nothing twice, and look beside the best one."""
+    number, top, best, misses = 1, 1, 0.0, 0
+    while number <= _MOST_THREADS and misses < 2:
+        this = rate(Setting(number))
         misses = 0 if this > best * _GAIN else misses + 1
         best, top = max((best, top), (this, number))
         number *= 2
-    for beside in (max(1, top * 3 // 4), math.ceil(top * 1.5)):
-        if beside <= most:
-            rate(make(beside))
+    for beside in {max(1, top * 3 // 4), min(math.ceil(top * 1.5), _MOST_THREADS)}:
+        rate(Setting(beside))
 
 
 def best_of(found: Mapping[Setting, Measured]) -> Setting:

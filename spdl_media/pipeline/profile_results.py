@@ -115,16 +115,17 @@ class PipelineProfile(Shown):
         axes = figure.add_subplot()
         for name, group in groupby(self.stages, key=lambda stage: stage.name):
             stages = list(group)
-            rates = [stage.items_per_second for stage in stages]
-            concurrencies = [stage.concurrency for stage in stages]
+            points = zip(
+                *((stage.concurrency, stage.items_per_second) for stage in stages), strict=True
+            )
             configured = [number for number, stage in enumerate(stages) if stage.is_configured]
             label = f"{name} (bottleneck)" if name == self.bottleneck else name
-            axes.plot(concurrencies, rates, marker="o", markevery=configured, label=label)
+            axes.plot(*points, marker="o", markevery=configured, label=label)
         axes.set(
             xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
         )
         ticks = sorted({stage.concurrency for stage in self.stages})
-        axes.set_xticks(ticks, ticks, minor=False)
+        axes.set_xticks(ticks, ticks)
         axes.minorticks_off()
         axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
         axes.legend()

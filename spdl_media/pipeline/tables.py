@@ -51,10 +51,8 @@ class Table:
         rows = _html_row("th", self.columns)
         for index, row in enumerate(self.rows):
             rows += _html_row("td", row, _MARKED if index == self.marked else "")
-        before, after = (
-            "".join(f"<p>{escape(line)}</p>" for line in lines)
-            for lines in (self.before, self.after)
-        )
+        texts = (self.before, self.after)
+        before, after = (f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in texts)
         # A table that is wider than its place scrolls by itself.
         return f'{before}<div style="overflow-x:auto"><table>{rows}</table></div>{after}'
 
@@ -96,7 +94,7 @@ class Shown:
         return "\n".join(table.text() for table in self._tables())
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
-        return (table.rich() for table in self._tables())
+        return map(Table.rich, self._tables())
 
     def _repr_html_(self) -> str:
         return "".join(table.html() for table in self._tables())
