@@ -344,24 +344,19 @@ def sample_decode_video(
         frames = decode_packets(packets, filter_desc, config)
         return list(frames[frame_numbers(indices, len(frames), packets.source)])
     check_start(packets)
-    index = _index_of(packets, config)
+    # No decoder cuts to the window, because numbers have chosen the frames.
+    whole = replace(metadata, window=Window())
+    index = _index_of(packets, whole, config)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop
     window = np.flatnonzero((index.pts >= low) & (index.pts < high))
     numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
-    decoder = FrameDecoder(
-        packets.codec, _whole(packets), index, config, lambda number: coded[number:]
-    )
+    decoder = FrameDecoder(packets.codec, whole, index, config, lambda number: coded[number:])
     with naming(packets.source), ffmpeg_log():
         return list(decoder.frames(numbers, picture_filter(filter_desc)))
 
 
-def _whole(packets: VideoPackets) -> PacketMetadata:
-    """Metadata for a decoder that cuts to no window, because numbers have chosen the frames."""
-    return replace(metadata_of(packets), window=Window())
-
-
-def _index_of(packets: VideoPackets, config: DecodeConfig) -> FrameIndex:
+def _index_of(packets: VideoPackets, whole: PacketMetadata, config: DecodeConfig) -> FrameIndex:
     coded, codec = av_packets(packets), packets.codec
     table = read_table(codec, coded)
     # The mark of what an edit list hides does not travel to other processes with the packets.
@@ -370,4 +365,4 @@ def _index_of(packets: VideoPackets, config: DecodeConfig) -> FrameIndex:
     # Where units stand behind their lengths, they come from a container whose packets are frames.
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
     format = "h264" if is_cut else ""
-    return make_index(table, codec, _whole(packets), config, format, lambda: coded)
+    return make_index(table, codec, whole, config, format, lambda: coded)

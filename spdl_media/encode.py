@@ -254,11 +254,28 @@ class VideoEncoder:
             check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
         rate: Any = config.frame_rate or Fraction(30)
         self.time_base: Fraction = config.time_base or 1 / rate
-        self._colors = _stream_colors(config, self.pix_fmt)
+        defaults: dict[str, str] = {}
+        if is_yuv(self.pix_fmt):
+            levels = "pc" if self.pix_fmt.startswith("yuvj") else "tv"
+            defaults = {"color_range": levels, "colorspace": "smpte170m"}
+        self._colors = [
+            color_number(name, getattr(config, name) or defaults.get(name)) for name in COLOR_TABLES
+        ]
         self._filter: FrameFilter | None = None
         self._desc = ""
         self._count, self._last, self._duration = 0, -1, 1
-        _set_up(context, config, self, self._colors)
+        set_all(context, **dict(zip(COLOR_TABLES, self._colors, strict=True)))
+        set_all(context, width=config.width, height=config.height, pix_fmt=self.pix_fmt)
+        set_all(context, gop_size=config.gop_size, max_b_frames=config.max_b_frames)
+        set_all(context, sample_aspect_ratio=config.sample_aspect_ratio, time_base=self.time_base)
+        context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
+        context.flags |= Flags.frame_duration  # frames say for how long they are shown
+        # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole
+        # frames are quicker. FFmpeg's own encoders keep the default: theirs would free shared memory without
+        # the GIL.
+        if context.name.startswith("lib"):
+            context.thread_type = "AUTO"
+        _set_rate(context, config)
 
     def encode(self, frames: VideoFrames | ImageFrames) -> Iterator[AvPacket]:
         """Encode frames.
@@ -342,32 +359,11 @@ class VideoEncoder:
         return f"scale={_FLAGS}{wanted},{end}"
 
 
-def _stream_colors(config: VideoEncodeConfig, pix_fmt: str) -> tuple[int, ...]:
-    defaults: dict[str, str] = {}
-    if is_yuv(pix_fmt):
-        levels = "pc" if pix_fmt.startswith("yuvj") else "tv"
-        defaults = {"color_range": levels, "colorspace": "smpte170m"}
-    return tuple(
-        color_number(name, getattr(config, name) or defaults.get(name)) for name in COLOR_TABLES
-    )
-
-
-def _set_up(
-    context: Any, config: VideoEncodeConfig, encoder: VideoEncoder, colors: tuple[int, ...]
-) -> None:
-    context.width, context.height = config.width, config.height
-    context.pix_fmt, context.time_base = encoder.pix_fmt, encoder.time_base
-    context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
-    context.flags |= Flags.frame_duration  # frames say for how long they are shown
-    for name in ("gop_size", "max_b_frames", "sample_aspect_ratio"):
-        if (value := getattr(config, name)) is not None:
+def set_all(context: Any, **values: object) -> None:
+    """Set what is not ``None`` of an encoder's context."""
+    for name, value in values.items():
+        if value is not None:
             setattr(context, name, value)
-    context.color_range, context.colorspace, context.color_primaries, context.color_trc = colors
-    # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole frames
-    # are quicker. FFmpeg's own encoders keep the default: theirs would free shared memory without the GIL.
-    if context.name.startswith("lib"):
-        context.thread_type = "AUTO"
-    _set_rate(context, config)
 
 
 def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:

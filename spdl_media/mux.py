@@ -24,6 +24,7 @@ from spdl_media.encode import (
     VideoEncoder,
     find_encoder,
     open_encoder,
+    set_all,
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
 from spdl_media.frames import AudioFrames
@@ -232,9 +233,7 @@ class Muxer:
             values |= {"framerate": codec.frame_rate, **colors}
         else:
             values |= {"layout": codec.channel_layout, "format": codec.sample_fmt}
-        for name, value in values.items():
-            if value is not None:
-                setattr(context, name, value)
+        set_all(context, **values)
         return stream
 
     def write(self, index: int, data: Any) -> None:

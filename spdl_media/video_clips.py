@@ -132,31 +132,23 @@ def sample_clips(
     rng = np.random.default_rng(check_rng(arguments["rng"]))
     draw = _Starts(num_clips, sampler, stride, rng)
     rate = None if frame_rate is None else parse_rate(frame_rate)
-    places = _places(video, num_frames, step, rate, on_short, draw)
+    starts, indices, times = _places(video, num_frames, step, rate, on_short, draw)
     arguments["rng"] = rng
-    loaded, finish = load_rows(video, places.indices, arguments, "sample_clips(cuda=)")
+    loaded, finish = load_rows(video, indices, arguments, "sample_clips(cuda=)")
     if not audio:
-        return VideoClips(loaded, None, places.timestamps, places.indices, None)
+        return VideoClips(loaded, None, times, indices, None)
     try:
         index = index_of(video)
         length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
-            video, places.starts, seconds, sound_ops(arguments), audio_stream_index
+            video, starts, seconds, sound_ops(arguments), audio_stream_index
         )
-        return VideoClips(loaded, finish(samples), places.timestamps, places.indices, sample_rate)
+        return VideoClips(loaded, finish(samples), times, indices, sample_rate)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
         loaded.release()
         raise
-
-
-class _Places(NamedTuple):
-    """Where clips lie: the seconds of their starts, and number and time of each frame."""
-
-    starts: list[Fraction]
-    indices: npt.NDArray[np.int64]
-    timestamps: npt.NDArray[np.float64]
 
 
 class _Starts(NamedTuple):
@@ -220,8 +212,8 @@ def _places(
     rate: Fraction | None,
     on_short: OnShort,
     draw: _Starts,
-) -> _Places:
-    """Choose clips by numbers of frames, or at a rate by time."""
+) -> tuple[list[Fraction], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Seconds of the starts of clips, and number and time of each frame: by numbers, or at a rate by time."""
     if not len(video):
         raise ConvertError("the video has no frames, so there is no clip", source=video.source)
     index = index_of(video)
@@ -247,10 +239,10 @@ def _places(
         [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)]
     )
     if rate is None:
-        return _Places(begins, indices, index.seconds(indices))
+        return begins, indices, index.seconds(indices)
     # Those that fill up are shown when the frames are that they repeat.
     times = np.array([[float(begin)] for begin in begins]) + np.array(rows) * float(step / rate)
-    return _Places(begins, indices, np.where(indices < 0, np.nan, times))
+    return begins, indices, np.where(indices < 0, np.nan, times)
 
 
 def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence[int]:
