@@ -55,11 +55,11 @@ class ImageRequest:
     desc: str | PictureOps | None
     cuts: CropPlan
     is_plain: bool
-    demux_config: DemuxConfig | None
-    decode_config: DecodeConfig | None
-    storage: Storage | None
-    layout: ArrayLayout | None
-    values: Values | None
+    demux_config: DemuxConfig | None = None
+    decode_config: DecodeConfig | None = None
+    storage: Storage | None = None
+    layout: ArrayLayout | None = None
+    values: Values | None = None
     on_error: OnError = "raise"
     num_threads: int = 1
     config: CUDAConfig | None = None

@@ -11,7 +11,7 @@ import numpy as np
 import spdl_media as sm
 from spdl_media import load
 from spdl_media._batch import as_list
-from spdl_media.cuda import images
+from spdl_media.config import as_cuda_config
 from spdl_media.cuda.images import _load_by_dali
 from spdl_media.testing import make_image
 
@@ -107,7 +107,7 @@ def decode_image_batch(
     inputs = as_list(srcs)
     given = {**_DEFAULTS, **options}
     request = load._image_request(given, len(inputs))
-    config = images._config_of(cuda_config or cuda)
+    config = None if cuda_config is None and cuda == "cpu" else as_cuda_config(cuda_config or cuda)
     return _load_by_dali(inputs, request, config, stopped, hw_decoder_load)
 
 

@@ -8,17 +8,16 @@ FFmpeg may manage it, and otherwise says what is wrong with it.
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
 from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, check_on_error
 from spdl_media._batch import ImageRequest, as_list, load_rows
 from spdl_media._checks import check_positive, is_available
 from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, as_decode_config
+from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.cuda.dali import (
     check_device,
@@ -50,13 +49,9 @@ def warn_of_fallback(refusal: str, what: str = "this video") -> None:
     )
 
 
-class _HasDevice(Protocol):
-    @property
-    def device_index(self) -> int: ...
-
-
-DeviceLike: TypeAlias = "SupportsIndex | _HasDevice | Literal['cpu']"
-"""Number of a CUDA device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU."""
+DeviceLike: TypeAlias = "SupportsIndex | CUDAConfig"
+CPU: TypeAlias = Literal["cpu"]
+"""The same operators without a GPU, in the place of a device."""
 
 _SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
@@ -162,7 +157,7 @@ def _load_by_dali(
 def decode_image_nvjpeg(
     src: Source | Sequence[Source],
     *,
-    cuda: DeviceLike | None = None,
+    cuda: DeviceLike | CPU | None = None,
     cuda_config: DeviceLike | None = None,
     scale_width: int | None = None,
     scale_height: int | None = None,
@@ -216,7 +211,7 @@ def decode_image_nvjpeg(
 def load_image_batch_nvjpeg(
     srcs: Iterable[Source],
     *,
-    cuda: DeviceLike | None = None,
+    cuda: DeviceLike | CPU | None = None,
     cuda_config: DeviceLike | None = None,
     width: int,
     height: int,
@@ -256,7 +251,7 @@ def load_image_batch_nvjpeg(
 
 def _as_spdl(
     srcs: Iterable[Source],
-    cuda: DeviceLike | None,
+    cuda: DeviceLike | CPU | None,
     cuda_config: DeviceLike | None,
     size: tuple[int | None, int | None],
     pix_fmt: str,
@@ -267,7 +262,8 @@ def _as_spdl(
     is_single: bool = False,
 ) -> Buffer:
     """Load images as SPDL does."""
-    config = _config_of(one_device(cuda, cuda_config))
+    # DALI does not use the stream, which must be of the device all the same.
+    config = None if "cpu" in (cuda, cuda_config) else one_device(cuda, cuda_config)
     if pix_fmt not in _SPDL_COLORS:
         raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
     check_array_layout(layout)
@@ -284,39 +280,23 @@ def _as_spdl(
         desc=FilterDesc(ops),
         cuts=CropPlan(len(inputs)),
         is_plain=True,
-        demux_config=None,
-        decode_config=None,
-        storage=None,
         layout=layout,
-        values=None,
         on_error=on_error,
         is_single=is_single,
     )
     return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)
 
 
-def one_device(cuda: Any, cuda_config: Any) -> Any:
+def one_device(cuda: Any, cuda_config: Any) -> CUDAConfig:
     """The device that one of the two arguments names.
 
     Raises:
         ValueError: Neither does, or both.
+        TypeError: It is neither a number nor a config.
+        TransferError: The stream is of another device.
     """
-    if (cuda is None) == (cuda_config is None):
-        given = "neither" if cuda is None else f"cuda={cuda!r} and cuda_config={cuda_config!r}"
-        raise ValueError(f"give one of cuda= and cuda_config=, such as cuda=0, not {given}")
-    return cuda_config if cuda is None else cuda
-
-
-def _config_of(device: Any) -> CUDAConfig | None:
-    """The device that an argument names; DALI does not use its stream, which must be of it all the same."""
-    if isinstance(device, str) and device == "cpu":
-        return None
-    if isinstance(device, CUDAConfig):
-        check_stream(device)
-        return device
-    index = getattr(device, "device_index", device)
-    if isinstance(index, bool) or not isinstance(index, SupportsIndex):
-        raise TypeError(
-            f"cuda must be the number of a device, such as 0, a CUDAConfig or 'cpu', not {device!r}"
-        )
-    return CUDAConfig(operator.index(index))
+    config = one_cuda_config(cuda, cuda_config)
+    if config is None:
+        raise ValueError("give one of cuda= and cuda_config=, such as cuda=0, not neither")
+    check_stream(config)
+    return config

@@ -8,10 +8,9 @@ are others. What NVDEC does not decode the CPU does, with a warning, unless the 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from spdl_media._arguments import ArrayLayout, check_array_layout
 from spdl_media._batch import TimedFrames, VideoRequest, stated_size
@@ -208,7 +207,7 @@ def decode_packets_nvdec(
     sides = crop_left, crop_top, crop_right, crop_bottom
     ops = _spdl_ops(_FORMATS[pix_fmt], scale_width, scale_height, scale_algo)
     output = Output(replace(ops, box=_box(sides, stated_size(packets, config))), layout)
-    device = _video_device(one_device(cuda, cuda_config))
+    device = _video_device(cuda, cuda_config)
     try:
         return decode_clip(packets, device, output, config, num_frames).buffer
     except NotOnDeviceError as found:
@@ -278,7 +277,7 @@ def streaming_load_video_nvdec(
     _box(sides, None)
     ops = _spdl_ops("nv12", scale_width, scale_height, scale_algo)
     config = as_decode_config(decode_config)
-    device = _video_device(one_device(cuda, cuda_config))
+    device = _video_device(cuda, cuda_config)
     # Opened here and not in the generator, so that a bad source is an error of this call.
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
 
@@ -323,25 +322,19 @@ def _check_even(name: str, value: int) -> None:
         )
 
 
-def _video_device(cuda: DeviceLike) -> VideoDevice:
-    """The device that an argument ``cuda=`` names.
-
-    Args:
-        cuda: Number of the device, a config, whose allocator does not count, or a device itself.
+def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
+    """The device that one of the two arguments names, of which the allocator does not count.
 
     Raises:
         MissingDependencyError: The driver, or its video library, is missing.
-        TypeError: It is neither.
-        ValueError: There is no such device.
+        TypeError: It is neither a number nor a config.
+        ValueError: There is no such device, or neither or both are given.
         TransferError: Neither PyTorch nor CuPy finds a device; this process was forked from one that had used
             CUDA; the stream is of another device.
     """
     if isinstance(cuda, VideoDevice):
         return cuda
-    if not isinstance(cuda, CUDAConfig):
-        if isinstance(cuda, bool) or not isinstance(cuda, SupportsIndex):
-            raise TypeError(f"cuda must be the number of a device, such as 0, not {cuda!r}")
-        cuda = CUDAConfig(operator.index(cuda))
+    config = one_device(cuda, cuda_config)
     if missing := missing_library():
         raise missing
-    return VideoDevice(open_device(cuda, _PURPOSE))
+    return VideoDevice(open_device(config, _PURPOSE))

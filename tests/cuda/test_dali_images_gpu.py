@@ -14,6 +14,7 @@ from fake_cuda import HISTORY, fresh_process
 
 pytest.importorskip("nvidia.dali")
 
+import spdl_media as sm
 from spdl_media.cuda import dali
 
 SRCS = [jpeg(50 + 7 * index, 40, index) for index in range(5)]
@@ -96,12 +97,8 @@ def dynamic(monkeypatch: pytest.MonkeyPatch) -> Dynamic:
     return fake
 
 
-class Config:
-    device_index = 1
-
-
 def test_all_work_is_done_on_the_device_that_was_asked_for(dynamic: Dynamic) -> None:
-    rows = host(decode_image_batch(SRCS, cuda_config=Config(), **OPTIONS).array)
+    rows = host(decode_image_batch(SRCS, cuda_config=sm.cuda_config(1), **OPTIONS).array)
     assert dynamic.log == [
         ("enter", "gpu:1"),
         ("stream", 1),

@@ -107,11 +107,11 @@ def test_child_forked_before_cuda_may_use_it() -> None:
     ("given", "error", "message"),
     [
         ({}, ValueError, r"give one of cuda= and cuda_config=, .*not neither"),
-        ({"cuda": 0, "cuda_config": 0}, ValueError, r"not cuda=0 and cuda_config=0"),
+        ({"cuda": 0, "cuda_config": 0}, ValueError, r"are one argument with two names"),
         (
             {"cuda": "gpu"},
             TypeError,
-            r"number of a device, such as 0, a CUDAConfig or 'cpu', not 'gpu'",
+            r"number of a device, such as 0, or made by cuda_config\(\), not 'gpu'",
         ),
         ({"cuda": True}, TypeError, r"not True"),
         ({"cuda": 1.0}, TypeError, r"not 1\.0"),

@@ -125,8 +125,8 @@ def test_a_device_by_its_number(torch: FakeTorch) -> None:
         _video_device(1)
     with pytest.raises(ValueError, match="-1"):
         _video_device(-1)
-    for wrong in (True, "0", None, 0.0):
-        with pytest.raises(TypeError, match="cuda must be the number of a device"):
+    for wrong in (True, "0", 0.0):
+        with pytest.raises(TypeError, match="must be the number of a device"):
             _video_device(wrong)  # type: ignore[arg-type]
     torch.card.devices = 0
     with pytest.raises(sm.TransferError, match="torch finds no CUDA device"):
