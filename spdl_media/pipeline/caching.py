@@ -63,14 +63,14 @@ def cache_iterator(
 
 def _items(kept: object, iterator: Iterator[T] | None, num_caches: int, after: int) -> Iterator[T]:
     caches: list[T] = []
-    for number in range(after):
-        try:
-            item = next(iterator)  # type: ignore[arg-type]  # not None yet
-        except StopIteration:
-            return
-        if number < num_caches:
+    num_given = 0
+    for item in itertools.islice(iterator, after):  # type: ignore[arg-type]  # not None yet
+        if num_given < num_caches:
             caches.append(item)
+        num_given += 1
         yield item
+    if num_given < after:
+        return
     if kept is None:
         # That of a loader is what runs.
         iterator = None

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import multiprocessing
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -409,14 +410,7 @@ def _executor_of(stage: PipeConfig) -> tuple[Executor, bool]:
 
 def _reason(error: BaseException) -> str:
     """The line that says which import or value it was. It may be deep in the text of a cause."""
-    lines = [line.strip() for text in _chain(error) for line in str(text).splitlines()]
-    lines = [line for line in lines if line]
+    lines = [line.strip() for line in "".join(traceback.format_exception(error)).splitlines()]
     # CPython's words for an extension module that one interpreter at a time can have.
-    telling = [line for line in lines if "does not support" in line]
-    return (telling or lines or [type(error).__name__])[0][:300]
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    telling = (line for line in lines if "does not support" in line)
+    return next(telling, str(error) or type(error).__name__)[:300]

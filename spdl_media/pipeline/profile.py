@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from spdl_media._checks import check_int, require
+from spdl_media._checks import check_int
 from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.executors import TaskHook
-from spdl_media.pipeline.failures import MissingPackageError, PipelineError
+from spdl_media.pipeline.failures import PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile_results import PipelineProfile, StageProfile
 from spdl_media.pipeline.stages import (
@@ -47,7 +46,6 @@ def profile_pipeline(
     *,
     concurrencies: Sequence[int] = CONCURRENCIES,
     num_threads: int = 8,
-    plot: str | Path | None = None,
     show: bool = True,
 ) -> PipelineProfile:
     """Measure each stage of a pipeline by itself, then the whole, and name the bottleneck.
@@ -62,7 +60,6 @@ def profile_pipeline(
             are timed at each concurrency.
         concurrencies: Which ones are tried, beside the one that the stage has.
         num_threads: Threads of the run of the whole pipeline.
-        plot: File in which a plot is saved, in the format that its name says. Needs matplotlib.
         show: Print the table.
 
     Returns:
@@ -72,7 +69,6 @@ def profile_pipeline(
         TypeError: An argument has the wrong type.
         ValueError: A number is below 1.
         PipelineError: The source or a stage gave nothing, so the stages behind it have no inputs.
-        MissingPackageError: A plot is wanted without matplotlib.
     """
     check_int("num_iterations", num_iterations)
     check_int("num_threads", num_threads)
@@ -83,11 +79,7 @@ def profile_pipeline(
             f"profile_pipeline() takes a PipelineConfig, not {type(config).__name__}. "
             "A builder has it in get_config()."
         )
-    if plot is not None:
-        require("matplotlib", "A plot of a profile", MissingPackageError)
     result = _Profiler(num_iterations, set(concurrencies)).profile(config, num_threads)
-    if plot is not None:
-        result.plot(plot)
     if show:
         print(result)  # noqa: T201  # what the caller asked for
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,17 +15,17 @@ from spdl_media.pipeline.tables import Shown, Table
 
 __all__ = ("PipelineProfile", "StageProfile")
 
-_PROFILE_COLUMNS = (
-    "stage",
-    "concurrency",
-    "items/s",
-    "calls/s",
-    "mean ms",
-    "p90 ms",
-    "p99 ms",
-    "busy",
-    "failed",
-)
+_COLUMNS: dict[str, Callable[[StageProfile], str]] = {
+    "stage": lambda stage: stage.name,
+    "concurrency": lambda stage: f"{stage.concurrency} {'*' if stage.is_configured else ' '}",
+    "items/s": lambda stage: f"{stage.items_per_second:.1f}",
+    "calls/s": lambda stage: f"{stage.rate:.1f}",
+    "mean ms": lambda stage: f"{stage.average * 1e3:.3f}",
+    "p90 ms": lambda stage: f"{stage.p90 * 1e3:.3f}",
+    "p99 ms": lambda stage: f"{stage.p99 * 1e3:.3f}",
+    "busy": lambda stage: f"{stage.occupancy:.0%}",
+    "failed": lambda stage: str(stage.failures),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,9 @@ class PipelineProfile(Shown):
         return figure
 
     def _tables(self) -> tuple[Table, ...]:
-        stages = Table(
-            _PROFILE_COLUMNS,
-            tuple(map(_row, self.stages)),
+        stages = Table.of(
+            self.stages,
+            _COLUMNS,
             marked=self.stages.index(self._slowest()),
             after=("* as configured", "", *self._verdict()),
         )
@@ -162,17 +162,3 @@ class PipelineProfile(Shown):
                 f"It was fastest at concurrency={best.concurrency}: {best.items_per_second:.1f} "
                 "items a second."
             )
-
-
-def _row(stage: StageProfile) -> tuple[str, ...]:
-    return (
-        stage.name,
-        f"{stage.concurrency} {'*' if stage.is_configured else ' '}",
-        f"{stage.items_per_second:.1f}",
-        f"{stage.rate:.1f}",
-        f"{stage.average * 1e3:.3f}",
-        f"{stage.p90 * 1e3:.3f}",
-        f"{stage.p99 * 1e3:.3f}",
-        f"{stage.occupancy:.0%}",
-        str(stage.failures),
-    )

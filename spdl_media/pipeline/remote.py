@@ -7,6 +7,7 @@ import multiprocessing
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
@@ -76,15 +77,8 @@ def iterate_in_subprocess(
             for batch in iterate_in_subprocess(make_loader):
                 train(batch)
     """
-    return SubprocessIterable(
-        fn,
-        buffer_size=buffer_size,
-        initializer=initializer,
-        mp_context=mp_context,
-        timeout=timeout,
-        block_size=block_size,
-        pin_memory=pin_memory,
-    )
+    ring = {"block_size": block_size, "pin_memory": pin_memory}
+    return SubprocessIterable(fn, initializer, buffer_size, mp_context, timeout, ring)
 
 
 @shows_run_options
@@ -129,28 +123,22 @@ def run_pipeline_in_subprocess(
         )
     # What is wrong with the options is told here.
     Pipeline(config, **options)
-    return SubprocessIterable(
-        _Epochs(config, dict(options)),
-        buffer_size=buffer_size,
-        initializer=None,
-        mp_context=mp_context,
-        timeout=timeout,
-        block_size=block_size,
-        pin_memory=pin_memory,
-    )
+    ring = {"block_size": block_size, "pin_memory": pin_memory}
+    epochs = _Epochs(config, dict(options))
+    return SubprocessIterable(epochs, None, buffer_size, mp_context, timeout, ring)
 
 
+@dataclass
 class _Epochs:
     """Makes a pipeline where it is called."""
 
-    def __init__(self, config: PipelineConfig, options: dict[str, Any]) -> None:
-        self._config = config
-        self._options = options
-        self.__name__ = "the pipeline"
+    config: PipelineConfig
+    options: dict[str, Any]
+    __name__ = "the pipeline"
 
     def __call__(self) -> Pipeline[Any]:
-        pipeline: Pipeline[Any] = Pipeline(self._config, **self._options)
-        if isinstance(self._config.src, SourceConfig) and self._config.src.continuous:
+        pipeline: Pipeline[Any] = Pipeline(self.config, **self.options)
+        if isinstance(self.config.src, SourceConfig) and self.config.src.continuous:
             pipeline.start()
         return pipeline
 
@@ -169,13 +157,11 @@ class SubprocessIterable(Generic[T]):
     def __init__(
         self,
         fn: Callable[[], Iterable[T]],
-        *,
-        buffer_size: int,
         initializer: Callable[[], object] | None,
+        buffer_size: int,
         mp_context: str | None,
         timeout: float | None,
-        block_size: int,
-        pin_memory: bool,
+        ring_options: dict[str, Any],
     ) -> None:
         check_callable("fn", fn)
         if initializer is not None:
@@ -184,13 +170,9 @@ class SubprocessIterable(Generic[T]):
             check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))
         self._buffer_size = check_int("buffer_size", buffer_size)
         self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
-        self._ring_options: dict[str, Any] = {
-            "block_size": check_int("block_size", block_size, unit=" byte"),
-            "num_sent": self._buffer_size,
-            "num_views": _NUM_VIEWS,
-            "pin_memory": pin_memory,
-            "warns": True,
-        }
+        check_int("block_size", ring_options["block_size"], unit=" byte")
+        ring_options |= {"num_sent": self._buffer_size, "num_views": _NUM_VIEWS, "warns": True}
+        self._ring_options = ring_options
         self._name = name_of(fn)
         self._arguments = (fn, initializer, self._buffer_size)
         self._context = multiprocessing.get_context(mp_context)

@@ -84,18 +84,18 @@ class SinkStatistics:
     waited: float
 
 
-_COLUMNS = (
-    "stage",
-    "concurrency",
-    "calls",
-    "calls/s",
-    "mean ms",
-    "p90 ms",
-    "p99 ms",
-    "busy",
-    "queued ms",
-    "failed",
-)
+_COLUMNS: dict[str, Callable[[StageStatistics], str]] = {
+    "stage": lambda stage: stage.name,
+    "concurrency": lambda stage: str(stage.concurrency),
+    "calls": lambda stage: str(stage.calls.number),
+    "calls/s": lambda stage: f"{stage.calls.rate:.1f}",
+    "mean ms": lambda stage: f"{stage.calls.average * 1e3:.2f}",
+    "p90 ms": lambda stage: f"{stage.calls.p90 * 1e3:.2f}",
+    "p99 ms": lambda stage: f"{stage.calls.p99 * 1e3:.2f}",
+    "busy": lambda stage: f"{stage.calls.occupancy:.0%}",
+    "queued ms": lambda stage: f"{stage.queue.average * 1e3:.2f}",
+    "failed": lambda stage: str(stage.failures),
+}
 # The consumer holds the pipeline up when it waits for less than this part of the time.
 _HARDLY_WAITS = 0.1
 # Neither half busy nor, on average, with an item that waits, a stage holds nothing up.
@@ -155,9 +155,9 @@ class PipelineStatistics(Shown):
         )
         # By the stage itself, for one of them may be called "source".
         is_stage = isinstance(found, StageStatistics)
-        table = Table(
+        table = Table.of(
+            self.stages,
             _COLUMNS,
-            tuple(map(_stage_row, self.stages)),
             marked=self.stages.index(found) if isinstance(found, StageStatistics) else None,
             before=(first,),
             after=() if found is None or is_stage else (f"Bottleneck: the {found}",),
@@ -170,22 +170,6 @@ def _load(stage: StageStatistics) -> tuple[bool, float]:
     in_use = stage.calls.occupancy
     is_busy = in_use >= _HALF_BUSY
     return is_busy, in_use if is_busy else in_use * stage.concurrency
-
-
-def _stage_row(stage: StageStatistics) -> tuple[str, ...]:
-    calls = stage.calls
-    return (
-        stage.name,
-        str(stage.concurrency),
-        str(calls.number),
-        f"{calls.rate:.1f}",
-        f"{calls.average * 1e3:.2f}",
-        f"{calls.p90 * 1e3:.2f}",
-        f"{calls.p99 * 1e3:.2f}",
-        f"{calls.occupancy:.0%}",
-        f"{stage.queue.average * 1e3:.2f}",
-        str(stage.failures),
-    )
 
 
 class StageCounters:

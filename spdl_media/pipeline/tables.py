@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -32,6 +32,14 @@ class Table:
     marked: int | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, things: Sequence[Any], columns: Mapping[str, Callable[[Any], str]], **rest: Any
+    ) -> Table:
+        """A row for each of several things, by what makes the text of each column."""
+        rows = tuple(tuple(cell(thing) for cell in columns.values()) for thing in things)
+        return cls(tuple(columns), rows, **rest)
 
     def text(self) -> str:
         """The table as lines of aligned columns."""
