@@ -6,7 +6,6 @@ into its tables, half into memory that the system has to clear for it anew.
 
 from __future__ import annotations
 
-import threading
 from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ import numpy.typing as npt
 from spdl_media._checks import require
 from spdl_media._fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media._ffmpeg import forwards_log
-from spdl_media.codec import VideoCodec, make_decoder
+from spdl_media._picture_decoder import DecoderAtRest
+from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.filter_desc import picture_ops
 from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
@@ -30,14 +30,7 @@ _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
 _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
-
-class _AtRest(threading.local):
-    """The open decoder that a thread has at rest, if any."""
-
-    context: Any = None
-
-
-_at_rest = _AtRest()
+_at_rest = DecoderAtRest()
 
 
 def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFrame | None:
@@ -52,10 +45,7 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
         return None
-    # Taken while in use, so that a signal handler that decodes, too, does not find it.
-    context, _at_rest.context = _at_rest.context, None
-    if context is None:
-        context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
+    context = _at_rest.take(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
             frames: list[av.VideoFrame] = context.decode(padded_image(packets))
@@ -68,7 +58,7 @@ def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFr
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
-        _at_rest.context = context
+        _at_rest.put_back(_STILL_JPEG, context)
     frame.time_base = _STILL_JPEG.time_base
     return frame
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -111,6 +112,29 @@ class OpenDecoder:
             pts_seconds=seconds,
             packet_index=self._packet_index,
         )
+
+
+class DecoderAtRest(threading.local):
+    """The open decoder that a thread has at rest, if any, and of what."""
+
+    codec: Codec | None = None
+    context: Any = None
+
+    def take(self, codec: Codec, config: DecodeConfig, source: str) -> Any:
+        """Take the decoder, or open one.
+
+        Raises:
+            DecodeError: This FFmpeg has no decoder for the codec.
+        """
+        # Taken while in use, so that a signal handler that decodes, too, does not find it.
+        context, self.context = self.context, None
+        if context is None or not (self.codec is codec or self.codec == codec):
+            context = make_decoder(codec, config, source)
+        return context
+
+    def put_back(self, codec: Codec, context: Any) -> None:
+        """Keep a decoder whose state is that of a fresh one."""
+        self.codec, self.context = codec, context
 
 
 class PictureDecoder(OpenDecoder):

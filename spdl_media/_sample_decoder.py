@@ -17,9 +17,9 @@ from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_l
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._filters import FrameFilter
 from spdl_media._frame_scan import CodedFrames
-from spdl_media._picture_decoder import OpenDecoder
+from spdl_media._picture_decoder import DecoderAtRest, OpenDecoder
 from spdl_media._sample_rows import SampleRows
-from spdl_media.codec import AudioCodec, make_decoder
+from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
@@ -258,16 +258,8 @@ class SampleDecoder(OpenDecoder):
         return self._damage(text, pts, remedy)
 
 
-class _AtRest(threading.local):
-    """The open decoder that a thread has at rest, if any, and of what."""
-
-    codec: AudioCodec | None = None
-    context: Any = None
-
-
 # Opening a decoder takes as long as to decode six frames of MP3.
-_at_rest = _AtRest()
-
+_at_rest = DecoderAtRest()
 
 # Frames of MP3 are decoded by one thread at a time. FFmpeg takes 4 microseconds for one, and PyAV lets go of
 # the GIL meanwhile: two threads that hand it to each other a hundred times a window take 1.5 times the CPU,
@@ -286,10 +278,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     Returns:
         False: they do not give the samples that they should, or are of several formats.
     """
-    # Taken while in use, so that a signal handler that decodes, too, does not find it.
-    decoder, _at_rest.context = _at_rest.context, None
-    if decoder is None or _at_rest.codec != found.codec:
-        decoder = make_decoder(found.codec, config, source)
+    decoder = _at_rest.take(found.codec, config, source)
     (first, last), position = found.window, found.position
     # A resampler runs long without the GIL, so in several threads at once.
     is_short = found.codec.name == "mp3" and not rows.resamples(found.codec.sample_rate)
@@ -307,7 +296,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
             position += num_samples
     # After an error its state might not be that of a fresh one.
     decoder.flush_buffers()
-    _at_rest.codec, _at_rest.context = found.codec, decoder
+    _at_rest.put_back(found.codec, decoder)
     return True
 
 
