@@ -32,7 +32,7 @@ from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frames import silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps
-from spdl_media.packets import AudioPackets, PacketMetadata, av_packets, metadata_of
+from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.storage import Storage, lease_memory
 from spdl_media.timing import Window
 
@@ -166,7 +166,7 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
     keep_freed_memory()
     metadata = metadata_of(packets)
     # Into one array where that is possible, which saves keeping the frames.
-    rows = request.rows(metadata.zero, _end_of(packets))
+    rows = request.rows(metadata.zero, metadata.window.end)
     if rows is not None:
         decode_audio_into(rows, packets, request.config, request.num_samples)
         if not rows.mixed:
@@ -215,19 +215,7 @@ def _stated_end(container: Container, index: int, window: Window) -> Fraction | 
     if stream.duration is None:
         return window.end
     ticks = (stream.start_time or 0) + stream.duration
-    return _earlier(ticks * as_fraction(stream.time_base) - container.zero, window)
-
-
-def _end_of(packets: AudioPackets) -> Fraction | None:
-    """Where packets state that their last sample stands, or where their window ends."""
-    metadata, last = metadata_of(packets), (av_packets(packets) or (None,))[-1]
-    if last is None or last.pts is None:
-        return metadata.window.end
-    ticks = last.pts + (last.duration or 0)
-    return _earlier(ticks * packets.codec.time_base - metadata.zero, metadata.window)
-
-
-def _earlier(end: Fraction, window: Window) -> Fraction:
+    end: Fraction = ticks * as_fraction(stream.time_base) - container.zero
     return end if window.end is None else min(end, window.end)
 
 

@@ -202,13 +202,9 @@ def _teller(container: Container, index: int, codec: AudioCodec) -> Callable[[Av
 def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
-        if _is_past(packet, stop):
+        # One past the end too: it shows whether something before it is missing.
+        if packet.pts is not None and packet.pts >= stop:
             break
-
-
-def _is_past(packet: AvPacket, stop: int | None) -> bool:
-    """Whether it is the last one: past the end, so that it shows whether something before is missing."""
-    return stop is not None and packet.pts is not None and packet.pts >= stop
 
 
 def read_clip(
@@ -261,7 +257,7 @@ def read_clip(
                 if may_begin and tells(packet):
                     samples.clear()
                 samples.append(packet)
-                heard = _is_past(packet, stop)
+                heard = stop is not None and packet.pts is not None and packet.pts >= stop
             if heard and frames.complete:
                 break
     return (
