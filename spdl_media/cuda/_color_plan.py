@@ -233,6 +233,7 @@ class Look:
     height: int | None = None
     scale_algo: ScaleAlgo | None = None
     values: Values | None = None
+    is_scaled: bool = False  # though the size is the same, as by FFmpeg's filter
     bgr: bool = False
 
     def __post_init__(self) -> None:
@@ -321,7 +322,7 @@ def _chroma_taps(
     if not format.sub_x:
         return no_taps(size[0]), no_taps(size[1])
     across, down = CHROMA_PLACES[look.chroma_location or "center"]
-    scaled = size != source
+    scaled = look.is_scaled or size != source
     return (
         line_taps(source[0], size[0], format.sub_x, across, algo, stretch=scaled),
         line_taps(source[1], size[1], format.sub_y, down, algo, stretch=scaled),

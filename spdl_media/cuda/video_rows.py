@@ -132,7 +132,7 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     """The conversion of a frame, as it is coded, to the part of the canvas that it fills."""
     ops, (box, half), placement = output.ops, kind.boxes(output.ops), kind.placement(output.ops)
     scaled, left, top = placement.scaled, max(0, -placement.left), max(0, -placement.top)
-    if scaled == box[2:]:
+    if not ops.is_scaled:
         # The box of what the whole frame becomes, as on the CPU, and chroma at its edges has neighbours.
         x, y, w, _ = box
         whole = replace(ops, box=None)
@@ -144,7 +144,8 @@ def plan_of(kind: Kind, output: Output) -> Plan:
         color_range=COLOR_RANGES.get(kind.range),
         width=scaled[0],
         height=scaled[1],
-        scale_algo=None if box[2:] == scaled else ops.scale_algo,  # type: ignore[arg-type]  # checked
+        scale_algo=ops.scale_algo if ops.is_scaled else None,  # type: ignore[arg-type]  # checked
+        is_scaled=ops.is_scaled,
         values=output.values,
         bgr=ops.pix_fmt == "bgr24",
     )

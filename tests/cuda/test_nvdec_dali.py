@@ -162,6 +162,13 @@ def test_the_file_that_dali_reads_holds_the_same_frames(codec: str, format: str)
 
 def test_missing_dali_and_options_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "check_device", lambda device: None)
-    for options in ({"width": 8}, {"layout": "NCHW"}, {"pix_fmt": "bgr24"}, {"frame_rate": 3}):
+    for options in (
+        {"width": 8},
+        {"layout": "NCHW"},
+        {"pix_fmt": "bgr24"},
+        {"frame_rate": 3},
+        {"crops": (0, 0, 8, 8)},
+        {"dtype": "float32"},
+    ):
         with pytest.raises((ValueError, sm.TransferError), match=r"DALI gives frames as they|CUDA"):
             sm.load_video(CLIP, cuda=0, decoder="dali", **options)  # type: ignore[call-overload]
