@@ -339,18 +339,15 @@ class FrameDecoder:
             FilterError: The filters do not take the frames, or do not give one for each.
         """
         found: dict[int, av.VideoFrame] = {}
-        source = self._metadata.source
-        route = Route(self.filter(desc), found.__setitem__, source)
+        route = Route(self.filter(desc), found.__setitem__, self._metadata.source)
 
         def take(number: int, frame: av.VideoFrame) -> None:
             route.push(frame, self.orientation, number)
 
         self.decode(sorted(set(numbers)), take)
         route.finish()
-        metadata = FrameMetadata(
-            source,
-            self._metadata.zero,
-            self._metadata.window,
+        metadata = FrameMetadata.of(
+            self._metadata,
             orientation=route.filter.orientation or self.orientation,
             corrupt_pts=self._decoder.corrupt_pts | route.filter.copied_corrupt,
         )

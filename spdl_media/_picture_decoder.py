@@ -391,10 +391,8 @@ class PicturePath:
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the frames that came out since the last call."""
         decoder = self.decoder
-        metadata = FrameMetadata(
-            decoder.metadata.source,
-            decoder.metadata.zero,
-            decoder.metadata.window,
+        metadata = FrameMetadata.of(
+            decoder.metadata,
             orientation=self._filter.orientation or decoder.orientation,
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,

@@ -100,9 +100,9 @@ class SampleDecoder(OpenDecoder):
 
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the samples that came out since the last call."""
-        metadata, dropped = self.metadata, self.num_dropped
+        metadata = FrameMetadata.of(self.metadata, num_dropped=self.num_dropped)
         self.num_dropped = 0
-        return FrameMetadata(metadata.source, metadata.zero, metadata.window, num_dropped=dropped)
+        return metadata
 
     def decode(  # noqa: C901  # one body, because calls would cost as much as small frames
         self, packets: Iterable[AvPacket | None], put: Put

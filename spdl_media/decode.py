@@ -291,11 +291,8 @@ def filtered(
 
 def _image(frame: av.VideoFrame, packets: ImagePackets, orientation: int) -> ImageFrames:
     """A whole image without any damage, with its metadata."""
-    metadata = metadata_of(packets)
-    return ImageFrames(
-        (frame,),
-        FrameMetadata(metadata.source, metadata.zero, metadata.window, orientation=orientation),
-    )
+    metadata = FrameMetadata.of(metadata_of(packets), orientation=orientation)
+    return ImageFrames((frame,), metadata)
 
 
 def _picture(
@@ -399,8 +396,7 @@ def _decode_animation(
         yield from filter.flush()
 
     any(map(sink.put, filtered_frames()))
-    orientation = filter.orientation or 1
-    return FrameMetadata(metadata.source, metadata.zero, metadata.window, orientation=orientation)
+    return FrameMetadata.of(metadata, orientation=filter.orientation or 1)
 
 
 def decode_audio_into(

@@ -17,6 +17,7 @@ import numpy as np
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
+from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Window, nearest_sample
 
 __all__ = ("AudioFrames",)
@@ -45,6 +46,11 @@ class FrameMetadata:
     num_dropped: int = 0
     is_corrupt: bool = False
     corrupt_pts: frozenset[int | None] = frozenset()
+
+    @classmethod
+    def of(cls, packets: PacketMetadata, **more: Any) -> FrameMetadata:
+        """Metadata of frames of packets with this metadata."""
+        return cls(packets.source, packets.zero, packets.window, **more)
 
 
 class DecodedFrames:
