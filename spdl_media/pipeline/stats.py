@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spdl_media.pipeline.tables import Shown, Table
@@ -172,6 +172,7 @@ def _load(stage: StageStatistics) -> tuple[bool, float]:
     return is_busy, in_use if is_busy else in_use * stage.concurrency
 
 
+@dataclass(slots=True, eq=False)
 class StageCounters:
     """Counters of one stage, written in turns of the engine. Other threads may read it at any time.
 
@@ -180,28 +181,20 @@ class StageCounters:
         busy: Seconds of calls that have ended.
         running: Seconds so far of calls that have not. Set by who reads.
         queued: Seconds that items have waited for their calls.
+        durations, waits: Of the last calls.
     """
 
-    __slots__ = (
-        "busy",
-        "calls",
-        "concurrency",
-        "dropped",
-        "durations",
-        "early",
-        "failures",
-        "outputs",
-        "queued",
-        "running",
-        "waits",
-    )
-
-    def __init__(self, concurrency: int = 1) -> None:
-        self.concurrency = concurrency
-        self.calls = self.failures = self.early = self.dropped = self.outputs = 0
-        self.busy = self.running = self.queued = 0.0
-        self.durations: deque[float] = deque(maxlen=RECENT)
-        self.waits: deque[float] = deque(maxlen=RECENT)
+    concurrency: int = 1
+    calls: int = 0
+    failures: int = 0
+    early: int = 0
+    dropped: int = 0
+    outputs: int = 0
+    busy: float = 0.0
+    running: float = 0.0
+    queued: float = 0.0
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def count_call(self, queued_at: float, started_at: float, ended_at: float) -> None:
         """One more call, by the times of ``time.perf_counter`` at which the item went through."""
@@ -243,10 +236,7 @@ class StageCounters:
 
     def copy(self) -> StageCounters:
         """The counts of this moment, without the durations of single calls."""
-        other = StageCounters(self.concurrency)
-        for name in ("calls", "failures", "dropped", "outputs", "busy", "running", "queued"):
-            setattr(other, name, getattr(self, name))
-        return other
+        return replace(self, durations=deque(), waits=deque())
 
 
 def _timing(
