@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -16,19 +17,18 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from spdl_media._ring import Ring, begin_to_send, dumps
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 
-__all__ = ("Child", "RemoteTraceback", "Seeds", "end_soon", "failure", "not_started")
+__all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure", "not_started")
 
 _GRACE_SECONDS: Final = 1.0
 """How long a process may take to end by itself."""
@@ -37,40 +37,28 @@ _parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Our ends of all pipes. A forked process inherits them, and none would ever see a pipe closed."""
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """What the global generators of random numbers in a process are seeded with, those of this process drawn.
+Seeds: TypeAlias = tuple[dict[str, int], int]
+"""What the global generators of random numbers are seeded with, by module, and the number of the process."""
 
-    Attributes:
-        words: Of the generator of each module.
-        number: Of the process, among those of one kind.
-    """
 
-    words: dict[str, int]
-    number: int = 0
+def draw_seeds() -> Iterator[Seeds]:
+    """Seeds of one process after the other, drawn from the generators of this process."""
+    words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # they are meant
+    if (torch := sys.modules.get("torch")) is not None:
+        words["torch"] = int(torch.randint(1 << 62, ()))
+    return zip(itertools.repeat(words), itertools.count(), strict=False)
 
-    @classmethod
-    def draw(cls) -> Seeds:
-        """Draw from the generators that are here."""
-        words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # they are meant
-        if (torch := sys.modules.get("torch")) is not None:
-            words["torch"] = int(torch.randint(1 << 62, ()))
-        return cls(words)
 
-    def of_process(self, number: int) -> Seeds:
-        """Those of another process."""
-        return replace(self, number=number)
-
-    def apply(self) -> None:
-        """Seed the generators of this process."""
-        words = {
-            name: int(np.random.SeedSequence((word, self.number)).generate_state(1, np.uint64)[0])
-            for name, word in self.words.items()
-        }
-        random.seed(words["random"])
-        np.random.seed(words["numpy"] & 0xFFFFFFFF)  # noqa: NPY002
-        if "torch" in words and (torch := sys.modules.get("torch")) is not None:
-            torch.manual_seed(words["torch"])
+def _seed(words: dict[str, int], number: int) -> None:
+    """Seed the generators of this process."""
+    seeds = {
+        name: int(np.random.SeedSequence((word, number)).generate_state(1, np.uint64)[0])
+        for name, word in words.items()
+    }
+    random.seed(seeds["random"])
+    np.random.seed(seeds["numpy"] & 0xFFFFFFFF)  # noqa: NPY002
+    if "torch" in seeds and (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seeds["torch"])
 
 
 class Child:
@@ -100,8 +88,8 @@ class Child:
         *,
         name: str,
         what: str,
-        seeds: Seeds | None = None,
-        ring: Ring | None = None,
+        seeds: Seeds,
+        ring: Ring | None,
         num_pipes: int = 1,
         is_daemon: bool = True,
     ) -> None:
@@ -305,7 +293,7 @@ def _run(
     pipes: list[Connection],
     arguments: tuple[Any, ...],
     ring: Ring | None,
-    seeds: Seeds | None,
+    seeds: Seeds,
 ) -> None:
     """Prepare a process, and run what it is for."""
     # Ctrl-C reaches all processes of a terminal; ours end when the pipeline does.
@@ -315,8 +303,7 @@ def _run(
     threading.Thread(target=_end_with_parent, name="watches the parent", daemon=True).start()
     begin_to_send(ring)
     _give_torch_one_thread()
-    if seeds is not None:
-        seeds.apply()
+    _seed(*seeds)
     with contextlib.suppress(EOFError, OSError):  # whoever started this is gone, or wants no more
         target(*pipes, *arguments)
 

@@ -8,7 +8,6 @@ interpreter exits.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import pickle
 import threading
@@ -23,7 +22,7 @@ from spdl_media._ring import dumps, pack, ring_or_none, unpack
 from spdl_media.pipeline.children import (
     Child,
     RemoteTraceback,
-    Seeds,
+    draw_seeds,
     end_soon,
     failure,
     not_started,
@@ -65,7 +64,7 @@ class WorkerProcesses:
         self._broken: PoolBroken | None = None
         self._failed_starts = 0
         # Forks would all draw the numbers of this process.
-        self._seeds, self._numbers = Seeds.draw(), itertools.count()
+        self._seeds = draw_seeds()
         self._processes: list[_Process] = []
         self._idle: deque[_Worker] = deque()
         self._busy: set[_Worker] = set()
@@ -162,7 +161,7 @@ class WorkerProcesses:
             what=f"A worker process of stage {stage.name!r}",
             ring=ring_or_none(self._context, _BLOCK_SIZE, **options),
             num_pipes=config.num_threads,
-            seeds=self._seeds.of_process(next(self._numbers)),
+            seeds=next(self._seeds),
         )
 
     def _count_failed_start(self, error: Exception) -> None:

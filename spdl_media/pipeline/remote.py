@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._ring import dumps, pack, ring_or_none, unpack
-from spdl_media.pipeline.children import Child, RemoteTraceback, Seeds, failure, not_started
+from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure, not_started
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
@@ -176,8 +176,7 @@ class SubprocessIterable(Generic[T]):
         self._name = name_of(fn)
         self._arguments = (fn, initializer, self._buffer_size)
         self._context = multiprocessing.get_context(mp_context)
-        self._seeds = Seeds.draw()
-        self._numbers = itertools.count()
+        self._seeds = draw_seeds()
         self._epochs = itertools.count(1)
         self._epoch = 0
         self._is_closed = False
@@ -231,7 +230,7 @@ class SubprocessIterable(Generic[T]):
                 name=f"spdl_media {self._name}",
                 what=f"The process of {self._name}",
                 ring=ring,
-                seeds=self._seeds.of_process(next(self._numbers)),
+                seeds=next(self._seeds),
                 is_daemon=False,
             )
         except Exception as error:
