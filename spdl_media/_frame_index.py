@@ -19,8 +19,7 @@ from spdl_media._checks import as_int
 from spdl_media._coded_units import may_have_fields
 from spdl_media._destination import write_whole
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._mp4_tables import Ticks
-from spdl_media._packet_table import NO_TIME, PacketTable
+from spdl_media._packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig

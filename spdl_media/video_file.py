@@ -17,7 +17,7 @@ from spdl_media._arguments import DeviceLike, FrameArguments, chosen_filter, dec
 from spdl_media._frame_decoder import FrameDecoder, Route, VideoSource
 from spdl_media._frame_index import FrameIndex, frame_numbers, save
 from spdl_media._frame_rows import FrameRows
-from spdl_media._mp4_tables import Ticks
+from spdl_media._packet_table import Ticks
 from spdl_media._window import read_audio
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind

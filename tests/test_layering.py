@@ -23,7 +23,7 @@ ORDER = [
     ["_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
-    ["exif", "stills", "truncation", "still_headers", "_mp4_tables"],
+    ["exif", "stills", "truncation", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
@@ -64,7 +64,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "errors", "config", "timing", "geometry", "exif", "stills"),
-    *("truncation", "_mp4_tables"),
+    "truncation",
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

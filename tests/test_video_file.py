@@ -31,7 +31,7 @@ from spdl_media import (
     _filters,
     _frame_decoder,
     _frame_index,
-    _mp4_tables,
+    _packet_table,
     _picture_decoder,
     inputs,
 )
@@ -525,7 +525,7 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
             read.append((start, size))
             return data[start : start + size]
 
-        samples = _mp4_tables.read_samples(read_at, len(data), 1)
+        samples = _packet_table.read_samples(read_at, len(data), 1)
         assert samples is not None
         assert len(samples.dts) == NUM_FRAMES
         # Of the other boxes 16 bytes are read, where a header has eight or sixteen.
@@ -562,7 +562,7 @@ def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
         read = functools.partial(part_of, bytes(data))
         tracemalloc.start()
         try:
-            assert _mp4_tables.read_samples(read, len(data), 1) is None
+            assert _packet_table.read_samples(read, len(data), 1) is None
             assert tracemalloc.get_traced_memory()[1] < 1 << 24
         finally:
             tracemalloc.stop()
@@ -574,7 +574,7 @@ def test_tables_that_an_mp4_lacks_are_no_table() -> None:
         ("mp4/libx264/2/fragments", b"tfhd"),
     ):
         data = clip(kind).replace(box, b"free")
-        assert _mp4_tables.read_samples(functools.partial(part_of, data), len(data), 1) is None
+        assert _packet_table.read_samples(functools.partial(part_of, data), len(data), 1) is None
 
 
 def test_packets_without_units_are_damaged() -> None:
