@@ -267,7 +267,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     if "threads" in config.decoder_options:
         context.thread_type = "AUTO"
     # Without it a decoder cannot move the timestamp of a frame whose first samples it skips.
-    options = {"pkt_timebase": _rational(codec.time_base)}
+    options = {"pkt_timebase": f"{codec.time_base.numerator}/{codec.time_base.denominator}"}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
     if name == "mjpeg" and isinstance(codec, VideoCodec) and codec.frame_rate is None:
@@ -347,10 +347,6 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
             f"{codec.name}, whose default decoder is {codec.decoder!r}"
         )
     return config.decoder
-
-
-def _rational(value: Fraction) -> str:
-    return f"{value.numerator}/{value.denominator}"
 
 
 def set_video(context: CodecContext, codec: VideoCodec) -> None:

@@ -311,16 +311,41 @@ class Demuxer:
     def _chunks(
         self, indices: list[int], duration: Duration, num_packets: int | None
     ) -> Iterator[dict[int, Packets]]:
-        chunks = _read_chunks(self._opened(), indices, duration, num_packets)
+        # The guard and the log, which is that of the thread, are held while FFmpeg reads, and not while the
+        # caller works on a chunk: a loop left half way does not lock the Demuxer.
+        with self._guard:
+            container = self._opened()
+            container.rewind()
+            codecs = {index: container.codec(index) for index in indices}
+            packets, turn = container.packets(indices), container.turn
+        if num_packets is not None:
+            chunks = _by_count(packets, num_packets)
+        else:
+            chunks = _by_time(packets, container, indices, Fraction(str(duration)))
+        begun: set[int] = set()
         while True:
-            # The guard is held while FFmpeg reads, not while the caller works on a chunk, so that a
-            # loop left half way does not lock the Demuxer.
             with self._guard:
                 self._opened()
-                chunk = next(chunks, None)
-            if chunk is None:
+                if container.turn != turn:
+                    raise RuntimeError(
+                        f"{container.name}: the Demuxer was used for another read while its chunks were "
+                        "iterated; open a second Demuxer"
+                    )
+                with container.reading():
+                    chunk = next(chunks, {})
+                found: dict[int, Packets] = {
+                    index: our_packets(
+                        container, index, codecs[index], part, continues=index in begun
+                    )
+                    for index, part in chunk.items()
+                }
+                # Without a packet, none carries the news that the file was cut short.
+                if not (found or begun) and (text := container.missing_end(())):
+                    raise container.error(f"it is cut short: {text}")
+            if not found:
                 return
-            yield chunk
+            yield found
+            begun |= chunk.keys()
 
 
 def _check_limits(duration: Duration, num_packets: int | None) -> None:
@@ -336,47 +361,6 @@ def _check_limits(duration: Duration, num_packets: int | None) -> None:
         raise TypeError(f"duration must be a number of seconds, not {duration!r}")
     elif not 0 < duration < float("inf"):
         raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
-
-
-def _read_chunks(
-    container: Container, indices: Sequence[int], duration: Duration, num_packets: int | None
-) -> Iterator[dict[int, Packets]]:
-    """Read an open container from its start, chunk by chunk; each is packets by stream index.
-
-    Raises:
-        DemuxError: The container is damaged, or cut short before the first packet.
-        RuntimeError: Another reader has moved the place.
-    """
-    container.rewind()
-    codecs = {index: container.codec(index) for index in indices}
-    packets = container.packets(indices)
-    turn = container.turn
-    if num_packets is not None:
-        chunks = _by_count(packets, num_packets)
-    else:
-        chunks = _by_time(packets, container, indices, Fraction(str(duration)))
-    begun: set[int] = set()
-    while True:
-        if container.turn != turn:
-            raise RuntimeError(
-                f"{container.name}: the Demuxer was used for another read while its chunks were "
-                "iterated; open a second Demuxer"
-            )
-        # The log that is captured here is that of the thread, so it must be let go before the yield.
-        with container.reading():
-            chunk = next(chunks, None)
-        if chunk is None:
-            break
-        yield {
-            index: our_packets(
-                container, index, codecs[index], chunk[index], continues=index in begun
-            )
-            for index in chunk
-        }
-        begun |= chunk.keys()
-    # Without a packet, none carries the news that the file was cut short.
-    if not begun and (text := container.missing_end(())):
-        raise container.error(f"it is cut short: {text}")
 
 
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:
