@@ -215,9 +215,6 @@ class _Torch:
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
-    def from_dlpack(self, array: Any) -> Any:
-        return self.module.from_dlpack(array)
-
 
 class _Cupy:
     """What is asked of CuPy."""
@@ -252,9 +249,6 @@ class _Cupy:
 
     def address(self, array: Any) -> int:
         return int(array.data.ptr)
-
-    def from_dlpack(self, array: Any) -> Any:
-        return self.module.from_dlpack(array)
 
 
 class _Address:
@@ -329,7 +323,7 @@ class Device:
     def from_dlpack(self, array: Any) -> Any:
         """Another library's array as the library's own, in place; the stream waits for what fills it."""
         with self.active():
-            return self._arrays.from_dlpack(array)
+            return self.library.from_dlpack(array)
 
     def copy_in(self, target: Any, source: HostArray, offset: int = 0) -> None:
         """Begin to copy an array to the device, ``offset`` bytes behind the start of one of the library's.

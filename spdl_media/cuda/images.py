@@ -53,7 +53,7 @@ DeviceLike: TypeAlias = "SupportsIndex | CUDAConfig"
 CPU: TypeAlias = Literal["cpu"]
 """The same operators without a GPU, in the place of a device."""
 
-_SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
+SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
 
 def device_steps(
@@ -264,14 +264,14 @@ def _as_spdl(
     """Load images as SPDL does."""
     # DALI does not use the stream, which must be of the device all the same.
     config = None if "cpu" in (cuda, cuda_config) else one_device(cuda, cuda_config)
-    if pix_fmt not in _SPDL_COLORS:
-        raise ValueError(f"pix_fmt must be {_listed(_SPDL_COLORS)}, not {pix_fmt!r}")
+    if pix_fmt not in SPDL_COLORS:
+        raise ValueError(f"pix_fmt must be {_listed(SPDL_COLORS)}, not {pix_fmt!r}")
     check_array_layout(layout)
     if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
         raise ValueError(
             f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
         )
-    ops = PictureOps(*size, _SPDL_COLORS[pix_fmt], scale_mode=None)
+    ops = PictureOps(*size, SPDL_COLORS[pix_fmt], scale_mode=None)
     inputs = as_list(srcs, one="decode_image_nvjpeg")
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")

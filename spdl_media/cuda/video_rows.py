@@ -97,7 +97,7 @@ class Kind(NamedTuple):
         return place(self.boxes(ops)[0][2:], ops.width, ops.height, ops.scale_mode)
 
     def as_coded(
-        self, taps: tuple[Taps, Taps], box: Box, size: Size, ops: PictureOps
+        self, taps: Sequence[Taps], box: Box, size: Size, ops: PictureOps
     ) -> tuple[Taps, Taps]:
         """Windows of an upright box, mirrored or not, as windows of the coded plane.
 
@@ -151,20 +151,18 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     )
     plan = make_plan(yuv_format(kind.stored), look, *box[2:])
     # What the canvas cuts off of the scaled frame is not computed.
-    columns = slice(left, left + min(placement.scaled[0], placement.canvas[0]))
-    rows = slice(top, top + min(placement.scaled[1], placement.canvas[1]))
-
-    def shown(taps: tuple[Taps, Taps]) -> tuple[Taps, Taps]:
-        across, down = taps
-        return (
-            Taps(across.first[columns], across.weights[:, columns]),
-            Taps(down.first[rows], down.weights[:, rows]),
-        )
-
+    parts = [
+        slice(start, start + min(sides))
+        for start, *sides in zip((left, top), placement.scaled, placement.canvas, strict=True)
+    ]
+    luma, chroma = (
+        [Taps(one.first[part], one.weights[:, part]) for one, part in zip(taps, parts, strict=True)]
+        for taps in (plan.luma, plan.chroma)
+    )
     return replace(
         plan,
-        luma=kind.as_coded(shown(plan.luma), box, kind.size, ops),
-        chroma=kind.as_coded(shown(plan.chroma), half, kind.chroma, ops),
+        luma=kind.as_coded(luma, box, kind.size, ops),
+        chroma=kind.as_coded(chroma, half, kind.chroma, ops),
     )
 
 

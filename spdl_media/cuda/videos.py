@@ -20,7 +20,7 @@ from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda._color_plan import SCALE_ALGOS, ScaleAlgo
 from spdl_media.cuda.dali_decode import load_video_by_dali
-from spdl_media.cuda.images import one_device, warn_of_fallback
+from spdl_media.cuda.images import SPDL_COLORS, one_device, warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_path import decode_batches, decode_clip, not_on_nvdec
 from spdl_media.cuda.video_rows import Output, VideoDevice
@@ -39,9 +39,6 @@ __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
 
 _PURPOSE = "decoding video on the GPU"
-_FORMATS = {"rgb": "rgb24", "bgr": "bgr24"}
-# SPDL's arguments of the same names.
-_Sides: TypeAlias = tuple[int, int, int, int]
 
 
 def device_frame_steps(
@@ -199,13 +196,13 @@ def decode_packets_nvdec(
     """
     if not isinstance(packets, VideoPackets) or isinstance(packets, ImagePackets):
         raise TypeError(f"decode_packets_nvdec takes VideoPackets, not {type(packets).__name__}")
-    check_choice("pix_fmt", pix_fmt, tuple(_FORMATS))
+    check_choice("pix_fmt", pix_fmt, tuple(SPDL_COLORS))
     check_array_layout(layout)
     if num_frames is not None:
         check_int("num_frames", num_frames)
     config = as_decode_config(decode_config)
     sides = crop_left, crop_top, crop_right, crop_bottom
-    ops = _spdl_ops(_FORMATS[pix_fmt], scale_width, scale_height, scale_algo)
+    ops = _spdl_ops(SPDL_COLORS[pix_fmt], scale_width, scale_height, scale_algo)
     output = Output(replace(ops, box=_box(sides, stated_size(packets, config))), layout)
     device = _video_device(cuda, cuda_config)
     try:
@@ -294,7 +291,7 @@ def _spdl_ops(
     return PictureOps(width, height, pix_fmt, scale_mode=None, scale_algo=scale_algo)
 
 
-def _box(sides: _Sides, size: Size | None) -> Box | None:
+def _box(sides: tuple[int, int, int, int], size: Size | None) -> Box | None:
     """What is left of an upright frame of this size without so many pixels of each side.
 
     Raises:
