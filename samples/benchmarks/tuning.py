@@ -64,8 +64,8 @@ def compare(function: Callable[[Path], Any], paths: list[Path], seconds: float, 
     best = max(GRID, key=lambda setting: medians[setting])
     reached = medians[found] / medians[best]
     return (
-        f"{function.__name__:10}{found!s:>14}{medians[found]:10.1f}"
-        f"{best!s:>14}{medians[best]:10.1f}{reached:9.2f}"
+        f"{function.__name__:10}{found!s:>17}{medians[found]:10.1f}"
+        f"{best!s:>17}{medians[best]:10.1f}{reached:9.2f}"
     )
 
 
@@ -86,7 +86,7 @@ def main() -> None:
                 np.kron(rng.integers(0, 255, (60, 80, 3)), np.ones((8, 8, 1))).astype(np.uint8),
             )
         print(
-            f"{'':10}{'found':>14}{'items/s':>10}{'of the grid':>14}{'items/s':>10}{'reached':>9}"
+            f"{'':10}{'found':>17}{'items/s':>10}{'of the grid':>17}{'items/s':>10}{'reached':>9}"
         )
         for function in (decode, compute, wait):
             print(compare(function, paths, options.seconds, options.rounds), flush=True)
