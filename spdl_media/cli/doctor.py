@@ -134,7 +134,8 @@ def _system() -> Iterator[Row]:
         usage = shutil.disk_usage(shared)
         text = f"{usage.free / 2**30:.2f} of {usage.total / 2**30:.2f} GiB free"
         fix = "mount -o remount,size=8G /dev/shm (of a container: docker run --shm-size=8g)"
-        yield _limit(str(shared), text, fix, is_low=usage.free < _SMALL_MEMORY)
+        is_low = usage.free < _SMALL_MEMORY
+        yield Row("note", str(shared), text, fix) if is_low else Row("ok", str(shared), text)
     with suppress(ImportError):  # Windows
         import resource
 
@@ -142,8 +143,5 @@ def _system() -> Iterator[Row]:
         limits = (f"{n:,}" if n != resource.RLIM_INFINITY else "unlimited" for n in (soft, hard))
         text = f"{' (at most '.join(limits)})"
         fix = f"ulimit -n {min(65536, hard) if hard >= 0 else 65536}"
-        yield _limit("open files", text, fix, is_low=0 <= soft < _FEW_FILES)
-
-
-def _limit(name: str, found: str, fix: str, *, is_low: bool) -> Row:
-    return Row("note", name, found, fix) if is_low else Row("ok", name, found)
+        is_low = 0 <= soft < _FEW_FILES
+        yield Row("note", "open files", text, fix) if is_low else Row("ok", "open files", text)

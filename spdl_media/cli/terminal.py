@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -80,15 +82,13 @@ def show_table(
 def _show_paragraphs(
     console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    previous = None
-    for first, *others in rows:
-        if first != previous:
-            console.print(Text(first, style="bold"), overflow="fold")
-        previous = first
-        pairs = zip(headers[1:], others, strict=True)
-        cells = (f"{name} {cell}".strip() for name, cell in pairs if cell not in ("", "-"))
-        text = Text(", ".join(cells), overflow="fold")
-        console.print(Padding(text, (0, 0, 0, 2), expand=False))
+    for first, group in groupby(rows, key=itemgetter(0)):
+        console.print(Text(first, style="bold"), overflow="fold")
+        for _, *others in group:
+            pairs = zip(headers[1:], others, strict=True)
+            cells = (f"{name} {cell}".strip() for name, cell in pairs if cell not in ("", "-"))
+            text = Text(", ".join(cells), overflow="fold")
+            console.print(Padding(text, (0, 0, 0, 2), expand=False))
 
 
 def write_error(message: str) -> None:
