@@ -13,7 +13,7 @@ from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._filters import naming
 from spdl_media._frame_decoder import FrameDecoder
-from spdl_media._frame_index import FrameIndex, frame_numbers, make_index
+from spdl_media._frame_index import frame_numbers, make_index
 from spdl_media._packet_table import NO_TIME, read_table
 from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
@@ -346,23 +346,17 @@ def sample_decode_video(
     check_start(packets)
     # No decoder cuts to the window, because numbers have chosen the frames.
     whole = replace(metadata, window=Window())
-    index = _index_of(packets, whole, config)
-    first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
-    low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop
-    window = np.flatnonzero((index.pts >= low) & (index.pts < high))
-    numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
-    decoder = FrameDecoder(packets.codec, whole, index, config, lambda number: coded[number:])
-    with naming(packets.source), ffmpeg_log():
-        return list(decoder.frames(numbers, picture_filter(filter_desc)))
-
-
-def _index_of(packets: VideoPackets, whole: PacketMetadata, config: DecodeConfig) -> FrameIndex:
-    coded, codec = av_packets(packets), packets.codec
-    table = read_table(codec, coded)
+    codec, table = packets.codec, read_table(packets.codec, coded)
     # The mark of what an edit list hides does not travel to other processes with the packets.
     hidden = np.isin(table.pts, list(discarded_pts(packets)))
     table = replace(table, is_shown=table.is_shown & ~hidden)
     # Where units stand behind their lengths, they come from a container whose packets are frames.
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
-    format = "h264" if is_cut else ""
-    return make_index(table, codec, whole, config, format, lambda: coded)
+    index = make_index(table, codec, whole, config, "h264" if is_cut else "", lambda: coded)
+    first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
+    low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop
+    window = np.flatnonzero((index.pts >= low) & (index.pts < high))
+    numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
+    decoder = FrameDecoder(codec, whole, index, config, lambda number: coded[number:])
+    with naming(packets.source), ffmpeg_log():
+        return list(decoder.frames(numbers, picture_filter(filter_desc)))

@@ -162,11 +162,7 @@ class Muxer:
                     f"{config!r}"
                 )
             encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
-            refused = EncodeError(
-                f"format {self._format!r} does not take {encoder.canonical_name}; give another encoder= or "
-                "format=",
-                source=self._name,
-            )
+            refused = self._refused(encoder.canonical_name, "encoder= or format=")
             if self._loses(encoder.canonical_name):
                 raise refused
             try:
@@ -208,8 +204,7 @@ class Muxer:
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
             if self._loses(codec.name):
-                text = f"format {self._format!r} does not take {codec.name}"
-                raise EncodeError(f"{text}; give another format=", source=self._name)
+                raise self._refused(codec.name, "format=")
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)
@@ -388,6 +383,10 @@ class Muxer:
 
     def _loses(self, codec: str) -> bool:
         return self._format == "mpegts" and codec not in _IN_MPEGTS
+
+    def _refused(self, codec: str, remedy: str) -> EncodeError:
+        text = f"format {self._format!r} does not take {codec}; give another {remedy}"
+        return EncodeError(text, source=self._name)
 
     def _check_can_add(self) -> None:
         if self._started or self._container is None:
