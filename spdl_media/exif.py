@@ -47,7 +47,7 @@ def exif_orientation(data: Bytes) -> int:
     for position, signature, read in _READERS:
         if view[position : position + len(signature)] == signature:
             try:
-                return read(view)
+                return _first_stated(read(view))
             except struct.error:
                 return 1  # The metadata end before they should: not worth the image.
     return 1
@@ -89,26 +89,35 @@ def xmp_value(xmp: Bytes) -> int:
     return 1 if match is None else int(match[1])
 
 
-def _tiff(view: memoryview) -> int:
-    if (found := exif_value(view)) is not None:
-        return found
-    entry = _tiff_entry(view, _XMP_TAG)
-    return 1 if entry is None else xmp_value(entry[2])
+# What may state the orientation of a file: whether it is XMP, and a block of Exif or the XMP.
+_Found: TypeAlias = "Iterator[tuple[bool, Bytes]]"
 
 
-def _jpeg(view: memoryview) -> int:
+def _first_stated(found: _Found) -> int:
     xmp: Bytes = b""
+    for is_xmp_block, block in found:
+        if is_xmp_block:
+            xmp = block
+        elif (value := exif_value(block)) is not None:
+            return value
+    return xmp_value(xmp)
+
+
+def _tiff(view: memoryview) -> _Found:
+    yield False, view
+    if (entry := _tiff_entry(view, _XMP_TAG)) is not None:
+        yield True, entry[2]
+
+
+def _jpeg(view: memoryview) -> _Found:
     for marker, start, end in jpeg_segments(view):
         if marker in (JPEG_SCAN, JPEG_END):
-            break
-        if marker != JPEG_APP1:
-            continue
+            return
         segment = view[start:end]
-        if bytes(segment[:6]) == b"Exif\0\0" and (found := exif_value(segment)) is not None:
-            return found
-        if is_xmp(segment):
-            xmp = segment
-    return xmp_value(xmp)
+        if marker == JPEG_APP1 and bytes(segment[:6]) == b"Exif\0\0":
+            yield False, segment
+        elif marker == JPEG_APP1 and is_xmp(segment):
+            yield True, segment
 
 
 def is_xmp(segment: Bytes) -> bool:
@@ -116,18 +125,15 @@ def is_xmp(segment: Bytes) -> bool:
     return bytes(segment[: len(_XMP_SIGNATURE)]) == _XMP_SIGNATURE
 
 
-def _png(view: memoryview) -> int:
-    xmp: Bytes = b""
+def _png(view: memoryview) -> _Found:
     for kind, start, end in PNG.of(view):
-        if kind == b"eXIf" and (found := exif_value(view[start:end])) is not None:
-            return found
-        if kind in (b"tEXt", b"zTXt") and bytes(view[start : start + len(_RAW_EXIF)]) == _RAW_EXIF:
-            block = _raw_profile(view[start + len(_RAW_EXIF) : end], is_compressed=kind == b"zTXt")
-            if (found := exif_value(block)) is not None:
-                return found
-        if kind == b"iTXt" and bytes(view[start : start + len(_PNG_XMP)]) == _PNG_XMP:
-            xmp = _png_text(view[start + len(_PNG_XMP) : end])
-    return xmp_value(xmp)
+        payload = view[start:end]
+        if kind == b"eXIf":
+            yield False, payload
+        elif kind in (b"tEXt", b"zTXt") and bytes(payload[: len(_RAW_EXIF)]) == _RAW_EXIF:
+            yield False, _raw_profile(payload[len(_RAW_EXIF) :], is_compressed=kind == b"zTXt")
+        elif kind == b"iTXt" and bytes(payload[: len(_PNG_XMP)]) == _PNG_XMP:
+            yield True, _png_text(payload[len(_PNG_XMP) :])
 
 
 # ImageMagick's, from before PNG had a chunk for Exif.
@@ -161,14 +167,10 @@ def _inflate(data: Bytes) -> bytes:
     return zlib.decompressobj().decompress(data, _MAX_TEXT)
 
 
-def _webp(view: memoryview) -> int:
-    xmp: Bytes = b""
+def _webp(view: memoryview) -> _Found:
     for kind, start, end in RIFF.of(view):
-        if kind == b"EXIF" and (found := exif_value(view[start:end])) is not None:
-            return found
-        if kind == b"XMP ":
-            xmp = view[start:end]
-    return xmp_value(xmp)
+        if kind in (b"EXIF", b"XMP "):
+            yield kind == b"XMP ", view[start:end]
 
 
 # A file made of empty parts must cost milliseconds, not minutes.
@@ -392,7 +394,7 @@ def tiff_value(view: memoryview, wanted: int) -> int | None:
     return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
 
 
-_READERS: tuple[tuple[int, bytes, Callable[[memoryview], int]], ...] = (
+_READERS: tuple[tuple[int, bytes, Callable[[memoryview], _Found]], ...] = (
     (0, b"\xff\xd8\xff", _jpeg),
     (0, b"\x89PNG\r\n\x1a\n", _png),
     (8, b"WEBP", _webp),
