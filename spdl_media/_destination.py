@@ -63,7 +63,7 @@ class Draft:
     Raises:
         TypeError: The destination is neither a path nor a file object.
         ValueError: It is a URL.
-        WriteError: There is a folder or a device of this name.
+        WriteError: There is a folder or a device of this name, or no room for a temporary file.
     """
 
     def __init__(self, dst: Target) -> None:
@@ -86,7 +86,10 @@ class Draft:
             self.path = final.with_name(hidden)
         elif callable(getattr(dst, "write", None)):
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
-            number, path = tempfile.mkstemp(suffix=Path(self.name).suffix)
+            # What it is called may be a URL. No file format has a longer suffix, or other signs in it.
+            suffix = Path(self.name).suffix[:16]
+            with write_errors(self.name):
+                number, path = tempfile.mkstemp(suffix=suffix if suffix[1:].isalnum() else "")
             os.close(number)
             self.path = Path(path)
         else:

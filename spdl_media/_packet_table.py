@@ -260,7 +260,8 @@ def _tabled(track: memoryview, size: int) -> Samples:
     deltas = _repeated(steps["f1"], steps["f0"], count)
     shifts = _table(stbl, "ctts", ">u4,>i4")
     offsets = _repeated(shifts["f1"], shifts["f0"], count) if len(shifts) else deltas * 0
-    is_key = np.isin(np.arange(count), _table(stbl, "stss", ">u4").astype(np.int64) - 1)
+    is_key = np.zeros(count, np.bool_)
+    is_key[_table(stbl, "stss", ">u4").astype(np.int64) - 1] = True
     if next(_boxes(stbl, "stss"), None) is None:
         is_key[:] = True
     return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _places(stbl, sizes), is_key)

@@ -89,7 +89,7 @@ class Muxer:
     Raises:
         ValueError: There is no such format, or the name has no suffix that says one.
         TypeError: ``dst`` is neither a path nor a file object.
-        WriteError: There is a folder of this name.
+        WriteError: There is a folder of this name; or no temporary file can be made for a file object.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
 

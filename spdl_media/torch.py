@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
     """Submits indices, which torch draws in the consumer's thread, to threads that make batches of them."""
 
     # Nothing is to be closed if __init__ fails.
-    _threads: Sequence[threading.Thread] = ()
+    _threads: tuple[threading.Thread, ...] = ()
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
@@ -132,11 +132,10 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             for number in range(num_threads)
         ]
         # Not a ThreadPoolExecutor, at whose exit a program would wait for all that was begun ahead.
-        self._threads = [
-            threading.Thread(target=_work, args=(self._tasks, info), daemon=True) for info in infos
-        ]
-        for thread in self._threads:
+        for info in infos:
+            thread = threading.Thread(target=_work, args=(self._tasks, info), daemon=True)
             thread.start()
+            self._threads += (thread,)
         _iterators.add(self)
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)

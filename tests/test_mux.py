@@ -235,6 +235,8 @@ def test_a_muxer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
 class Raw(io.BytesIO):
     """A file object that takes a part of what it is given."""
 
+    name = "raw"
+
     def write(self, data: Any) -> int:
         return super().write(bytes(data)[:1000])
 
@@ -272,6 +274,23 @@ def test_a_failing_file_object(after: int, tmp_path: Path, monkeypatch: pytest.M
     write(raw, format="matroska")
     assert indices(raw.getvalue()) == indices(file.getvalue()) == list(range(30))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_file_objects_may_be_long() -> None:
+    for name in ("out." + "x" * 300, "https://host/out.mp4?" + "x" * 300, "out.\0"):
+        file = Raw()
+        file.name = name
+        write(file, format="matroska")
+        assert indices(file.getvalue()) == list(range(30))
+
+
+def test_without_room_for_temporary_files_a_file_object_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(sm.WriteError, match="<BytesIO>: cannot be written: No such file") as caught:
+        sm.Muxer(io.BytesIO(), format="matroska")
+    assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.parametrize("format", ["matroska", "mpegts"])

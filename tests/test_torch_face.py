@@ -516,6 +516,28 @@ def test_several_iterations_at_once_do_not_disturb_each_other() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_threads_that_cannot_start_end_those_that_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        iter(DataLoader(Squares(), 5, num_workers=3))
+    gc.collect()
+    assert unraisable == []
+    assert not started[0].is_alive()
+
+
 def test_threads_that_stay_give_nothing_of_an_iteration_that_was_broken_off() -> None:
     loader = DataLoader(Squares(), 2, num_workers=3, persistent_workers=True, prefetch_factor=3)
     items = iter(loader)

@@ -577,6 +577,16 @@ def test_tables_that_an_mp4_lacks_are_no_table() -> None:
         assert _packet_table.read_samples(functools.partial(part_of, data), len(data), 1) is None
 
 
+def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
+    data = bytearray(clip("mp4/libx264/3/open"))
+    first = data.index(b"stss") + 12
+    assert data[first : first + 4] == b"\0\0\0\1"
+    data[first + 3] = NUM_FRAMES + 1
+    assert _packet_table.read_samples(functools.partial(part_of, bytes(data)), len(data), 1) is None
+    with sm.VideoFile(bytes(data), filter_desc=None) as video:
+        assert frame_index(video[0].planes[0]) == 0
+
+
 def test_packets_without_units_are_damaged() -> None:
     """Of another version, a header says nothing of lengths, and start codes are not there."""
     data = clip("mp4/libx264/3/open").replace(b"avcC\1", b"avcC\3")
@@ -669,7 +679,7 @@ def test_a_video_whose_frames_are_not_found_is_an_error() -> None:
         sm.VideoFile(bytes(data))
     keep = sm.decode_config(on_corrupt="keep")
     with sm.VideoFile(bytes(data), decode_config=keep) as video:
-        assert (len(video), video.timestamps, video.keyframes) == (0, (), ())
+        assert (len(video), video.timestamps, video.keyframes, video.end) == (0, (), (), 0)
         with pytest.raises(IndexError, match="there is no frame 0 among 0 frames"):
             video[0]
         with pytest.raises(ValueError, match="no frame is shown at 0 s: 0 frames"):
