@@ -263,8 +263,7 @@ def _with_keys(
 def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> FrameIndex:
     """The index of frames that had to be decoded to be known."""
     pts = np.array(found, np.int64)
-    duration = table.last_duration or usual_duration(codec)
-    end = int(pts.max(initial=0)) + duration if found else 0
+    end = int(pts.max(initial=0)) + (table.last_duration or usual_duration(codec))
     has_times = bool((np.diff(pts) > 0).all() and (pts != NO_TIME).all() and table.is_key.any())
     stated, first = np.unique(table.pts, return_index=True)
     # Of two fields that are packets, the second has no time.

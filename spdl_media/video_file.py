@@ -149,8 +149,8 @@ class VideoFile:
 
     @property
     def end(self) -> float:
-        """Seconds at which the last frame ends, which the file states or its frame rate does."""
-        return float(self._index.exact_seconds(self._index.end))
+        """Seconds at which the last frame ends, as the file or its frame rate states; 0 without frames."""
+        return float(self._index.exact_seconds(self._index.end)) if len(self) else 0.0
 
     @property
     def nbytes(self) -> int:
