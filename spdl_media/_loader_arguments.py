@@ -164,9 +164,9 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         )
     has_items = fetch is not None or preprocessor is not None
     if executor is not None:
-        called = preprocessor or fetch
-        if loader.num_processes is not None:
-            called = called or loader.aggregator
+        called = fetch if preprocessor is None else preprocessor
+        if called is None and loader.num_processes is not None:
+            called = loader.aggregator
         if called is None:
             raise ValueError(
                 "executor= is for a preprocessor or a dataset, and num_processes= for these or an "

@@ -327,7 +327,8 @@ class ItemStages:
         """
         fetch, preprocessor, rng_key = self.fetch, self.preprocessor, self.rng_key
         if self.stand_ins or self.executor or self.cache:
-            return [self._whole(parallel)] if fetch or preprocessor else []
+            has_calls = fetch is not None or preprocessor is not None
+            return [self._whole(parallel)] if has_calls else []
         stages = []
         if fetch is not None:
             # In the threads: to read an item of a dataset is often the dear part.

@@ -397,7 +397,8 @@ class DataLoader:
         if aggregator is None and self.batch_size is not None and self.to is not None:
             aggregator = collate
         if aggregator is not None:
-            is_elsewhere = self.num_processes is not None and not (source.fetch or preprocessor)
+            has_items = source.fetch is not None or preprocessor is not None
+            is_elsewhere = self.num_processes is not None and not has_items
             options = self._parallel(aggregator, self._executor if is_elsewhere else None)
             stages.append(tagged_stage(aggregator, ledger, **options))
         if self.transfer_fn is not None:

@@ -47,6 +47,16 @@ def augment(value: int, rng: np.random.Generator) -> tuple[int, int, int]:
     return value, int(rng.integers(2**40)), os.getpid()
 
 
+class Negative:
+    """A function that is false: its table of special cases is empty."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __call__(self, item: Any) -> Any:
+        return -item if isinstance(item, int) else [-one for one in item]
+
+
 def pid_of(item: int) -> int | None:
     return None if item == 3 else os.getpid()
 
@@ -267,6 +277,24 @@ def test_what_no_executor_can_run_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         sm.DataLoader(range(3), preprocessor=preprocessor, executor=executor)
+
+
+def test_a_function_of_no_length_is_called_as_any_other() -> None:
+    negative, source = Negative(), range(3)
+    with ThreadPoolExecutor(1) as pool:
+        for options in (
+            {"executor": pool},
+            {"num_processes": 1},
+            {"cache": 99},
+            {"on_error": "replace"},
+        ):
+            loader = sm.DataLoader(source, preprocessor=negative, output_order="input", **options)
+            assert list(loader) == [0, -1, -2]
+    options = {"batch_size": 3, "num_processes": 1, "output_order": "input"}
+    assert list(sm.DataLoader(source, aggregator=negative, **options)) == [[0, -1, -2]]
+    # It is the preprocessor that runs there, so what cannot be pickled runs here.
+    total = lambda items: sum(items, 0)  # noqa: E731
+    assert list(sm.DataLoader(source, preprocessor=negative, aggregator=total, **options)) == [-3]
 
 
 def test_there_must_be_something_to_run() -> None:
