@@ -330,7 +330,10 @@ Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 # Notebooks show small images of frames and arrays as HTML.
 
 
-def gallery(caption: str, images: Iterable[tuple[npt.NDArray[np.uint8], str]]) -> str:
+_Labelled: TypeAlias = tuple[npt.NDArray[np.uint8], str]
+
+
+def gallery(caption: str, images: Iterable[_Labelled]) -> str:
     """Return images beside each other, each with its label, below what ``repr`` says."""
     shown = "".join(
         '<figure style="display:inline-block;margin:4px;text-align:center">'
@@ -341,9 +344,7 @@ def gallery(caption: str, images: Iterable[tuple[npt.NDArray[np.uint8], str]]) -
     return f"<div><code>{escape(caption)}</code><div>{shown}</div></div>"
 
 
-def _of_frames(
-    frames: Sequence[av.VideoFrame], labels: Sequence[str]
-) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
+def _of_frames(frames: Sequence[av.VideoFrame], labels: Sequence[str]) -> Iterable[_Labelled]:
     """Small RGB images of frames, (H, W, 3), from first to last; none of those that FFmpeg cannot convert."""
     # A frame keeps a reformatter of its own, which no two threads may use at once.
     reformatter = VideoReformatter()
@@ -356,7 +357,7 @@ def _of_frames(
             yield small, labels[index]
 
 
-def of_array(array: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
+def of_array(array: npt.NDArray[Any]) -> Iterable[_Labelled]:
     """Small images of the first images of an array, channels last or first; of other arrays none."""
     if array.ndim < 3 or array.dtype.kind not in "uif":
         return

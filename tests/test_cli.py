@@ -24,10 +24,8 @@ from rich.progress import Progress
 from terminal import Terminal
 
 import spdl_media as sm
-from spdl_media.cli import main
-from spdl_media.cli.check import Result, work
+from spdl_media.cli import check, main
 from spdl_media.cli.decoding import check_file
-from spdl_media.cli.files import find_files
 from spdl_media.cli.state import open_state
 from spdl_media.cli.tuning import Measured, Setting, best_of, search
 from spdl_media.testing import index_frames, make_tone, make_video
@@ -377,16 +375,16 @@ def test_results_are_saved_while_a_long_file_is_decoded(
         (tmp_path / name).write_text(name)
     was_saved = threading.Event()
 
-    def decode(item: tuple[int, bytes, bool]) -> Result:
+    def decode(path: Path) -> tuple[str, None]:
         # The long one ends when the result of the other one is safe.
-        is_sound = item[1] == b"short" or was_saved.wait(60)
-        return "sound" if is_sound else "damaged", None, None, item[0]
+        is_sound = path.name == "short" or was_saved.wait(60)
+        return "sound" if is_sound else "damaged", None
 
+    monkeypatch.setattr(check, "check_file", decode)
     with open_state(None, tmp_path) as files, Progress(disable=True) as progress:
         save = files.save
         monkeypatch.setattr(files, "save", lambda *result: save(*result) or was_saved.set())
-        files.see(find_files(tmp_path))
-        work(files, decode, 2, progress)
+        check.check_folder(tmp_path, files, 2, progress)
         assert files.counts() == {"sound": 2}
 
 
@@ -574,7 +572,7 @@ def test_bench_of_a_function_that_waits(
     assert output.startswith("3 files of data, by load\n")
     (milliseconds,) = re.findall(r"^decode +(\d+\.\d+) +\d+%$", output, re.MULTILINE)
     assert float(milliseconds) >= 10
-    assert "processes were not measured: they need functions that can be pickled" in output
+    assert "processes need functions that can be pickled: not measured" in output
     assert re.search(
         r"^Bottleneck: decode, \d+% of a sample's time; waiting for \d+% of it",
         output,

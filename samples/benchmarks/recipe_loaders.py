@@ -97,9 +97,31 @@ def own_window(sample: tuple[str, float]) -> tuple[Any, float]:
     return sm.load_audio(path, window, sample_rate=RATE, num_channels=1), start
 
 
+def own_windows(samples: Sequence[tuple[str, float]]) -> Any:
+    """A batch of windows, and where they start."""
+    import spdl_media as sm
+
+    return sm.collate([own_window(sample) for sample in samples])
+
+
 def own_sounds(job: Job) -> Any:
     """Paths to windows."""
     return own(job, job.samples, own_window)
+
+
+def own_sounds_in_processes(job: Job) -> Any:
+    """Paths to windows, of which each process makes whole batches."""
+    import spdl_media as sm
+
+    return sm.DataLoader(
+        [job.samples[i : i + job.batch] for i in range(0, len(job.samples), job.batch)],
+        preprocessor=own_windows,
+        to="torch" if job.is_torch else "numpy",
+        output_order="input",
+        num_processes=job.workers,
+        num_threads=1,
+        buffer_size=2 * job.workers,
+    )
 
 
 def own_shards(job: Job) -> Any:
@@ -367,12 +389,14 @@ LOADERS: dict[str, dict[str, Loader]] = {
     },
     "FLAC": {
         "spdl_media": own_sounds,
+        "spdl_media, processes": own_sounds_in_processes,
         "SPDL": spdl_sounds,
         "torch, soundfile": soundfile_sounds,
         "torch, torchcodec": torchcodec_sounds,
     },
     "MP3": {
         "spdl_media": own_sounds,
+        "spdl_media, processes": own_sounds_in_processes,
         "SPDL": spdl_sounds,
         "torch, soundfile": soundfile_sounds,
         "torch, torchcodec": torchcodec_sounds,

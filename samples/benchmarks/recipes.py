@@ -19,7 +19,8 @@ How it is kept fair:
 - Each figure is from a fresh process. A round runs all loaders of a recipe one after the other; the next one
   goes backwards. Printed are medians, with lowest and highest.
 - All read the same files from the page cache, in the same order, with as many workers (threads here and in
-  SPDL, processes in PyTorch), and are as far ahead: two batches a worker.
+  SPDL, processes in PyTorch), and are as far ahead: two batches a worker. "processes" has as many processes
+  of this library instead, each of which makes whole batches.
 - The main process takes the batches, and looks at their shape and type.
 - Boxes and mirrors have one distribution; the numbers differ.
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import sys
@@ -38,8 +40,10 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +90,18 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
         return {"missing": str(error).strip().partition("\n")[0] or type(error).__name__}
     # Its workers have ended then, and their CPU is counted.
     del iterator, batches
+    wait_for_workers()
     if count != cell["count"]:
         raise SystemExit(f"{cell['loader']} gave {count} items, not {cell['count']}")
     return {"seconds": end - begin, "cpu": cpu_seconds() - cpu}
+
+
+def wait_for_workers() -> None:
+    """Wait for this library's workers and what started them, if there are any: their CPU counts as well."""
+    for process in multiprocessing.active_children():
+        with suppress(ValueError):  # closed by the library, as it has ended
+            process.join()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def cpu_seconds() -> float:

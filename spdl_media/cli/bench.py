@@ -211,9 +211,7 @@ def _show(plan: _Plan, found: Mapping[Setting, Measured]) -> None:
     rows = [(name, rate, f"{part:.0%}") for name, rate, part in _bars(plan, found)]
     show_table(("setting", "rate", "of best"), rows, right=("rate", "of best"))
     if not any(setting.is_processes for setting in found):
-        make_console().print(
-            "(processes were not measured: they need functions that can be pickled)"
-        )
+        make_console().print("(processes need functions that can be pickled: not measured)")
 
 
 def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:

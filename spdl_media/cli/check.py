@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -35,8 +35,6 @@ from spdl_media.cli.terminal import (
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
 
 _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))
-# Kind, reason, digest of the bytes, and number of a file.
-Result: TypeAlias = tuple[str, str | None, bytes | None, int]
 _COLUMNS = ("kind", "path", "reason")
 # Names of files are any bytes.
 _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
@@ -70,7 +68,7 @@ def command(
     start, is_complete = time.monotonic(), False
     with open_state(state, folder) as files:
         with suppress(KeyboardInterrupt), _make_progress() as progress:
-            _check(folder, files, threads, progress)
+            check_folder(folder, files, threads, progress)
             is_complete = True
         counts = Counter(files.counts())
         num_found = sum(counts[kind] for kind in KINDS)
@@ -111,37 +109,14 @@ def _make_progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=is_hidden, expand=True)
 
 
-def _check(folder: Path, files: State, threads: int, progress: Progress) -> None:
-    """Find, decode and compare the files, and keep what comes out."""
+def check_folder(folder: Path, files: State, threads: int, progress: Progress) -> None:
+    """Find the files, decode and compare them in a pipeline, and save each result when it comes."""
     task = progress.add_task("finding", total=None, bad=0, rate="-")
     files.see(iter(progress.track(find_files(folder), task_id=task)))
     progress.remove_task(task)
-
-    work(files, functools.partial(_check_one, folder), threads, progress)
-
-
-def _check_one(folder: Path, item: tuple[int, bytes, bool]) -> Result:
-    number, name, is_alike = item
-    path = Path(folder, os.fsdecode(name))
-    kind, reason = check_file(path)
-    digest = None
-    if is_alike and kind in ("sound", "damaged", "odd"):
-        # What cannot be read any more is no duplicate that anybody could use.
-        with suppress(OSError), path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            digest = found.digest()
-    return kind, reason, digest, number
-
-
-def work(
-    files: State,
-    function: Callable[[tuple[int, bytes, bool]], Result],
-    threads: int,
-    progress: Progress,
-) -> None:
-    """Call a function of all files in a pipeline, and save each result when it comes."""
     task = progress.add_task("decoding", total=files.num_pending(), bad=0, rate="-")
-    builder = PipelineBuilder().add_source(files.pending()).pipe(function, concurrency=threads)
+    check_one = functools.partial(_check_one, folder)
+    builder = PipelineBuilder().add_source(files.pending()).pipe(check_one, concurrency=threads)
     pipeline = builder.add_sink(threads).build(num_threads=threads, max_failures=0)
     start, bad = time.monotonic(), 0
     try:
@@ -153,6 +128,20 @@ def work(
                 progress.update(task, advance=1, bad=bad, rate=f"{rate:,}")
     except PipelineFailure as failure:
         raise failure.exceptions[0] from failure
+
+
+def _check_one(folder: Path, item: tuple[int, bytes, bool]) -> tuple[Any, ...]:
+    """Kind, reason, digest of the bytes, and number of a file, as ``State.save`` takes them."""
+    number, name, is_alike = item
+    path = Path(folder, os.fsdecode(name))
+    kind, reason = check_file(path)
+    digest = None
+    if is_alike and kind in ("sound", "damaged", "odd"):
+        # What cannot be read any more is no duplicate that anybody could use.
+        with suppress(OSError), path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            digest = found.digest()
+    return kind, reason, digest, number
 
 
 def _rows(folder: Path, files: State) -> Iterator[tuple[str, str, str]]:

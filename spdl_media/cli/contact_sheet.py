@@ -51,16 +51,14 @@ def command(*, video: Path, output: Path, columns: int, rows: int, width: int) -
         times = [first + (end - first) * (n + 0.5) / count for n in range(count)]
         numbers = file.numbers_at(times)
         frames = file.load(numbers, width=width, height=height, scale_mode=None).array
-        for frame, number in zip(frames, numbers, strict=True):
+        columns = min(columns, count)
+        rows = -(-count // columns)
+        tall, wide = height + _GAP, width + _GAP
+        sheet = np.full((rows * tall + _GAP, columns * wide + _GAP, 3), _GRAY, np.uint8)
+        for place, (frame, number) in enumerate(zip(frames, numbers, strict=True)):
             _draw(frame, file.timestamps[number])
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    # Each frame with its gap, and gray ones for the rest of the last row.
-    sides = ((0, rows * columns - count), (0, _GAP), (0, _GAP), (0, 0))
-    cells = np.pad(frames, sides, constant_values=_GRAY)
-    sheet = cells.reshape(rows, columns, *cells.shape[1:]).swapaxes(1, 2)
-    sheet = sheet.reshape(rows * (height + _GAP), columns * (width + _GAP), 3)
-    sheet = np.pad(sheet, ((_GAP, 0), (_GAP, 0), (0, 0)), constant_values=_GRAY)
+            top, left = place // columns * tall + _GAP, place % columns * wide + _GAP
+            sheet[top : top + height, left : left + width] = frame
     try:
         save_image(output, sheet)
     except ValueError as error:  # no encoder for this suffix

@@ -38,10 +38,8 @@ def check_file(path: Path) -> tuple[str, str | None]:
     """
     try:
         info = probe(path)
-        is_media = info.format not in _NO_MEDIA and any(
-            isinstance(stream, _STREAMS) for stream in info.streams
-        )
-        if not is_media and not named_kind(path):
+        is_media = any(isinstance(stream, _STREAMS) for stream in info.streams)
+        if not named_kind(path) and (info.format in _NO_MEDIA or not is_media):
             return "other", None
         oddity = _check_still(path, info) if info.is_still else _check_streams(path, info)
         oddity = oddity or _oddity_of_name(path, info)

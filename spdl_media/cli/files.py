@@ -15,6 +15,7 @@ _MORE_SUFFIXES = {
     **dict.fromkeys((".m2ts", ".mkv", ".nut", ".ts"), "video"),
     **dict.fromkeys((".flac", ".opus"), "audio"),
 }
+_LOOP = "a link to a folder that it lies in; not followed"
 
 
 class Entry(NamedTuple):
@@ -82,9 +83,7 @@ def _below(
             elif not entry.is_symlink() or _leads_out(entry.path, roots):
                 stack.append((os.scandir(entry.path), path))
             elif _is_loop(entry.path):
-                yield Entry(
-                    path, kind="odd", reason="a link to a folder that it lies in; not followed"
-                )
+                yield Entry(path, kind="odd", reason=_LOOP)
         except OSError as error:
             yield _unreadable(path, error)
 

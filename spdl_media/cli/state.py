@@ -64,7 +64,7 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
         Refused: The file is in use by another check, belongs to another folder, or cannot be written.
     """
     name = "the temporary file of results" if path is None else printable(path)
-    remedy = "name another file by --state"
+    remedy, place = "name another file by --state", os.fsencode(folder.resolve())
     try:
         with closing(sqlite3.connect(path or "", timeout=0, check_same_thread=False)) as db:
             # The lock is that of the operating system and goes with the process, however that ends.
@@ -72,12 +72,10 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
-                db.execute(
-                    "INSERT INTO spdl_media_check_2 VALUES (?)", [os.fsencode(folder.resolve())]
-                )
+                db.execute("INSERT INTO spdl_media_check_2 VALUES (?)", [place])
             ((known,),) = db.execute("SELECT folder FROM spdl_media_check_2")
-            if known != os.fsencode(folder.resolve()):
-                other = f"the state of {printable(known)}, and not of {printable(folder.resolve())}"
+            if known != place:
+                other = f"the state of {printable(known)}, and not of {printable(place)}"
                 raise Refused(f"{name} is {other}. Please {remedy}")
             try:
                 yield State(db)

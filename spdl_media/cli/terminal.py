@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 from rich.cells import cell_len
@@ -66,11 +66,8 @@ def show_table(
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
     for number, header in enumerate(headers, 1):
-        table.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=number < len(headers),
-        )
+        side: Literal["left", "right"] = "right" if header in right else "left"
+        table.add_column(header, justify=side, no_wrap=number < len(headers))
     for row in rows:
         table.add_row(*map(Text, row))
     with console.capture() as captured:

@@ -115,15 +115,12 @@ class PipelineProfile(Shown):
         axes = figure.add_subplot()
         for name, group in groupby(self.stages, key=lambda stage: stage.name):
             stages = list(group)
-            points = zip(
-                *((stage.concurrency, stage.items_per_second) for stage in stages), strict=True
-            )
+            numbers = [stage.concurrency for stage in stages]
+            rates = [stage.items_per_second for stage in stages]
             configured = [number for number, stage in enumerate(stages) if stage.is_configured]
             label = f"{name} (bottleneck)" if name == self.bottleneck else name
-            axes.plot(*points, marker="o", markevery=configured, label=label)
-        axes.set(
-            xscale="log", yscale="log", xlabel="concurrency", ylabel="items of the source a second"
-        )
+            axes.plot(numbers, rates, marker="o", markevery=configured, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="concurrency", ylabel="items a second")
         ticks = sorted({stage.concurrency for stage in self.stages})
         axes.set_xticks(ticks, ticks)
         axes.minorticks_off()
