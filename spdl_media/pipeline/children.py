@@ -100,6 +100,7 @@ class Child:
         self._code: int | None = None
         # Of threads that ask at once how a process ended, one would be told.
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         theirs: list[Connection] = []
         try:
             for _ in range(num_pipes):
@@ -188,8 +189,7 @@ class Child:
     def ask_to_end(self, *, in_call: bool = False) -> None:
         """Have an idle process end by itself, or one that is in a call end by a signal. Does not wait."""
         if not in_call:
-            for pipe in self.pipes:
-                pipe.close()
+            self._close_pipes()
         elif self.is_ours:
             with self._lock:
                 if self._code is None:
@@ -197,8 +197,7 @@ class Child:
 
     def end(self, grace: float = _GRACE_SECONDS) -> None:
         """See that the process ends: one that has not after so many seconds is killed. Frees what it took."""
-        for pipe in self.pipes:
-            pipe.close()
+        self._close_pipes()
         # In a process that was forked meanwhile it is another's.
         if not self.is_ours:
             return
@@ -217,9 +216,14 @@ class Child:
         if threading.main_thread().is_alive():
             self._process.close()
 
+    def _close_pipes(self) -> None:
+        # One at a time: two would close a descriptor twice, and the second time it may be another's.
+        with self._closing:
+            for pipe in self.pipes:
+                pipe.close()
+
     def _free(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
+        self._close_pipes()
         # Threads that are about to unpack what came hold it by themselves.
         ring, self.ring = self.ring, None
         if ring is not None:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -561,3 +562,29 @@ def test_each_process_has_random_numbers_of_its_own(pools: list[Pool], method: s
     assert len(runs[0]) == 2
     # The same for who seeds them.
     assert runs[0] == runs[1]
+
+
+class _Pipe:
+    """Notes whether two threads close it at once."""
+
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2)
+        self.was_closed_twice = False
+
+    def close(self) -> None:
+        with suppress(threading.BrokenBarrierError):
+            self.both.wait(0.3)
+            self.was_closed_twice = True
+
+
+def test_threads_that_find_their_process_dead_close_its_pipes_one_at_a_time(
+    pools: list[Pool],
+) -> None:
+    # A descriptor that is closed twice may be another's by then.
+    child = processes(abs, pools, max_workers=1).worker()
+    pipe: Any = _Pipe()
+    child.pipes.append(pipe)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: child.end(), range(2)))
+    child.pipes.remove(pipe)
+    assert not pipe.was_closed_twice
