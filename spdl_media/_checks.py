@@ -1,24 +1,18 @@
-"""Checks of arguments and of optional packages, each written once.
+"""Checks of arguments, each written once.
 
-Messages say the name, the value and what is allowed. A package is imported at its first use; a missing one is
-named with its pip line.
+Messages say the name, the value and what is allowed.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from spdl_media.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = (
-    "INSTALL",
     "OneThread",
     "answers_unknown",
     "as_int",
@@ -38,9 +31,7 @@ __all__ = (
     "check_seconds",
     "check_weights",
     "did_you_mean",
-    "is_available",
     "listed",
-    "require",
 )
 
 
@@ -232,67 +223,3 @@ class OneThread:
 
 def _tail(remedy: str) -> str:
     return f". {remedy}" if remedy else ""
-
-
-# The module to import for an optional package, and the line that installs it.
-INSTALL = MappingProxyType(
-    {
-        "cloudpickle": ("cloudpickle", 'pip install ".[dask]" in a clone of spdl_media'),
-        "click": ("click", 'pip install ".[cli]" in a clone of spdl_media'),
-        "cupy": ("cupy", "pip install cupy-cuda12x (or cupy-cuda13x, as the driver is)"),
-        "dali": (
-            "nvidia.dali",
-            "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130, as the driver is)",
-        ),
-        "fsspec": ("fsspec", 'pip install ".[fsspec]" in a clone of spdl_media'),
-        "isal": ("isal.isal_zlib", 'pip install ".[isal]" in a clone of spdl_media'),
-        "jax": ("jax", "pip install jax"),
-        "matplotlib": ("matplotlib.figure", "pip install matplotlib"),
-        "numba": ("numba.cuda", "pip install numba-cuda[cu12] (or [cu13], as the driver is)"),
-        "nvimgcodec": (
-            "nvidia.nvimgcodec",
-            "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",
-        ),
-        "pillow": ("PIL.Image", 'pip install ".[stills]" in a clone of spdl_media'),
-        "pillow-cms": ("PIL.ImageCms", 'pip install ".[stills]" in a clone of spdl_media'),
-        "pillow-heif": ("pillow_heif", 'pip install ".[stills]" in a clone of spdl_media'),
-        "rich": ("rich.console", 'pip install ".[cli]" in a clone of spdl_media'),
-        "rich-table": ("rich.table", 'pip install ".[cli]" in a clone of spdl_media'),
-        "simplejpeg": ("simplejpeg", 'pip install ".[jpeg]" in a clone of spdl_media'),
-        "torch": ("torch", 'pip install ".[torch]" in a clone of spdl_media'),
-        "tqdm": ("tqdm.auto", "pip install tqdm"),
-    }
-)
-
-
-def is_available(package: str) -> bool:
-    """Whether an optional package is installed, without importing it."""
-    try:
-        # It imports the parents of a dotted name, but not the module itself.
-        return importlib.util.find_spec(INSTALL[package][0]) is not None
-    except (ImportError, ValueError):  # an import hook forbids it; a stand-in without a spec
-        return False
-
-
-def require(
-    package: str, purpose: str, error: type[ImportError] = MissingDependencyError
-) -> ModuleType:
-    """Import an optional package, or say what needs it and how to get it.
-
-    Args:
-        package: Its name in :data:`INSTALL`.
-        purpose: What needs it, the subject of the message.
-        error: What to raise if it is missing.
-
-    Raises:
-        ImportError: ``error``: the package is not installed.
-    """
-    module, install = INSTALL[package]
-    try:
-        return importlib.import_module(module)
-    except ImportError as missing:
-        problem = error(
-            f"{purpose} needs {package}, which is not installed ({missing}). Install it: {install}"
-        )
-        problem.name = package
-        raise problem from missing

@@ -12,6 +12,7 @@ import numpy as np
 
 from spdl_media._checks import as_int
 from spdl_media._frame_rows import collate_images
+from spdl_media._nested import Key, fields_of, with_fields
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,
@@ -25,7 +26,6 @@ from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.storage import Storage, StoragePool
-from spdl_media.transfer import Key, fields_of, with_fields
 
 __all__ = ("Padded", "collate")
 

@@ -14,9 +14,9 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import require
 from spdl_media._fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media._ffmpeg import forwards_log
+from spdl_media._optional import require
 from spdl_media._picture_decoder import DecoderAtRest
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig

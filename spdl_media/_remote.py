@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from spdl_media import _checks
+from spdl_media._optional import require
 from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import (
     Content,
@@ -120,7 +120,7 @@ def _open_url(
 def _filesystem(url: str, name: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it."""
     try:
-        fsspec = _checks.require("fsspec", f"the URL {url!r}")
+        fsspec = require("fsspec", f"the URL {url!r}")
     except MissingDependencyError as error:
         error.source = name
         raise

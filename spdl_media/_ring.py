@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media._shared_memory import CAN_SHARE, Bytes, Lease, SharedBlocks
 
 __all__ = ("shared_empty",)

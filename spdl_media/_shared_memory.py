@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

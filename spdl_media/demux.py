@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
-from spdl_media._checks import require
 from spdl_media._container import Container
+from spdl_media._optional import require
 from spdl_media._window import PILLOW_TIME_BASE, first_image, pillow_packets
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config

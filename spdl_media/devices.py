@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import is_available, require
 from spdl_media._driver import (
     HISTORY,
     LEGACY_DEFAULT,
@@ -34,6 +33,7 @@ from spdl_media._driver import (
     one_name,
 )
 from spdl_media._handover import Block, Guard
+from spdl_media._optional import is_available, require
 from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.errors import TransferError
 

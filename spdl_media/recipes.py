@@ -12,6 +12,7 @@ from spdl_media._arguments import ArrayLayout
 from spdl_media._batch import decode_cut
 from spdl_media._checks import check_int
 from spdl_media._frame_rows import ImageBuffer
+from spdl_media._nested import Key, fields_of, rebuilt
 from spdl_media._rows import DType, PerChannel
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
@@ -19,7 +20,6 @@ from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop
 from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.transfer import Key, fields_of, rebuilt
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 

@@ -19,7 +19,7 @@ LOADER = [
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
-    ["errors", "_checks", "config", "timing"],
+    ["errors", "_checks", "_optional", "config", "timing"],
     ["_destination", "_shared_memory", "_ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
@@ -41,7 +41,7 @@ ORDER = [
     ["storage"],
     ["buffer"],
     ["_rows", "_frame_rows", "convert", "_audio_arrays"],
-    ["transfer"],
+    ["_nested", "transfer"],
     ["arrays"],
     ["_collate"],
     ["_arguments", "_decode_each", "_batch"],
@@ -63,7 +63,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "errors", "config", "timing", "geometry", "exif", "stills"),
+    *("_checks", "_optional", "errors", "config", "timing", "geometry", "exif", "stills"),
     "truncation",
     *("_remote", "operations", "filter_desc", "crops"),
 }
@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "click": {"cli"},
     "rich": {"cli"},
-    # Through the table in _checks alone, which imports them by name.
+    # Through the table in _optional alone, which imports them by name.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
@@ -156,7 +156,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_ring"}
+    assert _own_imports("pipeline") <= {"_checks", "_optional", "_ring"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

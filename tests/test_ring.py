@@ -16,7 +16,7 @@ import pytest
 
 import spdl_media as sm
 from spdl_media import _ring
-from spdl_media._checks import is_available, require
+from spdl_media._optional import is_available, require
 from spdl_media._ring import Ring, Sender, begin_to_send, shared_empty, unpack
 from spdl_media.pipeline.processes import multiprocessing
 from spdl_media.testing import make_image, make_video

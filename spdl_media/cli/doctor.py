@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import click
 
-from spdl_media._checks import INSTALL, is_available
 from spdl_media._ffmpeg import has_codec, library_versions
 from spdl_media._loader_arguments import usable_cores
+from spdl_media._optional import INSTALL, is_available
 from spdl_media.cli.terminal import show_table
 from spdl_media.cuda.capabilities import cuda_capabilities
 

@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spdl_media._checks import require
 from spdl_media._driver import HISTORY, one_name
 from spdl_media._handover import free_after, kept_stream
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
 from spdl_media.devices import no_such_device
 from spdl_media.errors import MissingDependencyError, TransferError

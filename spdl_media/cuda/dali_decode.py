@@ -28,9 +28,9 @@ import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._batch import ImageRequest, Loaded, TimedFrames, images_differ
-from spdl_media._checks import require
 from spdl_media._coded_units import may_have_fields
 from spdl_media._decode_each import decode_each
+from spdl_media._optional import require
 from spdl_media._rows import no_frames
 from spdl_media.bitstream import make_filter
 from spdl_media.buffer import Buffer, Failure

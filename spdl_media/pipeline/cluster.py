@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.hub import Hub
 from spdl_media.pipeline.executors import AwaitedPool, name_of
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError

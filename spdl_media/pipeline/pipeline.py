@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.run import Run, RunOptions
 from spdl_media.pipeline.executors import TaskHook, kind_of

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.pipeline.failures import MissingPackageError
 from spdl_media.pipeline.stats import PipelineStatistics
 from spdl_media.pipeline.tables import Shown, Table

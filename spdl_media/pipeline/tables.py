@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from spdl_media._checks import is_available, require
+from spdl_media._optional import is_available, require
 
 _MARK = "<- bottleneck"
 # Translucent, so that it suits light and dark notebooks, whose own styles do the rest.
