@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import numpy as np
 
 from spdl_media._checks import as_int
-from spdl_media._frame_rows import collate_images
-from spdl_media._nested import Key, fields_of, with_fields
 from spdl_media.buffer import CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,
@@ -23,8 +21,10 @@ from spdl_media.convert import (
 )
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
+from spdl_media.frame_rows import collate_images
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.nested import Key, fields_of, with_fields
 from spdl_media.storage import Storage, StoragePool
 
 __all__ = ("Padded", "collate")

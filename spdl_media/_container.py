@@ -14,7 +14,6 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
-from spdl_media._audio_clock import counted_starts, straightened
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import (
     AvPacket,
@@ -25,6 +24,7 @@ from spdl_media._ffmpeg import (
     mended,
     says_checksum_failed,
 )
+from spdl_media.audio_clock import counted_starts, straightened
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,

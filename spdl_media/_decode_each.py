@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from spdl_media._arguments import OnError
+from spdl_media.arguments import OnError
 from spdl_media.buffer import Failure
 from spdl_media.errors import (
     ConvertError,

@@ -14,12 +14,12 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media._ffmpeg import forwards_log
 from spdl_media._optional import require
 from spdl_media._picture_decoder import DecoderAtRest
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media.filter_desc import picture_ops
 from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.operations import PictureOps

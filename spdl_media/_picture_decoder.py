@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import av
 
-from spdl_media._coded_units import states_orientation
 from spdl_media._ffmpeg import (
     AvPacket,
     LogLine,
@@ -21,7 +20,6 @@ from spdl_media._ffmpeg import (
     frame_matrix,
     says_checksum_failed,
 )
-from spdl_media._filters import PictureFilter
 from spdl_media.codec import (
     STILL_CODECS,
     Codec,
@@ -30,8 +28,10 @@ from spdl_media.codec import (
     make_decoder,
     usual_duration,
 )
+from spdl_media.coded_units import states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
+from spdl_media.filters import PictureFilter
 from spdl_media.frames import FrameMetadata
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import av
 
-from spdl_media._audio_arrays import WAVInfo, read_wav_info
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
+from spdl_media.audio_arrays import WAVInfo, read_wav_info
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from spdl_media._epochs import PLACE, Pairs, Stateful
+from spdl_media.epochs import PLACE, Pairs, Stateful
 
 VERSION = 1
 

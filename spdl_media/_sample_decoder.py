@@ -13,16 +13,15 @@ from typing import Any, TypeAlias
 
 import av
 
-from spdl_media._audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
-from spdl_media._filters import FrameFilter
-from spdl_media._frame_scan import CodedFrames
 from spdl_media._picture_decoder import DecoderAtRest, OpenDecoder
-from spdl_media._sample_rows import SampleRows
+from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import sound_ops
+from spdl_media.filters import FrameFilter
+from spdl_media.frame_scan import CodedFrames
 from spdl_media.frames import (
     AudioChunk,
     FrameMetadata,
@@ -34,6 +33,7 @@ from spdl_media.frames import (
 )
 from spdl_media.operations import SoundOps
 from spdl_media.packets import PacketMetadata
+from spdl_media.sample_rows import SampleRows
 from spdl_media.timing import ticks_to_seconds
 
 Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]

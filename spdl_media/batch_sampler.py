@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int
-from spdl_media._epochs import Mapped, Pairs
+from spdl_media.epochs import Mapped, Pairs
 from spdl_media.samplers import (
     DistributedRandomSampler,
     Purpose,

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._driver import HISTORY
+from spdl_media.cuda_driver import HISTORY
 from spdl_media.geometry import Box
 from spdl_media.image_frames import gallery, of_array
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 
-from spdl_media._arguments import ClipArguments, DeviceLike, declared
-from spdl_media._audio_arrays import AudioRequest, decode_audio_array
 from spdl_media._checks import check_int
 from spdl_media._probe import MediaInfo, probe
-from spdl_media._rows import check_length
+from spdl_media.arguments import ClipArguments, DeviceLike, declared
+from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.crops import Rng, check_rng
@@ -26,6 +25,7 @@ from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
 from spdl_media.load import awaitable, frame_steps, sound_ops, video_request
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
+from spdl_media.rows import check_length
 from spdl_media.timing import Seconds, Window, clip_window, parse_window
 from spdl_media.transfer import on_its_way
 

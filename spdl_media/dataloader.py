@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeVar
 
 from spdl_media._checks import answers_unknown, check_choice, check_int
 from spdl_media._collate import collate
-from spdl_media._epochs import iterator_in, order_of, place_maker
-from spdl_media._loader_arguments import (
+from spdl_media._resume import Ledger, State, Tag, loaded_state
+from spdl_media.epochs import iterator_in, order_of, place_maker
+from spdl_media.loader_arguments import (
     TORCH_NAMES,
     OnError,
     check_arguments,
@@ -27,8 +28,8 @@ from spdl_media._loader_arguments import (
     rng_parameter,
     usable_cores,
 )
-from spdl_media._loader_epoch import CONVERTERS, AsyncEpoch, Epoch
-from spdl_media._loader_items import (
+from spdl_media.loader_epoch import CONVERTERS, AsyncEpoch, Epoch
+from spdl_media.loader_items import (
     ItemStages,
     Replaced,
     SampleCache,
@@ -36,9 +37,8 @@ from spdl_media._loader_items import (
     sample_rng,
     stand_ins_of,
 )
-from spdl_media._loader_ranks import compare_ranks, origin_of_loader
-from spdl_media._loader_stages import SharedSource, tagged_stage, value_of
-from spdl_media._resume import Ledger, State, Tag, loaded_state
+from spdl_media.loader_ranks import compare_ranks, origin_of_loader
+from spdl_media.loader_stages import SharedSource, tagged_stage, value_of
 from spdl_media.pipeline import (
     AggregateConfig,
     FailureRecord,

@@ -12,15 +12,14 @@ import av
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._filters import PictureFilter, naming
 from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
-from spdl_media._sample_rows import SampleRows
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.demux import is_unsupported, read_with_pillow
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
+from spdl_media.filters import PictureFilter, naming
 from spdl_media.frames import AudioFrames, FrameMetadata
 from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
@@ -34,6 +33,7 @@ from spdl_media.packets import (
     known_damage,
     metadata_of,
 )
+from spdl_media.sample_rows import SampleRows
 
 __all__ = ("decode_packets",)
 

@@ -11,10 +11,6 @@ import numpy as np
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._filters import naming
-from spdl_media._frame_decoder import FrameDecoder
-from spdl_media._frame_index import frame_numbers, make_index
-from spdl_media._packet_table import NO_TIME, read_table
 from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
@@ -29,9 +25,13 @@ from spdl_media.decode import (
     sample_filter,
 )
 from spdl_media.errors import DecodeError
+from spdl_media.filters import naming
+from spdl_media.frame_decoder import FrameDecoder
+from spdl_media.frame_index import frame_numbers, make_index
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps
+from spdl_media.packet_table import NO_TIME, read_table
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,

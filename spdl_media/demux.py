@@ -19,7 +19,6 @@ import numpy as np
 
 from spdl_media._container import Container
 from spdl_media._optional import require
-from spdl_media._window import PILLOW_TIME_BASE, first_image, pillow_packets
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.demuxer import Demuxer
@@ -39,6 +38,7 @@ from spdl_media.stills import (
 )
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.truncation import check_complete
+from spdl_media.window import PILLOW_TIME_BASE, first_image, pillow_packets
 
 __all__ = ("demux_audio", "demux_image", "demux_video")
 

@@ -11,7 +11,13 @@ from typing import Self, TypeAlias, overload
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media._window import (
+from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.inputs import Input, Source, open_input
+from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
+from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
+from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.window import (
     first_image,
     our_packets,
     pillow_packets,
@@ -19,12 +25,6 @@ from spdl_media._window import (
     read_clip,
     read_video,
 )
-from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
-from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
-from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = ("Demuxer",)
 

@@ -1,6 +1,6 @@
 """CUDA devices: which library gives their memory, PyTorch or CuPy.
 
-Streams, events and copies are the driver's (:mod:`spdl_media._driver`). Nothing is imported before it is
+Streams, events and copies are the driver's (:mod:`spdl_media.cuda_driver`). Nothing is imported before it is
 used.
 """
 
@@ -19,7 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._driver import (
+from spdl_media._optional import is_available, require
+from spdl_media.config import Allocator, CUDAConfig
+from spdl_media.cuda_driver import (
     HISTORY,
     LEGACY_DEFAULT,
     PER_THREAD_DEFAULT,
@@ -32,10 +34,8 @@ from spdl_media._driver import (
     new_stream,
     one_name,
 )
-from spdl_media._handover import Block, Guard
-from spdl_media._optional import is_available, require
-from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.errors import TransferError
+from spdl_media.handover import Block, Guard
 
 HostArray: TypeAlias = npt.NDArray[Any]
 

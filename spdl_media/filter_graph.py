@@ -14,8 +14,21 @@ import av
 
 from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._filters import frame_options, pull_all, push_frame, source_args
-from spdl_media._graph import (
+from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.errors import FilterError
+from spdl_media.filter_desc import ratio
+from spdl_media.filters import frame_options, pull_all, push_frame, source_args
+from spdl_media.frames import (
+    AudioFrames,
+    FrameMetadata,
+    frame_metadata,
+    frame_of,
+    placed_chunk,
+    sample_time_base,
+    time_base_of,
+)
+from spdl_media.geometry import swaps_sides
+from spdl_media.graph import (
     SINKS,
     SOURCES,
     AvFrame,
@@ -28,19 +41,6 @@ from spdl_media._graph import (
     quote_value,
     wire,
 )
-from spdl_media.codec import AudioCodec, VideoCodec
-from spdl_media.errors import FilterError
-from spdl_media.filter_desc import ratio
-from spdl_media.frames import (
-    AudioFrames,
-    FrameMetadata,
-    frame_metadata,
-    frame_of,
-    placed_chunk,
-    sample_time_base,
-    time_base_of,
-)
-from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
 from spdl_media.operations import format_name
 from spdl_media.packets import AudioPackets, VideoPackets

@@ -12,9 +12,9 @@ import av
 from av.codec.context import CodecContext
 
 from spdl_media._checks import check_int
-from spdl_media._destination import Target, write_whole
 from spdl_media._ffmpeg import ffmpeg_errors
 from spdl_media.array_frames import frames_from_array
+from spdl_media.destination import Target, write_whole
 from spdl_media.encode import VideoEncodeConfig, VideoEncoder, best_pix_fmt, find_encoder
 from spdl_media.errors import EncodeError
 from spdl_media.formats import is_yuv

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import listed
-from spdl_media._epochs import Mapped
+from spdl_media.epochs import Mapped
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
 from spdl_media.source import MapIterator
 

@@ -10,7 +10,8 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
-from spdl_media._arguments import (
+from spdl_media._checks import check_int
+from spdl_media.arguments import (
     AudioArguments,
     AudioOptions,
     BatchArguments,
@@ -26,8 +27,8 @@ from spdl_media._arguments import (
     declared,
     picked,
 )
-from spdl_media._audio_arrays import AudioRequest, load_audio_array
-from spdl_media._batch import (
+from spdl_media.audio_arrays import AudioRequest, load_audio_array
+from spdl_media.batch import (
     PICTURE_COLORS,
     ImageRequest,
     TimedFrames,
@@ -35,8 +36,6 @@ from spdl_media._batch import (
     as_list,
     load_rows,
 )
-from spdl_media._checks import check_int
-from spdl_media._rows import Values, check_length, parse_values
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -47,6 +46,7 @@ from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
+from spdl_media.rows import Values, check_length, parse_values
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int, check_weights
-from spdl_media._epochs import Mapped, is_indexed, place_of
+from spdl_media.epochs import Mapped, is_indexed, place_of
 from spdl_media.samplers import Purpose, permutation, random_bits
 from spdl_media.source import MapIterator
 

@@ -12,11 +12,11 @@ import av
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._checks import OneThread, check_int, did_you_mean
-from spdl_media._destination import Draft, Target
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
 from spdl_media.array_frames import COLOR_TABLES
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
+from spdl_media.destination import Draft, Target
 from spdl_media.encode import (
     AudioEncodeConfig,
     AudioEncoder,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._arguments import AudioArguments, BatchArguments, VideoArguments
+from spdl_media.arguments import AudioArguments, BatchArguments, VideoArguments
 from spdl_media.arrays import to_numpy
 from spdl_media.errors import ConvertError, MediaError, MissingDependencyError
 from spdl_media.image_files import encode_image

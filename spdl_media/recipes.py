@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from spdl_media._arguments import ArrayLayout
-from spdl_media._batch import decode_cut
 from spdl_media._checks import check_int
-from spdl_media._frame_rows import ImageBuffer
-from spdl_media._nested import Key, fields_of, rebuilt
-from spdl_media._rows import DType, PerChannel
+from spdl_media.arguments import ArrayLayout
+from spdl_media.batch import decode_cut
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
+from spdl_media.frame_rows import ImageBuffer
 from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
+from spdl_media.nested import Key, fields_of, rebuilt
 from spdl_media.operations import Quality, ScaleAlgo
+from spdl_media.rows import DType, PerChannel
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 

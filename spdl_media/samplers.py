@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_weights
-from spdl_media._epochs import Mapped, Pairs
+from spdl_media.epochs import Mapped, Pairs
 
 __all__ = (
     "DistributedDeterministicSampler",

@@ -8,12 +8,12 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._destination import Target
 from spdl_media.array_frames import frames_from_array
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.config import decode_config
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demuxer import Demuxer
+from spdl_media.destination import Target
 from spdl_media.encode import (
     audio_encode_config,
     best_pix_fmt,

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 import numpy as np
 
 from spdl_media._checks import check_int, check_weights
-from spdl_media._epochs import (
+from spdl_media.epochs import (
     HasEpochs,
     IterableWithShuffle,
     Mapped,

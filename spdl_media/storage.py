@@ -16,12 +16,12 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 import numpy as np
 
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media._driver import HISTORY
 from spdl_media._optional import require
-from spdl_media._ring import offered
-from spdl_media._shared_memory import Bytes, Lease
+from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
+from spdl_media.ring import offered
+from spdl_media.shared_memory import Bytes, Lease
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
 

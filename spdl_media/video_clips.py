@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._arguments import ClipSampleArguments, DeviceLike, declared
-from spdl_media._audio_arrays import AudioRequest, decode_audio_array
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media._rows import OnShort
+from spdl_media.arguments import ClipSampleArguments, DeviceLike, declared
+from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
 from spdl_media.codec import configs_by_kind
@@ -24,6 +23,7 @@ from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
 from spdl_media.load import sound_ops
 from spdl_media.operations import Rate, SoundOps, parse_rate
+from spdl_media.rows import OnShort
 from spdl_media.timing import Window
 from spdl_media.video_file import VideoFile, index_of, load_rows
 

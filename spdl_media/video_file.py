@@ -13,12 +13,7 @@ from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
-from spdl_media._arguments import DeviceLike, FrameArguments, chosen_filter, declared
-from spdl_media._frame_decoder import FrameDecoder, Route, VideoSource
-from spdl_media._frame_index import FrameIndex, frame_numbers, save
-from spdl_media._frame_rows import FrameRows
-from spdl_media._packet_table import Ticks
-from spdl_media._window import read_audio
+from spdl_media.arguments import DeviceLike, FrameArguments, chosen_filter, declared
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
 from spdl_media.config import (
@@ -32,14 +27,19 @@ from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
+from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
+from spdl_media.frame_index import FrameIndex, frame_numbers, save
+from spdl_media.frame_rows import FrameRows
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, picture_ops, pixel_values
 from spdl_media.operations import PictureOps
+from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way
+from spdl_media.window import read_audio
 
 __all__ = ("VideoFile",)
 

@@ -27,10 +27,10 @@ import pytest
 
 # The only place of the tests that knows where the package remembers what this process did with CUDA: no
 # public name gives that.
-from spdl_media import _driver, devices
-from spdl_media._driver import HISTORY
-from spdl_media._handover import KEEPER
-from spdl_media.cuda import _color_launch
+from spdl_media import cuda_driver, devices
+from spdl_media.cuda import color_launch
+from spdl_media.cuda_driver import HISTORY
+from spdl_media.handover import KEEPER
 
 JUNK, FREED = 0x5A, 0xDD
 
@@ -54,10 +54,10 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     KEEPER._start()
     transfer = importlib.import_module("spdl_media.transfer")  # the package shows functions alone
     monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())
-    monkeypatch.setattr(_driver, "driver", _driver_of_card)
-    _driver._primary_context.cache_clear()
-    _driver._function.cache_clear()
-    _color_launch._tables.cache_clear()
+    monkeypatch.setattr(cuda_driver, "driver", _driver_of_card)
+    cuda_driver._primary_context.cache_clear()
+    cuda_driver._function.cache_clear()
+    color_launch._tables.cache_clear()
     _CARDS.clear()
 
 
@@ -437,7 +437,7 @@ class Driver:
         *dims, shared, stream, arguments, extra = rest
         assert (shared, extra) == (0, None)
         name, library = self._functions[function - 1], self.library
-        dtype = _color_launch.CONVERSION
+        dtype = color_launch.CONVERSION
         argument = np.frombuffer(ctypes.string_at(arguments[0], dtype.itemsize), dtype).copy()
         dims_array = (ctypes.c_uint * 6)(*dims)
 

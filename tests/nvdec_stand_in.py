@@ -19,14 +19,14 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 import spdl_media as sm
-from spdl_media._handover import Block
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.cuda._color_launch import convert_on_host
+from spdl_media.cuda.color_launch import convert_on_host
 from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.cuda.video_path import DeviceClip, decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
+from spdl_media.handover import Block
 from spdl_media.operations import PictureOps
 
 PITCH = 256

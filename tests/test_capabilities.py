@@ -11,8 +11,8 @@ import pytest
 from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
-from spdl_media._driver import driver_is_up
 from spdl_media.cuda import capabilities
+from spdl_media.cuda_driver import driver_is_up
 
 PARTS = ("driver", "torch", "cupy", "nvcuvid", "dali", "nvimgcodec")
 NEEDS = {
@@ -237,7 +237,7 @@ def test_the_history_hears_of_it_before_a_fork(monkeypatch: pytest.MonkeyPatch) 
     history = type(HISTORY)()
     history.before_fork()
     before = history.used
-    monkeypatch.setattr("spdl_media._driver.driver_is_up", lambda: True)
+    monkeypatch.setattr("spdl_media.cuda_driver.driver_is_up", lambda: True)
     history.before_fork()
     history.after_fork()
     assert (before, history.used, history.lost) == (driver_is_up(), False, True)

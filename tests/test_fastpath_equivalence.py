@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import spdl_media as sm
 
 # Whether a picture takes a graph is what these tests are about, and no public function says it.
-from spdl_media import _fast_images, _jpeg, get_video_filter_desc
-from spdl_media._fast_images import fast_chain, without_graph
+from spdl_media import _jpeg, fast_images, get_video_filter_desc
 from spdl_media.errors import FilterError
+from spdl_media.fast_images import fast_chain, without_graph
 from spdl_media.filter_desc import FilterDesc, picture_ops
 from spdl_media.filter_graph import FilterGraph
 from spdl_media.formats import picture_planes
@@ -372,8 +372,8 @@ def scalers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Any]:
             alive.add(self)
             self.reformat = VideoReformatter().reformat
 
-    monkeypatch.setattr(_fast_images, "VideoReformatter", Counted)
-    monkeypatch.setattr(_fast_images, "_kept", threading.local())
+    monkeypatch.setattr(fast_images, "VideoReformatter", Counted)
+    monkeypatch.setattr(fast_images, "_kept", threading.local())
     return alive
 
 
@@ -389,7 +389,7 @@ def test_a_thread_keeps_a_bounded_number_of_scalers_over_all_targets(
                 assert accepts(text, noise("yuvj420p", width, 24))
         counts.append(len(scalers) // 2)  # one scales to planar RGB, one interleaves
     assert counts[0] == 4  # the cuts are of one size
-    assert max(counts) == counts[-1] == _fast_images._MAX_SCALERS
+    assert max(counts) == counts[-1] == fast_images._MAX_SCALERS
 
 
 def test_a_thread_that_ends_leaves_no_scalers(

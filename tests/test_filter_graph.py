@@ -14,7 +14,7 @@ import pytest
 
 import spdl_media as sm
 from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames
-from spdl_media._filters import FrameFilter
+from spdl_media.filters import FrameFilter
 from spdl_media.frames import AudioChunk
 from spdl_media.image_frames import av_frames
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spdl_media import FilterError, FilterGraph, VideoFrames
 
 # The grammar alone: FilterGraph would refuse most of these texts for what their filters are.
-from spdl_media._graph import (
+from spdl_media.graph import (
     Chains,
     Node,
     parse_graph,

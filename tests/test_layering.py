@@ -13,14 +13,14 @@ from effort import each
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
 LOADER = [
-    *("_loader_arguments", "_loader_stages", "_loader_items"),
-    *("_loader_ranks", "_loader_epoch", "dataloader"),
+    *("loader_arguments", "loader_stages", "loader_items"),
+    *("loader_ranks", "loader_epoch", "dataloader"),
 ]
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
     ["errors", "_checks", "_optional", "config", "timing"],
-    ["_destination", "_shared_memory", "_ring"],
+    ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
     ["exif", "stills", "truncation", "still_headers"],
@@ -28,28 +28,28 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "packets"],
-    ["_audio_clock", "_container", "_window", "demuxer", "demux"],
-    ["_frame_scan"],
+    ["audio_clock", "_container", "window", "demuxer", "demux"],
+    ["frame_scan"],
     ["bitstream"],
     ["operations", "filter_desc", "crops"],
     ["frames", "image_frames", "array_frames"],
-    ["_graph", "_fast_images", "_filters", "filter_graph"],
-    ["_coded_units", "_picture_decoder", "_sample_rows", "_sample_decoder", "_jpeg"],
-    ["_packet_table", "_frame_index", "_frame_decoder"],
+    ["graph", "fast_images", "filters", "filter_graph"],
+    ["coded_units", "_picture_decoder", "sample_rows", "_sample_decoder", "_jpeg"],
+    ["packet_table", "frame_index", "frame_decoder"],
     ["decode", "decoders"],
-    ["_driver", "_handover", "devices"],
+    ["cuda_driver", "handover", "devices"],
     ["storage"],
     ["buffer"],
-    ["_rows", "_frame_rows", "convert", "_audio_arrays"],
-    ["_nested", "transfer"],
+    ["rows", "frame_rows", "convert", "audio_arrays"],
+    ["nested", "transfer"],
     ["arrays"],
     ["_collate"],
-    ["_arguments", "_decode_each", "_batch"],
+    ["arguments", "_decode_each", "batch"],
     ["cuda"],
     ["load", "_probe", "clips", "video_file", "video_clips", "video_cache"],
     ["recipes"],
     ["encode", "mux", "image_files", "save"],
-    ["_epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
+    ["epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
     ["_resume", *LOADER],
     ["torch", "ray"],
     ["cli", "__main__"],
@@ -80,9 +80,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     - PURE,
     "asyncio": {
         "pipeline",
-        "_loader_stages",
-        "_loader_items",
-        "_loader_epoch",
+        "loader_stages",
+        "loader_items",
+        "loader_epoch",
         "load",
     },
     "click": {"cli"},
@@ -156,7 +156,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_optional", "_ring"}
+    assert _own_imports("pipeline") <= {"_checks", "_optional", "ring"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

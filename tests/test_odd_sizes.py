@@ -11,7 +11,7 @@ from effort import each
 import spdl_media as sm
 
 # Spied on, and told to take the graph, to compare both routes.
-from spdl_media import _filters
+from spdl_media import filters
 from spdl_media.testing import index_frames, make_image, make_video
 
 
@@ -134,9 +134,9 @@ def test_cuts_without_a_graph_are_those_of_one(
     noise = rng.integers(0, 256, (95, 127, 3), np.uint8)
     data = make_image(noise, codec="mjpeg", pix_fmt=pix_fmt)
     graphs = []
-    run = _filters.PictureFilter._through_graph
+    run = filters.PictureFilter._through_graph
     monkeypatch.setattr(
-        _filters.PictureFilter,
+        filters.PictureFilter,
         "_through_graph",
         lambda *args: graphs.append(args) or run(*args),
     )
@@ -145,7 +145,7 @@ def test_cuts_without_a_graph_are_those_of_one(
         plain = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert not graphs
         with monkeypatch.context() as patch:
-            patch.setattr(_filters, "without_graph", lambda *_: None)
+            patch.setattr(filters, "without_graph", lambda *_: None)
             graph = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert graphs
         graphs.clear()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from resumable_sources import Counting
 
 import spdl_media as sm
-from spdl_media import _loader_items
+from spdl_media import loader_items
 from spdl_media.dataloader import Replaced, sample_rng
 from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import DistributedRandomSampler, MapIterator
@@ -230,13 +230,13 @@ def test_a_long_run_of_bad_items_is_walked_over_once(
             return super().get(key, default)
 
     turns = Counted()
-    init = _loader_items.StandIns.__init__
+    init = loader_items.StandIns.__init__
 
     def counted(self: Any, *args: Any) -> None:
         init(self, *args)
         self._turns = turns
 
-    monkeypatch.setattr(_loader_items.StandIns, "__init__", counted)
+    monkeypatch.setattr(loader_items.StandIns, "__init__", counted)
     loader = sm.DataLoader(
         range(2000),
         preprocessor=Fragile(set(range(300, 300 + num_bad))),

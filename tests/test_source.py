@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media._epochs import begin_by_position
+from spdl_media.epochs import begin_by_position
 from spdl_media.source import (
     DistributedDeterministicSampler,
     DistributedRandomSampler,

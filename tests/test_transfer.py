@@ -23,8 +23,8 @@ from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
 from spdl_media import devices
-from spdl_media._driver import device_of_stream
-from spdl_media._handover import KEEPER, Keeper
+from spdl_media.cuda_driver import device_of_stream
+from spdl_media.handover import KEEPER, Keeper
 
 transfer = importlib.import_module("spdl_media.transfer")
 
@@ -236,7 +236,7 @@ def test_one_thread_a_stream_idles_between_copies(
         assert KEEPER.drain(10)
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon, "it would keep the process from ending"
-    monkeypatch.setattr("spdl_media._handover._IDLE", 0.01)
+    monkeypatch.setattr("spdl_media.handover._IDLE", 0.01)
     sm.transfer_buffer(buffer_of([5]), cuda_config=0)
     card.run()
     thread.join(20)

@@ -28,13 +28,13 @@ from test_windows_video import packed_avi
 
 import spdl_media as sm
 from spdl_media import (
-    _filters,
-    _frame_decoder,
-    _frame_index,
-    _packet_table,
     _picture_decoder,
+    filters,
+    frame_decoder,
     inputs,
+    packet_table,
 )
+from spdl_media import frame_index as _frame_index
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
@@ -462,8 +462,8 @@ def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPa
             with monkeypatch.context() as patch:
                 count(patch, inputs.Input, "open")
                 count(patch, _picture_decoder, "make_decoder")
-                count(patch, _frame_decoder, "PictureFilter")
-                count(patch, _filters, "FrameFilter")
+                count(patch, frame_decoder, "PictureFilter")
+                count(patch, filters, "FrameFilter")
                 for wanted in ([1, 2, 3], [29], [0], [17, 4]):
                     video.load(wanted, width=32, height=32)
     assert made == []
@@ -525,7 +525,7 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
             read.append((start, size))
             return data[start : start + size]
 
-        samples = _packet_table.read_samples(read_at, len(data), 1)
+        samples = packet_table.read_samples(read_at, len(data), 1)
         assert samples is not None
         assert len(samples.dts) == NUM_FRAMES
         # Of the other boxes 16 bytes are read, where a header has eight or sixteen.
@@ -562,7 +562,7 @@ def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
         read = functools.partial(part_of, bytes(data))
         tracemalloc.start()
         try:
-            assert _packet_table.read_samples(read, len(data), 1) is None
+            assert packet_table.read_samples(read, len(data), 1) is None
             assert tracemalloc.get_traced_memory()[1] < 1 << 24
         finally:
             tracemalloc.stop()
@@ -574,7 +574,7 @@ def test_tables_that_an_mp4_lacks_are_no_table() -> None:
         ("mp4/libx264/2/fragments", b"tfhd"),
     ):
         data = clip(kind).replace(box, b"free")
-        assert _packet_table.read_samples(functools.partial(part_of, data), len(data), 1) is None
+        assert packet_table.read_samples(functools.partial(part_of, data), len(data), 1) is None
 
 
 def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
@@ -582,7 +582,7 @@ def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
     first = data.index(b"stss") + 12
     assert data[first : first + 4] == b"\0\0\0\1"
     data[first + 3] = NUM_FRAMES + 1
-    assert _packet_table.read_samples(functools.partial(part_of, bytes(data)), len(data), 1) is None
+    assert packet_table.read_samples(functools.partial(part_of, bytes(data)), len(data), 1) is None
     with sm.VideoFile(bytes(data), filter_desc=None) as video:
         assert frame_index(video[0].planes[0]) == 0
 

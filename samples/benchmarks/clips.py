@@ -50,9 +50,9 @@ from figures import (
 )
 
 import spdl_media as sm
-from spdl_media import _frame_index
-from spdl_media._frame_decoder import VideoSource
+from spdl_media import frame_index
 from spdl_media.config import DecodeConfig, DemuxConfig
+from spdl_media.frame_decoder import VideoSource
 from spdl_media.testing import make_video
 
 NUM_CLIPS, NUM_FRAMES, STEP, SIDE = 8, 16, 2, 224
@@ -243,7 +243,7 @@ def index_cells(path: Path, folder: Path) -> Cells:
         cells[f"{name}, read"] = lambda source=source, container=container: source._make_index(
             container
         )
-        cells[f"{name}, loaded"] = lambda saved=saved, source=source: _frame_index.load(
+        cells[f"{name}, loaded"] = lambda saved=saved, source=source: frame_index.load(
             saved, "it", source.identity
         )
     return cells

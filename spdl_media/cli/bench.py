@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from spdl_media._loader_arguments import usable_cores
 from spdl_media.cli.files import find_files, named_kind
 from spdl_media.cli.terminal import (
     FILE,
@@ -28,6 +27,7 @@ from spdl_media.cli.terminal import (
 )
 from spdl_media.cli.tuning import TIMEOUT, Measured, Setting, best_of, measure, search
 from spdl_media.cuda.capabilities import cuda_capabilities
+from spdl_media.loader_arguments import usable_cores
 from spdl_media.pipeline import PipelineFailure
 
 _LOOKED_AT, _USED = 20_000, 256

@@ -19,7 +19,6 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 
-from spdl_media._loader_arguments import usable_cores
 from spdl_media.cli.decoding import check_file
 from spdl_media.cli.files import find_files
 from spdl_media.cli.state import KINDS, State, open_state
@@ -32,6 +31,7 @@ from spdl_media.cli.terminal import (
     printable,
     write_error,
 )
+from spdl_media.loader_arguments import usable_cores
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
 
 _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))

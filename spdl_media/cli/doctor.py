@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 import click
 
 from spdl_media._ffmpeg import has_codec, library_versions
-from spdl_media._loader_arguments import usable_cores
 from spdl_media._optional import INSTALL, is_available
 from spdl_media.cli.terminal import show_table
 from spdl_media.cuda.capabilities import cuda_capabilities
+from spdl_media.loader_arguments import usable_cores
 
 _DECODERS = "mjpeg png webp gif tiff h264 hevc av1 vp8 vp9 mpeg4 aac mp3 opus vorbis flac".split()
 _ENCODERS = "mjpeg png libwebp libsvtav1 libx264 libx265 libvpx-vp9 ffv1 aac libmp3lame libopus flac".split()

@@ -16,11 +16,9 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._handover import Block
-from spdl_media._rows import PerChannel, Values, parse_values
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.cuda._color_formats import Planes, planes_of, yuv_format
-from spdl_media.cuda._color_launch import (
+from spdl_media.cuda.color_formats import Planes, planes_of, yuv_format
+from spdl_media.cuda.color_launch import (
     color_device,
     convert_on_device,
     convert_on_host,
@@ -28,7 +26,7 @@ from spdl_media.cuda._color_launch import (
     in_place,
     on_device,
 )
-from spdl_media.cuda._color_plan import (
+from spdl_media.cuda.color_plan import (
     COEFFICIENTS,
     Look,
     Plan,
@@ -37,6 +35,8 @@ from spdl_media.cuda._color_plan import (
     make_plan,
 )
 from spdl_media.devices import Device
+from spdl_media.handover import Block
+from spdl_media.rows import PerChannel, Values, parse_values
 from spdl_media.transfer import buffer_on_stream
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")

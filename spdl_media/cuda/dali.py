@@ -27,12 +27,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spdl_media._driver import HISTORY, one_name
-from spdl_media._handover import free_after, kept_stream
 from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
+from spdl_media.cuda_driver import HISTORY, one_name
 from spdl_media.devices import no_such_device
 from spdl_media.errors import MissingDependencyError, TransferError
+from spdl_media.handover import free_after, kept_stream
 
 Settings: TypeAlias = Mapping[str, Any]
 DaliBatch: TypeAlias = Any

@@ -27,13 +27,12 @@ import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._batch import ImageRequest, Loaded, TimedFrames, images_differ
-from spdl_media._coded_units import may_have_fields
 from spdl_media._decode_each import decode_each
 from spdl_media._optional import require
-from spdl_media._rows import no_frames
+from spdl_media.batch import ImageRequest, Loaded, TimedFrames, images_differ
 from spdl_media.bitstream import make_filter
 from spdl_media.buffer import Buffer, Failure
+from spdl_media.coded_units import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config
 from spdl_media.cuda.dali import (
     DALI_ERRORS,
@@ -53,6 +52,7 @@ from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.inputs import Source
 from spdl_media.packets import VideoPackets, av_packets, copy_packet, discarded_pts, metadata_of
+from spdl_media.rows import no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
 

@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
-from spdl_media._arguments import ArrayLayout, OnError, check_array_layout, check_on_error
-from spdl_media._batch import ImageRequest, as_list, load_rows
 from spdl_media._checks import check_positive
 from spdl_media._optional import is_available
+from spdl_media.arguments import ArrayLayout, OnError, check_array_layout, check_on_error
+from spdl_media.batch import ImageRequest, as_list, load_rows
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan

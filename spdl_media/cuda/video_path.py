@@ -8,10 +8,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from spdl_media._filters import PictureFilter
-from spdl_media._frame_rows import expected_frames, seconds_of
 from spdl_media._picture_decoder import PictureDecoder, PicturePath
-from spdl_media._rows import no_frames
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -27,8 +24,11 @@ from spdl_media.decode import decode_into
 from spdl_media.decoders import VideoDecoder
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, TransferError
+from spdl_media.filters import PictureFilter
+from spdl_media.frame_rows import expected_frames, seconds_of
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
+from spdl_media.rows import no_frames
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 _CHUNK = 64

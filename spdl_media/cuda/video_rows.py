@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._arguments import ArrayLayout
-from spdl_media._driver import LEGACY_DEFAULT, current, wait_for
-from spdl_media._handover import KEEPER, Block
-from spdl_media._rows import Colors, Values, colors_differ, matrix_and_range
+from spdl_media.arguments import ArrayLayout
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
-from spdl_media.cuda._color_formats import Planes, yuv_format
-from spdl_media.cuda._color_launch import convert_on_device, in_place
-from spdl_media.cuda._color_plan import Look, Plan, Taps, make_plan, normalization, plane_plan
+from spdl_media.cuda.color_formats import Planes, yuv_format
+from spdl_media.cuda.color_launch import convert_on_device, in_place
+from spdl_media.cuda.color_plan import Look, Plan, Taps, make_plan, normalization, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
+from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.formats import COLOR_RANGES, COLORSPACES
@@ -36,7 +34,9 @@ from spdl_media.geometry import (
     stored_flips,
     swaps_sides,
 )
+from spdl_media.handover import KEEPER, Block
 from spdl_media.operations import PictureOps
+from spdl_media.rows import Colors, Values, colors_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.

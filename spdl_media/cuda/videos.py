@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from spdl_media._arguments import ArrayLayout, check_array_layout
-from spdl_media._batch import TimedFrames, VideoRequest, stated_size
 from spdl_media._checks import check_choice, check_int
-from spdl_media._rows import check_enough
+from spdl_media.arguments import ArrayLayout, check_array_layout
+from spdl_media.batch import TimedFrames, VideoRequest, stated_size
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
-from spdl_media.cuda._color_plan import SCALE_ALGOS, ScaleAlgo
+from spdl_media.cuda.color_plan import SCALE_ALGOS, ScaleAlgo
 from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import SPDL_COLORS, one_device, warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
@@ -32,6 +31,7 @@ from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets
+from spdl_media.rows import check_enough
 from spdl_media.transfer import on_its_way
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from spdl_media._ring import shared_empty
 from spdl_media.pipeline.builder import PipelineBuilder
 from spdl_media.pipeline.caching import cache_iterator
 from spdl_media.pipeline.executors import (
@@ -53,6 +52,7 @@ from spdl_media.pipeline.stats import (
     StageStatistics,
     Timing,
 )
+from spdl_media.ring import shared_empty
 
 __all__ = (
     "AggregateConfig",

@@ -25,8 +25,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from spdl_media._ring import Ring, begin_to_send, dumps
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
+from spdl_media.ring import Ring, begin_to_send, dumps
 
 __all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure", "not_started")
 

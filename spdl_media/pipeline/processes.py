@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from spdl_media._ring import dumps, pack, ring_or_none, unpack
 from spdl_media.pipeline.children import (
     Child,
     RemoteTraceback,
@@ -30,6 +29,7 @@ from spdl_media.pipeline.children import (
 from spdl_media.pipeline.executors import ProcessPoolExecutorConfig
 from spdl_media.pipeline.failures import PoolBroken, WorkerDied
 from spdl_media.pipeline.stages import PipeConfig
+from spdl_media.ring import dumps, pack, ring_or_none, unpack
 
 __all__ = ("WorkerProcesses", "default_start_method")
 

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media._ring import dumps, pack, ring_or_none, unpack
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure, not_started
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
+from spdl_media.ring import dumps, pack, ring_or_none, unpack
 
 __all__ = ("SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subprocess")
 

@@ -15,9 +15,9 @@ from fake_cuda import Card, FakeCupy, FakeTorch, fresh_process
 
 import spdl_media as sm
 from spdl_media.config import cuda_config as cuda_config_of
-from spdl_media.cuda._color_formats import planes_of, yuv_format
-from spdl_media.cuda._color_plan import line_taps
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+from spdl_media.cuda.color_formats import planes_of, yuv_format
+from spdl_media.cuda.color_plan import line_taps
 
 Y, UV = np.full((6, 8), 81, np.uint8), np.full((3, 4, 2), 128, np.uint8)
 NV12 = np.concatenate([Y, UV.reshape(3, 8)])

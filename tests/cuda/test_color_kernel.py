@@ -20,9 +20,9 @@ from fake_cuda import FakeCupy
 
 import spdl_media as sm
 from spdl_media.buffer import CUDABuffer
-from spdl_media.cuda._color_formats import yuv_format
-from spdl_media.cuda._color_launch import CONVERSION, kernel_code
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+from spdl_media.cuda.color_formats import yuv_format
+from spdl_media.cuda.color_launch import CONVERSION, kernel_code
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -213,7 +213,7 @@ import numpy as np, pytest
 import color_kernel
 from color_kernel import FakeArray, fake_cupy, host
 from pathlib import Path
-from spdl_media.cuda._color_formats import yuv_format
+from spdl_media.cuda.color_formats import yuv_format
 from spdl_media.cuda.color import yuv_to_rgb
 
 def exact(shape, dtype, rng):

@@ -12,8 +12,8 @@ from effort import each
 from plane_oracle import frame_of
 
 import spdl_media as sm
-from spdl_media.cuda._color_formats import yuv_format
 from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+from spdl_media.cuda.color_formats import yuv_format
 
 MEDIA = Path(__file__).resolve().parents[2] / "samples" / "media"
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"

@@ -11,10 +11,10 @@ from dali_oracle import decode_image_batch
 from fake_cuda import HISTORY, fresh_process
 
 import spdl_media as sm
-from spdl_media._driver import CUDAHistory
 from spdl_media.cuda import dali
 from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
+from spdl_media.cuda_driver import CUDAHistory
 from spdl_media.testing import index_frames, make_image
 
 PICTURE = make_image(index_frames(1, 16, 12)[0])

@@ -102,7 +102,7 @@ from fake_cuda import Card, FakeTorch
 sys.modules["torch"] = torch = FakeTorch(Card(devices=1, nbytes=1 << 28))
 sys.modules["cupy"] = None
 import spdl_media as sm
-from spdl_media import _driver, _handover
+from spdl_media import cuda_driver, handover
 def send(size=1000):
     return sm.transfer_buffer(sm.CPUBuffer(np.arange(size)), cuda_config=0)
 """
@@ -157,8 +157,8 @@ there = [sm.transfer_buffer(sm.CPUBuffer(plane), cuda_config=0) for plane in pla
 for options in ({}, {"width": 17, "height": 23, "layout": "NCHW"}, {"normalize": ((0,) * 3, (1,) * 3)}):
     found = sm.transfer_buffer_cpu(sm.yuv_to_rgb(there, "yuv420p", **options)).array
     np.testing.assert_array_equal(found, sm.yuv_to_rgb(planes, "yuv420p", **options).array)
-assert _driver.device_of_stream(0x7fff_0000_1234) == 0
-assert _handover.KEEPER.drain(50)
+assert cuda_driver.device_of_stream(0x7fff_0000_1234) == 0
+assert handover.KEEPER.drain(50)
 del there, buffer
 gc.collect()
 events = ctypes.c_int.in_dll(ctypes.CDLL("libcuda.so.1"), "live_events")
@@ -171,7 +171,7 @@ print("all is right")
 def test_what_the_driver_refuses_is_said_in_its_words(environment: dict[str, str]) -> None:
     program = """
 try:
-    _driver.call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b"no kernel of ours")
+    cuda_driver.call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b"no kernel of ours")
 except sm.TransferError as error:
     print(error)
 """
@@ -206,10 +206,10 @@ def test_processes_end_as_they_should_with_copies_under_way(environment: dict[st
 @pytest.mark.parametrize("name", list(ENDS)[2:3])
 def test_the_end_waits_for_a_copy_under_way(environment: dict[str, str], name: str) -> None:
     program, code = ENDS[name]
-    told = "\nimport atexit; atexit._run_exitfuncs(); print(_handover.KEEPER.num_kept)"
+    told = "\nimport atexit; atexit._run_exitfuncs(); print(handover.KEEPER.num_kept)"
     assert ended(start(environment, program + told, 0.5)) == (code, "0", "")
 
 
 def test_a_device_that_hangs_does_not_keep_the_process(environment: dict[str, str]) -> None:
-    program = "_handover._EXIT_LIMIT = 0.2\nkept = send()\nprint(_handover.KEEPER.num_kept)"
+    program = "handover._EXIT_LIMIT = 0.2\nkept = send()\nprint(handover.KEEPER.num_kept)"
     assert ended(start(environment, program, 1e9)) == (0, "1", "")

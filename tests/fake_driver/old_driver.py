@@ -7,9 +7,9 @@ import sys
 from driver_build import Part
 
 import spdl_media as sm
-from spdl_media._driver import driver_version, new_stream
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda.nvdec import open_on_device
+from spdl_media.cuda_driver import driver_version, new_stream
 from spdl_media.testing import index_planes, make_video
 
 Part("cuda").version = 11040

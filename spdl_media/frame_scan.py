@@ -20,11 +20,11 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media._window import AUDIO_PREROLL
 from spdl_media.codec import AudioCodec, id3_size, mp3_frame_size, mp3_sample_rate
 from spdl_media.inputs import Input
 from spdl_media.packets import make_packet
 from spdl_media.timing import Window
+from spdl_media.window import AUDIO_PREROLL
 
 # At most so many bytes are held in memory.
 _MOST_BYTES = 2**25

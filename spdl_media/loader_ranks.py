@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from spdl_media._epochs import order_of_ranks, place_of
+from spdl_media.epochs import order_of_ranks, place_of
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 # Of loaders whose ranks get equally many items.

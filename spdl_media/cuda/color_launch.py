@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._driver import launch, wait_for
-from spdl_media._handover import Block
 from spdl_media.buffer import CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config
-from spdl_media.cuda._color_formats import Planes
-from spdl_media.cuda._color_plan import Plan, Taps
+from spdl_media.cuda.color_formats import Planes
+from spdl_media.cuda.color_plan import Plan, Taps
+from spdl_media.cuda_driver import launch, wait_for
 from spdl_media.devices import Device, open_device
 from spdl_media.errors import TransferError
+from spdl_media.handover import Block
 
 Array: TypeAlias = npt.NDArray[Any]
 

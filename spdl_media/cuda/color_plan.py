@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int
-from spdl_media._rows import Values
-from spdl_media.cuda._color_formats import YUVFormat
+from spdl_media.cuda.color_formats import YUVFormat
 from spdl_media.formats import COLORSPACES
+from spdl_media.rows import Values
 
 Array: TypeAlias = npt.NDArray[Any]
 RGBLayout: TypeAlias = Literal["NHWC", "NCHW"]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._loader_arguments import OnError
-from spdl_media._loader_stages import One, SharedSource, Tagged, ends_with_run, tagged_stage
 from spdl_media._resume import Ledger, State
+from spdl_media.loader_arguments import OnError
+from spdl_media.loader_stages import One, SharedSource, Tagged, ends_with_run, tagged_stage
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import PoolBroken
@@ -89,6 +89,7 @@ class AsyncItemCall(ItemCall):
     """The same where one of the two is a coroutine function; the other one runs in a thread."""
 
     async def __call__(self, request: tuple[Any, int]) -> Any:
+        """Run both on one item."""
         value, place = request
         for step in self._steps(place):
             is_async = kind_of(step) == "async"

@@ -11,15 +11,21 @@ from typing import Any, TypeAlias
 import av
 from av.filter.context import FilterContext
 
-from spdl_media._fast_images import (
+from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
+from spdl_media.codec import VideoCodec, usual_duration
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import FilterError, PictureSizeError
+from spdl_media.fast_images import (
     converts_first,
     full_range_gray,
     part_around,
     whole_samples,
     without_graph,
 )
-from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
-from spdl_media._graph import (
+from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text, picture_ops
+from spdl_media.formats import like_frame
+from spdl_media.geometry import UPRIGHT_FILTERS, Box
+from spdl_media.graph import (
     SINKS,
     SOURCES,
     AvFrame,
@@ -32,12 +38,6 @@ from spdl_media._graph import (
     quote_option,
     wire,
 )
-from spdl_media.codec import VideoCodec, usual_duration
-from spdl_media.config import DecodeConfig
-from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text, picture_ops
-from spdl_media.formats import like_frame
-from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.operations import PictureOps, parse_rate
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate

@@ -11,10 +11,10 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Self, TypeAlias
 
-from spdl_media._epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media._loader_arguments import AnySource
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
+from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media.image_folder import ImageFolder
+from spdl_media.loader_arguments import AnySource
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import short_repr

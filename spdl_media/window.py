@@ -15,9 +15,9 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeVar
 
-from spdl_media._audio_clock import tells_sample, vorbis_blocks
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
+from spdl_media.audio_clock import tells_sample, vorbis_blocks
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import (
     AudioPackets,

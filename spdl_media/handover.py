@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spdl_media._driver import HISTORY, Event, one_name, wait_for
+from spdl_media.cuda_driver import HISTORY, Event, one_name, wait_for
 
 # Seconds that the end of the process waits for copies under way; a device that hangs must not keep it.
 _EXIT_LIMIT = 10.0

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._coded_units import coded_units
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import VideoCodec
+from spdl_media.coded_units import coded_units
 from spdl_media.exif import Read, boxes, read_boxes
 from spdl_media.packets import is_hidden
 

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._rows import OnShort, RowPlan, Values, check_enough, fill_up, new_array, no_frames
-from spdl_media._shared_memory import Bytes
 from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.filter_desc import picture_ops
 from spdl_media.formats import Array, Shape
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
+from spdl_media.rows import OnShort, RowPlan, Values, check_enough, fill_up, new_array, no_frames
+from spdl_media.shared_memory import Bytes
 from spdl_media.storage import Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
 

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from spdl_media._loader_stages import tags_of, value_of
 from spdl_media._resume import Ledger
 from spdl_media.arrays import to_jax, to_numpy, to_torch
+from spdl_media.loader_stages import tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
 from spdl_media.pipeline.pipeline import deferred_interrupt
 
-__all__ = ("CONVERTERS", "AsyncEpoch", "Epoch")
+__all__ = ("AsyncEpoch", "Epoch")
 
 CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._optional import require
-from spdl_media._shared_memory import CAN_SHARE, Bytes, Lease, SharedBlocks
+from spdl_media.shared_memory import CAN_SHARE, Bytes, Lease, SharedBlocks
 
-__all__ = ("shared_empty",)
+__all__ = ("Sender", "shared_empty")
 
 # To share what is smaller costs more than to copy it a few times.
 _LEAST_SHARED: Final = 4096

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._filters import FrameFilter
+from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import AudioChunk, frame_of, placed_chunk, sample_time_base
 from spdl_media.operations import SoundOps

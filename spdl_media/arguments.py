@@ -21,13 +21,13 @@ from typing import (
 )
 
 from spdl_media._checks import check_choice, did_you_mean
-from spdl_media._rows import DType, OnShort, PerChannel
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.geometry import ScaleMode
 from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, SoundOps
+from spdl_media.rows import DType, OnShort, PerChannel
 from spdl_media.storage import Storage
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]

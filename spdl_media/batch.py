@@ -9,11 +9,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from spdl_media._arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media._decode_each import decode_each
-from spdl_media._filters import naming
-from spdl_media._frame_rows import FrameRows, VideoRows
-from spdl_media._rows import OnShort, Values, colors_differ, colors_of, why_no_array
+from spdl_media.arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
@@ -21,12 +18,15 @@ from spdl_media.crops import CropPlan
 from spdl_media.decode import Default, decode_into, decode_packets, filtered
 from spdl_media.demux import demux_image
 from spdl_media.errors import ConvertError, MediaError
+from spdl_media.filters import naming
 from spdl_media.formats import is_yuv, pixel_layout
+from spdl_media.frame_rows import FrameRows, VideoRows
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
+from spdl_media.rows import OnShort, Values, colors_differ, colors_of, why_no_array
 from spdl_media.storage import Storage
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
