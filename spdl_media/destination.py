@@ -107,11 +107,10 @@ class Draft:
                 return
             with self.path.open("rb") as file:
                 while rest := memoryview(file.read(_CHUNK)):
+                    # Raw files take a part, and say how much; others may say nothing.
                     while rest:
                         count = self._dst.write(rest)
-                        rest = rest[
-                            len(rest) if count is None else count :
-                        ]  # raw files take a part
+                        rest = rest[len(rest) if count is None else count :]
 
     def remove(self) -> None:
         """Leave nothing behind; without effect on a file that is complete."""

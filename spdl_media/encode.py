@@ -179,7 +179,7 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     try:
         encoder = av.Codec(name, "w")
     except ValueError as error:
-        hint = did_you_mean(name, av.codecs_available)
+        hint = did_you_mean(name, filter(_is_encoder, av.codecs_available))
         raise ValueError(
             f"this FFmpeg has no encoder {name!r}. {hint and hint + ' '}"
             "`python -m av --codecs` lists those that it has"
@@ -187,6 +187,14 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     if encoder.type != kind:
         raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
     return encoder
+
+
+def _is_encoder(name: str) -> bool:
+    # The names that FFmpeg lists are those of decoders, too.
+    try:
+        return bool(av.Codec(name, "w"))
+    except ValueError:
+        return False
 
 
 def open_encoder(context: Any) -> None:

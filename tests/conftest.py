@@ -48,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("spdl_media")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of processes, servers and timeouts wait for a while."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip long tests without ``--long``, and ``@pytest.mark.cuda("torch")`` without a GPU."""
     if not effort.LONG and item.get_closest_marker("long"):

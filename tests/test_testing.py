@@ -458,6 +458,7 @@ def test_deterministic(make: Callable[[], bytes]) -> None:
     ("arguments", "message"),
     [
         ({"codec": "nope"}, "this FFmpeg has no encoder 'nope'"),
+        ({"codec": "libdav1"}, "no encoder 'libdav1'. (?!.*'libdav1d')"),  # which decodes
         ({"codec": "flac"}, "'flac' encodes audio, not video"),
         ({"format": "nope"}, "cannot make nope with ffv1"),
         ({"format": "webm"}, "'webm' format does not support 'ffv1'"),

@@ -95,17 +95,18 @@ class Child:
     ) -> None:
         self.ring = ring
         self.pipes: list[Connection] = []
+        self._open: list[Connection] = []
         self._what = what
         self._pid = os.getpid()
         self._code: int | None = None
         # Of threads that ask at once how a process ended, one would be told.
         self._lock = threading.Lock()
-        self._closing = threading.Lock()
         theirs: list[Connection] = []
         try:
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
+                self._open.append(ours)
                 theirs.append(other)
                 _parent_ends.add(ours)
             # mypy knows Process of each start method, not of their base.
@@ -211,16 +212,16 @@ class Child:
             self._code = self._process.exitcode
         _children.discard(self)
         self._free()
-        # Its descriptors, which else wait for the garbage collector. Not at exit, when multiprocessing still
-        # ends those that it knows.
-        if threading.main_thread().is_alive():
-            self._process.close()
+        # With the last reference go its descriptors. It is not closed: whoever has it from
+        # multiprocessing.active_children() may be waiting for it.
+        del self._process
 
     def _close_pipes(self) -> None:
-        # One at a time: two would close a descriptor twice, and the second time it may be another's.
-        with self._closing:
-            for pipe in self.pipes:
-                pipe.close()
+        # Each by one thread: two would close a descriptor twice, and the second time it may be another's. Not
+        # under a lock: a process that is forked while a thread holds one would wait for it for ever.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._open.pop().close()
 
     def _free(self) -> None:
         self._close_pipes()
