@@ -84,8 +84,8 @@ from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
-from spdl_media.demux import demux_audio, demux_image, demux_video
-from spdl_media.demuxer import Demuxer
+from spdl_media.demux import demux_image
+from spdl_media.demuxer import Demuxer, demux_audio, demux_video
 from spdl_media.encode import (
     AudioEncodeConfig,
     VideoEncodeConfig,
@@ -113,9 +113,9 @@ from spdl_media.filter_desc import (
     get_video_filter_desc,
 )
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
-from spdl_media.frames import AudioFrames
+from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_files import encode_image, save_image
-from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
 from spdl_media.load import (
     async_load_audio,

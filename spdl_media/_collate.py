@@ -21,8 +21,8 @@ from spdl_media.convert import (
 )
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
-from spdl_media.frame_rows import collate_images
 from spdl_media.frames import AudioFrames
+from spdl_media.image_buffer import collate_images
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.nested import Key, fields_of, with_fields
 from spdl_media.storage import Storage, StoragePool

@@ -1,67 +1,19 @@
-"""Still JPEGs on shorter routes: by decoders that stay open, and shrunk while they are decoded.
-
-Opening a decoder takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes
-into its tables, half into memory that the system has to clear for it anew.
-"""
+"""JPEGs that are shrunk while they are decoded, by libjpeg."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._ffmpeg import forwards_log
 from spdl_media._optional import require
-from spdl_media._picture_decoder import DecoderAtRest
-from spdl_media.codec import VideoCodec
-from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.config import DecodeConfig
 from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
-from spdl_media.filter_desc import picture_ops
 from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
-from spdl_media.operations import PictureOps
-from spdl_media.packets import ImagePackets, coded_image, metadata_of, padded_image
-
-_STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
-# An open decoder keeps the memory of its last image. For larger ones opening is nothing.
-_MAX_PIXELS = 4_000_000
-_NOT_STATED = Fraction(0, 1)
-
-_at_rest = DecoderAtRest()
-
-
-def decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFrame | None:
-    """Decode a JPEG for which any open decoder is as good as a fresh one.
-
-    Returns:
-        The frame that a fresh decoder gives; ``None``: it is no such file, options were set, or decoding
-        failed. A fresh decoder then says what.
-    """
-    metadata = metadata_of(packets)
-    if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
-        return None
-    if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
-        return None
-    context = _at_rest.take(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
-    with av.logging.Capture():
-        try:
-            frames: list[av.VideoFrame] = context.decode(padded_image(packets))
-        # The decoder is not put back: after an error its state is not that of a fresh one.
-        except av.FFmpegError:
-            return None
-    # Nor is one that has given anything unusual.
-    if len(frames) != 1 or frames[0].is_corrupt:
-        return None
-    frame = frames[0]
-    if frame.width * frame.height <= _MAX_PIXELS:
-        context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
-        _at_rest.put_back(_STILL_JPEG, context)
-    frame.time_base = _STILL_JPEG.time_base
-    return frame
-
+from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.packets import ImagePackets, coded_image, metadata_of
 
 # Eighths of a side, the smallest first. The others take longer than the next larger one here.
 _EIGHTHS = (1, 2, 4)
@@ -181,22 +133,3 @@ def _upright(pixels: npt.NDArray[np.uint8], part: _Part, orientation: int) -> np
         view = view.swapaxes(0, 1)
     # A copy where rows run upwards, or pixels of a row do not follow each other.
     return view if orientation == 1 else np.ascontiguousarray(view)
-
-
-_BLOCK = 4 << 20
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Let glibc's allocator keep some megabytes that were freed, once in a process.
-
-    It gives the end of its heap back to the system when that is larger than a limit, at first 128 KiB, which
-    the frames of one small image exceed, and takes it anew for the next: 24 to 33 page faults an image,
-    and 6% of the time in which JPEGs of 500x375 are loaded into a pool. When a block is freed that was larger
-    than the limit, glibc raises it to twice its size. So one is freed here, whose pages are never touched.
-    Other allocators take no notice.
-
-    See:
-        mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
-    """
-    np.empty(_BLOCK, np.uint8)

@@ -32,10 +32,10 @@ from spdl_media.coded_units import states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
-from spdl_media.frames import FrameMetadata
 from spdl_media.geometry import matrix_orientation
+from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import PictureOps
-from spdl_media.packets import PacketMetadata
+from spdl_media.packets import PacketMetadata, Packets, known_damage, metadata_of
 from spdl_media.timing import ticks_to_seconds
 
 
@@ -62,6 +62,18 @@ class FrameList:
         """Keep a frame."""
         self.frames.append(frame)
         return len(self.frames) == self.limit
+
+
+def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The error for packets whose file is known to be cut short, if these options call for one."""
+    metadata = metadata_of(packets)
+    if metadata.incomplete is None or config.on_corrupt != "raise":
+        return None
+    return DecodeError(
+        f"{known_damage(metadata, packets.codec)}. decode_config(on_corrupt='keep') "
+        "decodes what is there, as far as the decoder can",
+        source=metadata.source,
+    )
 
 
 class OpenDecoder:
@@ -387,6 +399,22 @@ class PicturePath:
         if any(map(sink.put, self._filtered(self.decoder.decode(packet)))):
             return True
         return packet is None and any(map(sink.put, self._filter.flush()))
+
+    def run(self, packets: Iterable[AvPacket], sink: Sink) -> bool:
+        """Put the frames of all packets into a sink, and let the decoder's threads come to rest.
+
+        Returns:
+            Whether the sink had enough before the packets ended.
+
+        Raises:
+            DecodeError: As :meth:`push`, as is FilterError.
+        """
+        try:
+            with ffmpeg_log():  # one for all packets; see current_log
+                # None flushes the decoder and the filters.
+                return any(self.push(packet, sink) for packet in (*packets, None))
+        finally:
+            self.close()
 
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the frames that came out since the last call."""

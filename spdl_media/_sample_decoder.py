@@ -19,19 +19,18 @@ from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_la
 from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filter_desc import sound_ops
 from spdl_media.filters import FrameFilter
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.frames import (
     AudioChunk,
-    FrameMetadata,
     cut_chunks,
     frame_of,
     placed_chunk,
     sample_time_base,
     silent_frame,
 )
-from spdl_media.operations import SoundOps
+from spdl_media.image_frames import FrameMetadata
+from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import PacketMetadata
 from spdl_media.sample_rows import SampleRows
 from spdl_media.timing import ticks_to_seconds

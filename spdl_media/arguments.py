@@ -24,11 +24,12 @@ from spdl_media._checks import check_choice, did_you_mean
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.geometry import ScaleMode
+from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, SoundOps
-from spdl_media.rows import DType, OnShort, PerChannel
+from spdl_media.rows import OnShort
 from spdl_media.storage import Storage
+from spdl_media.values import DType, PerChannel
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
@@ -49,6 +50,34 @@ def check_on_error(on_error: str) -> None:
         ValueError: It is none of the three.
     """
     check_choice("on_error", on_error, get_args(OnError))
+
+
+def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
+    """The sources of a batch; ``one`` is the function that takes a single one, for the error.
+
+    Raises:
+        TypeError: It is a single source, or cannot be iterated.
+    """
+    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
+        return list(srcs)
+    raise TypeError(
+        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
+        f"{one} takes one"
+    )
+
+
+def _is_one_source(srcs: Any) -> bool:
+    """Whether something iterable is a single source all the same."""
+    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
+        dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
+        return dtype == "uint8" and srcs.ndim == 1
+    if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
+        return True
+    try:
+        memoryview(srcs)
+    except TypeError:
+        return False
+    return True
 
 
 def check_array_layout(layout: str | None) -> None:
@@ -79,14 +108,14 @@ def chosen_device(arguments: Any, decoders: Any) -> CUDAConfig | None:
     return config
 
 
-def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> str | None:
+def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> Ops | str | None:
     """The caller's own graph, or what the options ask for.
 
     Raises:
         ValueError: ``filter_desc`` is given beside options that differ from the default.
     """
     if isinstance(filter_desc, Default):
-        return FilterDesc(ops)
+        return ops
     for name in (field.name for field in fields(default)):
         if getattr(ops, name) != getattr(default, name):
             raise ValueError(

@@ -13,7 +13,6 @@ import numpy as np
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
-from spdl_media._jpeg import keep_freed_memory
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.buffer import CPUBuffer
@@ -22,13 +21,13 @@ from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError
-from spdl_media.filter_desc import sound_ops
 from spdl_media.filters import naming
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_frames
 from spdl_media.frames import silence_of
+from spdl_media.image_decoder import keep_freed_memory
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.operations import SoundOps
+from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.rows import OnShort, check_enough, fill_up, new_array
 from spdl_media.sample_rows import SampleRows, layout_name

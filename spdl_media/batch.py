@@ -1,33 +1,41 @@
-"""Checked requests, and many images into one array."""
+"""Images to the rows of one array, with failures reported by position."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from spdl_media._decode_each import decode_each
-from spdl_media.arguments import ArrayLayout, ImageDecoder, OnError, VideoDecoder
-from spdl_media.buffer import Buffer, CPUBuffer, Failure
+from spdl_media.arguments import ArrayLayout, ImageDecoder, OnError
+from spdl_media.buffer import CPUBuffer, Failure
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
-from spdl_media.decode import Default, decode_into, decode_packets, filtered
 from spdl_media.demux import demux_image
-from spdl_media.errors import ConvertError, MediaError
+from spdl_media.errors import (
+    ConvertError,
+    DecodeError,
+    DemuxError,
+    MediaError,
+    PictureSizeError,
+    SourceError,
+    with_message,
+)
 from spdl_media.filters import naming
 from spdl_media.formats import is_yuv, pixel_layout
-from spdl_media.frame_rows import FrameRows, VideoRows
 from spdl_media.geometry import swaps_sides
+from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.rows import OnShort, Values, colors_differ, colors_of, why_no_array
+from spdl_media.packets import ImagePackets, metadata_of
+from spdl_media.rows import FrameRows, colors_differ, colors_of, why_no_array
 from spdl_media.storage import Storage
+from spdl_media.values import Values
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
 """Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
@@ -69,78 +77,15 @@ class ImageRequest:
     name: str | None = None
 
 
-TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
-"""Frames in an array, and what gives the seconds of each."""
+# Errors of one input. All others come from the arguments, and end the batch whatever on_error says.
+_OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError, PictureSizeError)
+
+# What one input is decoded to.
+Decoded = TypeVar("Decoded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoRequest:
-    """Checked options of one load of frames, for the CPU and for devices."""
-
-    ops: PictureOps
-    desc: str | None
-    cuts: CropPlan
-    filter_desc: str | Default | None
-    num_frames: int | None
-    on_short: OnShort | None
-    decode_config: DecodeConfig | None
-    storage: Storage | None
-    layout: ArrayLayout | None
-    values: Values | None
-    config: CUDAConfig | None
-    decoder: VideoDecoder
-    purpose: str
-
-    def cut(self, packets: VideoPackets, desc: str | PictureOps | None) -> str | PictureOps | None:
-        """Filters, and before them what is cut out of the frames and mirrored.
-
-        Raises:
-            ConvertError: The header states no size, or the crop does not lie inside the frames.
-        """
-        if self.cuts.is_empty:
-            return desc
-        size = stated_size(packets, as_decode_config(self.decode_config))
-        if not size[0]:
-            raise ConvertError(
-                "crops= and flips= need the size of a video before it is decoded, and this header states "
-                "none; load it whole, and cut the array",
-                source=packets.source,
-            )
-        return self.cuts.filter(0, size, desc, packets.source)
-
-    def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-        """Decode packets to an array in host memory, each frame as it leaves the filters.
-
-        The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
-
-        Returns:
-            The array, and what gives the seconds of each row.
-
-        Raises:
-            DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
-            ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
-        """
-        config = as_decode_config(self.decode_config)
-        desc = self.cut(packets, self.desc)
-        count = self.num_frames
-        rows = VideoRows(
-            packets, desc, self.storage, self.layout, count, self.values, self.on_short
-        )
-        try:
-            decode_into(rows, packets, desc, config, count)
-            buffer = rows.take()
-        except BaseException:
-            # The traceback holds on to this frame, and the memory shall be free at once.
-            rows.release()
-            raise
-        buffer.boxes, buffer.flips = self.cuts.drawn([0], [0])
-        return buffer, rows.timestamps
-
-
-def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
-    """Width and height of frames as the header states them, 0 where it does not."""
-    stated = packets if config.orient else packets.codec
-    return stated.width, stated.height
+class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it knows
+    """The load was cancelled."""
 
 
 def load_rows(
@@ -164,15 +109,12 @@ def load_rows(
         array.boxes, array.flips = request.cuts.drawn([0], [0])
         return CPUBuffer(array.array[0], **array.metadata)
     batch = _Batch(len(inputs), request)
-
-    def decode(src: Source, position: int) -> ImageFrames:
-        return decode_cut(src, position, request)
-
     try:
         decode_each(
             inputs,
-            decode,
-            batch,
+            lambda src, position: decode_cut(src, position, request),
+            batch.add,
+            batch.failures,
             on_error=request.on_error,
             stopped=stopped,
             num_threads=request.num_threads,
@@ -198,9 +140,10 @@ def decode_cut(
     packets = src
     if not isinstance(packets, ImagePackets):
         packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
+    config = as_decode_config(request.decode_config)
     if request.cuts.is_empty:
-        return decode_packets(packets, request.desc, request.decode_config)
-    config, head = as_decode_config(request.decode_config), metadata_of(packets).jpeg
+        return decode_image(packets, request.desc, config)
+    head = metadata_of(packets).jpeg
 
     def cut(width: int, height: int, orientation: int) -> PictureOps:
         swaps = config.orient and swaps_sides(orientation)
@@ -210,8 +153,8 @@ def decode_cut(
     if config.downscale is not None and head is not None and head.is_ycc:
         # How far it is shrunk while it is decoded depends on the crop.
         ops = cut(head.width, head.height, head.orientation)
-        return decode_packets(packets, ops, config)
-    whole = decode_packets(packets, None, config)
+        return decode_image(packets, ops, config)
+    whole = decode_image(packets, None, config)
     stored = packets.with_metadata(orientation=whole.orientation)
     ops = cut(whole.width, whole.height, whole.orientation)
     with naming(packets.source):
@@ -354,29 +297,107 @@ def none_loaded(
     return error
 
 
-def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
-    """The sources of a batch; ``one`` is the function that takes a single one, for the error.
+def decode_each(
+    srcs: Sequence[Any],
+    decode: Callable[[Any, int], Decoded],
+    add: Callable[[int, Decoded], None],
+    failures: list[Failure],
+    *,
+    on_error: OnError,
+    stopped: Callable[[], bool],
+    num_threads: int = 1,
+) -> None:
+    """Decode inputs, in one thread or several, and say what becomes of each.
+
+    Args:
+        srcs: The inputs.
+        decode: Gives what an input at a position is decoded to.
+        add: Takes the position of an input and what it was decoded to, in any order and from any thread.
+        failures: Where failures go, likewise.
+        on_error: With ``"raise"``, the first failure is raised, and names the input and its position. With
+            several threads that is the one of the lowest position among those that were seen.
+        stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
+        num_threads: How many threads take part. All have ended when the function returns or raises.
 
     Raises:
-        TypeError: It is a single source, or cannot be iterated.
+        Stopped: ``stopped`` said so.
+        MediaError: An input cannot be loaded, with ``on_error="raise"``.
+        TypeError: An input is no source.
+        ValueError: An option does not suit an input.
     """
-    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
-        return list(srcs)
-    raise TypeError(
-        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
-        f"{one} takes one"
-    )
+
+    def decode_one(position: int) -> None:
+        if stopped():
+            raise Stopped
+        try:
+            decoded = decode(srcs[position], position)
+        except _OF_ONE_INPUT as error:
+            if on_error == "raise":
+                raise _placed(error, position, len(srcs)) from error
+            name = type(srcs[position]).__name__ if error.source is None else error.source
+            failures.append(Failure(position, name, _without_tracebacks(error)))
+        except (MediaError, TypeError, ValueError) as error:
+            raise _placed(error, position, len(srcs)) from error
+        else:
+            add(position, decoded)
+
+    num_threads = min(num_threads, len(srcs))
+    if num_threads > 1:
+        _in_threads(decode_one, len(srcs), num_threads)
+        return
+    for position in range(len(srcs)):
+        decode_one(position)
 
 
-def _is_one_source(srcs: Any) -> bool:
-    """Whether something iterable is a single source all the same."""
-    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
-        dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
-        return dtype == "uint8" and srcs.ndim == 1
-    if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
-        return True
-    try:
-        memoryview(srcs)
-    except TypeError:
-        return False
-    return True
+def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int) -> None:
+    """Call a function with each position, in the calling thread and in others beside it."""
+    positions, lock = iter(range(count)), threading.Lock()
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        # One failure ends all threads, each after its current input.
+        while not errors:
+            with lock:
+                position = next(positions, None)
+            if position is None:
+                return
+            try:
+                decode_one(position)
+            except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
+                errors[position] = error
+
+    # Threads of this call alone: they cost 0.1 ms, and a pool that stays would have to survive forks.
+    with ThreadPoolExecutor(num_threads - 1, "spdl_media_batch") as pool:
+        for _ in range(num_threads - 1):
+            pool.submit(work)
+        work()
+    if errors:
+        # An interrupt of the calling thread is not to be hidden by an input that failed meanwhile.
+        worst = min(errors, key=lambda at: (isinstance(errors[at], Exception), at))
+        error = errors[worst]
+        errors.clear()
+        try:
+            raise error
+        finally:
+            # The traceback holds this frame, which would hold the error: inputs would stay alive.
+            del error
+
+
+def _placed(error: Exception, position: int, count: int) -> Exception:
+    """The same kind of error, with the position of its input in the message."""
+    where = f"input {position} of the batch of {count}"
+    if isinstance(error, MediaError):
+        # Its text names the source as well, and so does that of the copy.
+        return with_message(error, f"{where}: {error.message}")
+    # Subclasses may want other arguments. Of some, the first argument is a mere number.
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{where}: {error}")
+
+
+def _without_tracebacks(error: MediaError) -> MediaError:
+    """The error, without what its tracebacks hold: inputs, packets and frames."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

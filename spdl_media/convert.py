@@ -16,8 +16,8 @@ from spdl_media._checks import check_choice
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
-from spdl_media.frames import AudioFrames, frame_metadata, silence_of
-from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
+from spdl_media.frames import AudioFrames, Frames, silence_of
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.rows import Layout, RowPlan, copy_frame, new_array, no_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory
 from spdl_media.timing import Window

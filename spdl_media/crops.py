@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from spdl_media._checks import as_int, check_int
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import picture_ops
 from spdl_media.geometry import Box, ScaleMode, Size, fits, place
-from spdl_media.operations import PictureOps
+from spdl_media.operations import PictureOps, picture_ops
 
 __all__ = ("RandomResizedCrop", "ResizeCenterCrop", "apply_crop")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Final, overload
@@ -11,17 +10,17 @@ from typing import Final, overload
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._jpeg import decode_downscaled, decode_plain_jpeg, keep_freed_memory
-from spdl_media._picture_decoder import FrameList, PicturePath, Sink
+from spdl_media._ffmpeg import ffmpeg_log
+from spdl_media._picture_decoder import FrameList, PicturePath, Sink, cut_short_error
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.demux import is_unsupported, read_with_pillow
+from spdl_media.demux import read_with_pillow
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.filters import PictureFilter, naming
-from spdl_media.frames import AudioFrames, FrameMetadata
-from spdl_media.image_frames import Frames, ImageFrames, VideoFrames
+from spdl_media.frames import AudioFrames, Frames
+from spdl_media.image_decoder import PILLOW, decode_image, pillow_purpose
+from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
@@ -30,7 +29,6 @@ from spdl_media.packets import (
     VideoPackets,
     av_packets,
     discarded_pts,
-    known_damage,
     metadata_of,
 )
 from spdl_media.sample_rows import SampleRows
@@ -48,9 +46,6 @@ class Default(Enum):
 
 
 DEFAULT_FILTER: Final = Default.FILTER
-
-PILLOW: Final = "pillow"
-"""The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
 
 
 def picture_filter(
@@ -75,18 +70,6 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
     if isinstance(filter_desc, PictureOps):
         raise TypeError(f"the packets are audio, but {filter_desc!r} is for images")
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
-
-
-def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
-    """The error for packets whose file is known to be cut short, if these options call for one."""
-    metadata = metadata_of(packets)
-    if metadata.incomplete is None or config.on_corrupt != "raise":
-        return None
-    return DecodeError(
-        f"{known_damage(metadata, packets.codec)}. decode_config(on_corrupt='keep') "
-        "decodes what is there, as far as the decoder can",
-        source=metadata.source,
-    )
 
 
 def check_start(packets: VideoPackets) -> None:
@@ -172,8 +155,7 @@ def decode_packets(
     if num_frames is not None or num_samples is not None:
         _check_limit(packets, num_frames, num_samples)
     if isinstance(packets, ImagePackets):
-        with naming(packets.source):
-            return _decode_image(packets, picture_filter(filter_desc, "accurate"), config)
+        return decode_image(packets, picture_filter(filter_desc, "accurate"), config)
     if isinstance(packets, VideoPackets):
         frames = FrameList(num_frames)
         metadata = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
@@ -200,131 +182,6 @@ def _check_limit(packets: Packets, num_frames: int | None, num_samples: int | No
         check_int("num_samples", num_samples)
     else:
         check_int("num_frames", num_frames)
-
-
-def _decode_image(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
-    # Without it, glibc returns the memory of each small image to the system, and takes it anew.
-    keep_freed_memory()
-    reason = metadata_of(packets).pillow
-    # A decoder that the caller names comes before the one that suits the file.
-    if config.decoder == PILLOW or (reason is not None and config.decoder is None):
-        return _decode_by_pillow(packets, filter_desc, config)
-    try:
-        return _decode_by_ffmpeg(packets, filter_desc, config)
-    except DecodeError as error:
-        if config.decoder is not None or not is_unsupported(error):
-            raise
-        unknown = packets.with_metadata(
-            pillow=f"{packets.codec.name} data that FFmpeg does not know"
-        )
-        with suppress(DecodeError):
-            return _decode_by_pillow(unknown, filter_desc, config)
-        raise
-
-
-def _decode_by_ffmpeg(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
-    if config.downscale is not None:
-        small = decode_downscaled(packets, filter_desc, config)
-        if small is not None:
-            return _image(small, packets, 1 if config.orient else metadata_of(packets).orientation)
-    # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
-    if (frame := decode_plain_jpeg(packets, config)) is not None:
-        return filtered(frame, packets, filter_desc, config)
-    # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
-    strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
-    missing = cut_short_error(packets, strict)
-    if config.on_corrupt != "keep":
-        if missing is not None:
-            raise missing
-        return _picture(packets, filter_desc, strict)
-    try:
-        whole = _picture(packets, filter_desc, strict)
-    except DecodeError as error:
-        try:
-            # Without its check for damage, FFmpeg gives what it has.
-            options = {"err_detect": "0", **config.decoder_options}
-            lenient = replace(config, decoder_options=options)
-            return _picture(packets, filter_desc, lenient, is_corrupt=True)
-        except DecodeError:  # there is nothing to keep
-            raise error from error.__cause__
-    return whole if missing is None else whole.marked_corrupt()
-
-
-def _decode_by_pillow(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
-    data, purpose = av_packets(packets)[0], _pillow_purpose(packets)
-    image = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
-    upright = packets.with_metadata(orientation=image.orientation)
-    return filtered(image.frame, upright, filter_desc, config)
-
-
-def _pillow_purpose(packets: VideoPackets) -> str:
-    """Say what needs Pillow, for the message where it is missing."""
-    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
-    return f"{packets.source}: {reason}"
-
-
-def filtered(
-    frame: av.VideoFrame,
-    packets: ImagePackets,
-    filter_desc: str | PictureOps | None,
-    config: DecodeConfig,
-) -> ImageFrames:
-    """Turn the decoded frame of an image upright, and filter it.
-
-    Raises:
-        FilterError: The filters do not take it.
-        DecodeError: They give nothing.
-    """
-    filter = PictureFilter(packets.codec, filter_desc, config)
-    # Some filters hold a lone frame back until the end.
-    frames = [*filter.push(frame, metadata_of(packets).orientation)] or [*filter.flush()]
-    if not frames:
-        raise _no_picture(packets)
-    return _image(frames[0], packets, filter.orientation)
-
-
-def _image(frame: av.VideoFrame, packets: ImagePackets, orientation: int) -> ImageFrames:
-    """A whole image without any damage, with its metadata."""
-    metadata = FrameMetadata.of(metadata_of(packets), orientation=orientation)
-    return ImageFrames((frame,), metadata)
-
-
-def _picture(
-    packets: ImagePackets,
-    filter_desc: str | PictureOps | None,
-    config: DecodeConfig,
-    *,
-    is_corrupt: bool = False,
-) -> ImageFrames:
-    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config, is_still=True)
-    sink = FrameList(1)
-    _decode_all(av_packets(packets), path, sink)
-    if not sink.frames:
-        raise _no_picture(packets)
-    metadata = path.take_metadata()
-    return ImageFrames(sink.frames, replace(metadata, is_corrupt=True) if is_corrupt else metadata)
-
-
-def _no_picture(packets: ImagePackets) -> DecodeError:
-    return DecodeError(
-        f"the {packets.codec.name} data holds no image that can be decoded", source=packets.source
-    )
-
-
-def _decode_all(coded: Sequence[AvPacket], path: PicturePath, sink: Sink) -> bool:
-    """Whether the sink had enough before the packets ended."""
-    try:
-        with ffmpeg_log():  # one for all packets; see current_log
-            # None flushes the decoder and the filters.
-            return any(path.push(packet, sink) for packet in (*coded, None))
-    finally:
-        path.close()
 
 
 def decode_into(
@@ -366,7 +223,7 @@ def decode_into(
         path.decoder.discarded = discarded_pts(packets)
         # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
-        is_full = _decode_all(coded, path, sink) if coded else False
+        is_full = path.run(coded, sink) if coded else False
     # Whoever has all that was asked for does not miss the end.
     if missing is not None and not is_full:
         raise missing
@@ -380,7 +237,7 @@ def _decode_animation(
     metadata = metadata_of(packets)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
-    data, purpose = av_packets(packets)[0], _pillow_purpose(packets)
+    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
 
     def filtered_frames() -> Iterator[av.VideoFrame]:
         for frame, orientation in read_with_pillow(

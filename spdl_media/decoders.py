@@ -11,7 +11,7 @@ import numpy as np
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._picture_decoder import FrameList, PicturePath
+from spdl_media._picture_decoder import FrameList, PicturePath, cut_short_error
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -19,7 +19,6 @@ from spdl_media.decode import (
     DEFAULT_FILTER,
     Default,
     check_start,
-    cut_short_error,
     decode_packets,
     picture_filter,
     sample_filter,

@@ -1,4 +1,4 @@
-"""From a source to packets: one image, or a window of a video or audio stream.
+"""From a source to the packet of an image.
 
 One image is the whole file, or the first key frame of a container.
 Images that FFmpeg reads wrongly or not at all are one packet for Pillow, with pillow-heif for HEIC. Both are
@@ -21,11 +21,10 @@ from spdl_media._container import Container
 from spdl_media._optional import require
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, DemuxError, MediaError
-from spdl_media.exif import Bytes, byte_view
+from spdl_media.exif import Bytes
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
+from spdl_media.packets import ImagePackets, PacketMetadata, make_packet
 from spdl_media.still_headers import read_jpeg_head
 from spdl_media.stills import (
     HEAD_SIZE,
@@ -36,11 +35,10 @@ from spdl_media.stills import (
     still_codec,
     still_orientation,
 )
-from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.truncation import check_complete
 from spdl_media.window import PILLOW_TIME_BASE, first_image, pillow_packets
 
-__all__ = ("demux_audio", "demux_image", "demux_video")
+__all__ = ("demux_image",)
 
 
 def demux_image(
@@ -73,79 +71,6 @@ def demux_image(
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         return read_image(input, config)
-
-
-def demux_video(
-    src: Source,
-    *,
-    timestamp: Timestamp | Window | None = None,
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
-    name: str | None = None,
-) -> VideoPackets:
-    """Read the packets of a video stream, all or those that a window needs.
-
-    Args:
-        src: As for :func:`demux_image`.
-        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock, whose 0 is the
-            container's start; ``None`` leaves a side open. Decoding gives exactly the frames with
-            ``start <= t < end``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
-
-    Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
-        source.
-
-    Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
-        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
-            does not know.
-
-    Thread safety: safe, if no other thread uses a file-like ``src``.
-    """
-    window = parse_window(timestamp)
-    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
-        return demuxer.demux_video(window, stream_index=stream_index)
-
-
-def demux_audio(
-    src: Source,
-    *,
-    timestamp: Timestamp | Window | None = None,
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
-    name: str | None = None,
-) -> AudioPackets:
-    """Read the packets of an audio stream, all or those that a window needs.
-
-    Args:
-        src: As for :func:`demux_image`.
-        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Decoding gives
-            exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
-
-    Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
-        source.
-
-    Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
-        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
-            does not know.
-
-    Thread safety: safe, if no other thread uses a file-like ``src``.
-    """
-    window = parse_window(timestamp)
-    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
-        return demuxer.demux_audio(window, stream_index=stream_index)
 
 
 def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
@@ -207,10 +132,12 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     # All that is wrong with JPEGs is wrong with those of four components.
     if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
+    # Coded data never hold the marker of the end, so most JPEGs are settled by their last two bytes.
+    is_whole = head is not None and data[-2:] == b"\xff\xd9"
     metadata = PacketMetadata(
         input.name,
         orientation=still_orientation(data) if head is None else head.orientation,
-        incomplete=check_complete(decoder, data),
+        incomplete=None if is_whole else check_complete(decoder, data),
         jpeg=head,
     )
     # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
@@ -268,7 +195,9 @@ def read_with_pillow(
         DecodeError: The data is damaged, or Pillow does not know the format.
     """
     image_module: Any = require("pillow", purpose)
-    if bytes(byte_view(data)[4:8]) == b"ftyp" and not is_avif(byte_view(data)):
+    if bytes(memoryview(data).cast("B")[4:8]) == b"ftyp" and not is_avif(
+        memoryview(data).cast("B")
+    ):
         require("pillow-heif", purpose).register_heif_opener()
     try:
         with image_module.open(io.BytesIO(data)) as image:

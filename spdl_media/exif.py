@@ -43,7 +43,7 @@ def exif_orientation(data: Bytes) -> int:
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
-    view = byte_view(data)
+    view = memoryview(data).cast("B")
     for position, signature, read in _READERS:
         if view[position : position + len(signature)] == signature:
             try:
@@ -69,7 +69,7 @@ def exif_value(block: Bytes) -> int | None:
     Raises:
         TypeError: ``block`` is no contiguous buffer.
     """
-    view = byte_view(block)
+    view = memoryview(block).cast("B")
     # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
     view = view[6:] if bytes(view[:6]) == b"Exif\0\0" else view
     try:
@@ -181,15 +181,6 @@ JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 # Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
 # below 0x80. What is left are the markers that begin a segment or end the image.
 _JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-
-
-def byte_view(data: Bytes) -> memoryview:
-    """See any contiguous buffer as bytes, without a copy.
-
-    Raises:
-        TypeError: It is no buffer, or not contiguous.
-    """
-    return memoryview(data).cast("B")
 
 
 def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:

@@ -265,7 +265,7 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.takes(frame):
         return None
-    if converts_first(frame, ops):
+    if ops.is_exact_conversion and converts_first(frame, ops):
         part = part_around(frame, ops.box)
         if part is None or carries_more(frame):
             return None
@@ -357,16 +357,6 @@ def carries_more(frame: av.VideoFrame) -> bool:
         return True
 
 
-def _is_exact_conversion(ops: PictureOps) -> bool:
-    """Whether operations only convert, exactly, to a format with chroma in full."""
-    # Most are scaled, and the other questions take microseconds.
-    if ops.is_scaled or ops.pix_fmt is None:
-        return False
-    if ops.uses_default_conversion or not ops.is_conversion:
-        return False
-    return _has_full_chroma(ops.pix_fmt)
-
-
 @lru_cache(maxsize=256)
 def _has_full_chroma(pix_fmt: str) -> bool:
     components = av.VideoFormat(pix_fmt, 16, 16).components
@@ -380,8 +370,8 @@ def _has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
 
 
 def converts_first(frame: av.VideoFrame, ops: PictureOps, turn: str = "") -> bool:
-    """Whether chroma of less than full size would lose its place in what is done before a conversion."""
-    if not _is_exact_conversion(ops):
+    """Whether chroma of less than full size would lose its place before an exact conversion."""
+    if not _has_full_chroma(ops.pix_fmt or ""):
         return False
     name = frame.format.name
     if turn or _has_cut_chroma(name, frame.width, frame.height):

@@ -35,8 +35,6 @@ __all__ = (
     "get_audio_filter_desc",
     "get_filter_desc",
     "get_video_filter_desc",
-    "picture_ops",
-    "sound_ops",
 )
 
 # Chroma is stored for at most 4x4 pixels, and FFmpeg's pad filter rounds sizes down to whole samples.
@@ -67,19 +65,6 @@ class FilterDesc(str):
     def __reduce__(self) -> tuple[type[FilterDesc], tuple[PictureOps | SoundOps]]:
         # The text follows from the values, and not the other way round.
         return FilterDesc, (self.ops,)
-
-
-def picture_ops(desc: object) -> PictureOps | None:
-    """The values that a description carries; ``None``: it is a graph of the caller's own, or for audio."""
-    # Operations stand for themselves: those of single images of a batch are never written as text.
-    ops = getattr(desc, "ops", desc)
-    return ops if isinstance(ops, PictureOps) else None
-
-
-def sound_ops(desc: object) -> SoundOps | None:
-    """The values that a description carries; ``None``: it is a graph of the caller's own, or for images."""
-    ops = getattr(desc, "ops", desc)
-    return ops if isinstance(ops, SoundOps) else None
 
 
 def get_video_filter_desc(

@@ -20,8 +20,7 @@ from spdl_media.filter_desc import ratio
 from spdl_media.filters import frame_options, pull_all, push_frame, source_args
 from spdl_media.frames import (
     AudioFrames,
-    FrameMetadata,
-    frame_metadata,
+    Frames,
     frame_of,
     placed_chunk,
     sample_time_base,
@@ -41,7 +40,13 @@ from spdl_media.graph import (
     quote_value,
     wire,
 )
-from spdl_media.image_frames import Frames, ImageFrames, VideoFrames, av_frames
+from spdl_media.image_frames import (
+    FrameMetadata,
+    ImageFrames,
+    VideoFrames,
+    av_frames,
+    frame_metadata,
+)
 from spdl_media.operations import format_name
 from spdl_media.packets import AudioPackets, VideoPackets
 

@@ -22,7 +22,7 @@ from spdl_media.fast_images import (
     whole_samples,
     without_graph,
 )
-from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text, picture_ops
+from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text
 from spdl_media.formats import like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
@@ -38,7 +38,7 @@ from spdl_media.graph import (
     quote_option,
     wire,
 )
-from spdl_media.operations import PictureOps, parse_rate
+from spdl_media.operations import PictureOps, parse_rate, picture_ops
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate
 
@@ -388,9 +388,11 @@ class PictureFilter:
         ops = self._ops
         if ops is None:
             return _joined(turn, str(self._desc)), None
-        # Boxes are those of upright images.
-        part = part_around(frame, None if turn else ops.box)
-        if part is None or not converts_first(frame, ops, turn):
+        part = None
+        if ops.is_exact_conversion and converts_first(frame, ops, turn):
+            # Boxes are those of upright images.
+            part = part_around(frame, None if turn else ops.box)
+        if part is None:
             return _joined(turn, *filter_text(ops)) or "null", None
         outer, inner = part
         x, y, w, h = inner

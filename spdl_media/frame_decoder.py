@@ -21,13 +21,11 @@ from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError
-from spdl_media.filter_desc import picture_ops
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Identity, Run, load, make_index
-from spdl_media.frames import FrameMetadata
-from spdl_media.image_frames import VideoFrames
+from spdl_media.image_frames import FrameMetadata, VideoFrames
 from spdl_media.inputs import Source, open_input
-from spdl_media.operations import PictureOps
+from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import PacketMetadata, known_damage
 from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason

@@ -1,4 +1,4 @@
-"""Decoded samples, still in FFmpeg's memory and layout; and what all kinds of frames are.
+"""Decoded samples, still in FFmpeg's memory and layout.
 
 Parts of FFmpeg's audio frames are cut and placed on the container's clock: its sample k stands at
 k / sample_rate seconds.
@@ -10,89 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, TypeAlias
 
 import av
 import numpy as np
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.packets import PacketMetadata
-from spdl_media.timing import Window, nearest_sample
+from spdl_media.image_frames import DecodedFrames, FrameMetadata, ImageFrames, VideoFrames
+from spdl_media.timing import nearest_sample
 
-__all__ = ("AudioFrames",)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameMetadata:
-    """Metadata of frames that FFmpeg's own structures do not hold.
-
-    Attributes:
-        source: What they were decoded from, for messages.
-        zero: Second 0 of the container on the stream's own clock.
-        window: The window that was asked for.
-        orientation: EXIF number of the frames' orientation, 1 once they are upright.
-        num_skipped: Frames that could not be decoded yet, at the start of a stream cut in mid-group.
-        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
-        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
-        corrupt_pts: Timestamps of video frames of which the same is true.
-    """
-
-    source: str = "frames"
-    zero: Fraction = Fraction(0)
-    window: Window = Window()
-    orientation: int = 1
-    num_skipped: int = 0
-    num_dropped: int = 0
-    is_corrupt: bool = False
-    corrupt_pts: frozenset[int | None] = frozenset()
-
-    @classmethod
-    def of(cls, packets: PacketMetadata, **more: Any) -> FrameMetadata:
-        """Metadata of frames of packets with this metadata."""
-        return cls(packets.source, packets.zero, packets.window, **more)
-
-
-class DecodedFrames:
-    """Base of all three kinds of frames."""
-
-    __slots__ = ("_metadata",)
-    _metadata: FrameMetadata
-
-    def _first(self) -> Any:
-        raise NotImplementedError
-
-    def _no_first(self, noun: str) -> ValueError:
-        return ValueError(
-            f"{self.source}: there is no {noun} in the window {self._metadata.window}, so nothing is "
-            "known of its format"
-        )
-
-    @property
-    def source(self) -> str:
-        """Name of the source: a path, a URL, or "bytes of length n"."""
-        return self._metadata.source
-
-    @property
-    def time_base(self) -> Fraction:
-        """Seconds in one unit of ``pts``.
-
-        Raises:
-            ValueError: There are no frames; the message names the window.
-        """
-        # Frames that were made by hand may have no time base.
-        return as_fraction(self._first().time_base) or Fraction(1)
-
-    @property
-    def num_dropped(self) -> int:
-        """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
-        return self._metadata.num_dropped
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} are not picklable: their planes are FFmpeg's memory. Send the packets "
-            "to the other process and decode there, or convert the frames to an array first"
-        )
+__all__ = ("AudioFrames", "Frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +197,7 @@ class AudioFrames(DecodedFrames):
         )
 
 
-def frame_metadata(frames: DecodedFrames) -> FrameMetadata:
-    return frames._metadata
+Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
 def _hides_planes(frame: av.AudioFrame) -> bool:

@@ -22,9 +22,8 @@ from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.exif import boxes
-from spdl_media.readers import FileReader, Readable, ViewReader, local_path, name_of, path_error
-from spdl_media.truncation import missing_end
+from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
+from spdl_media.truncation import index_is_last, missing_end
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,6 +77,14 @@ def open_input(
         return Input(stream.label, reader=stream)
     url = src if isinstance(src, str) else None
     return Input(name or url or name_of(stream), content=stream)
+
+
+def local_path(src: Any) -> str | None:
+    """The path, if a source is one and not a URL; without ``file://``."""
+    if isinstance(src, str) and "://" in src and not src.startswith("file://"):
+        return None
+    is_path = isinstance(src, str | os.PathLike)
+    return os.fsdecode(os.fspath(src)).removeprefix("file://") if is_path else None
 
 
 # Windows would change line ends.
@@ -348,7 +355,11 @@ class Input:
         if not reader.head(1):
             raise self._empty()
         names = _MP4_NAMES if config.format is None else config.format.split(",")
-        if not self.seekable and not _MP4_NAMES.isdisjoint(names) and _index_is_last(reader):
+        if (
+            not self.seekable
+            and not _MP4_NAMES.isdisjoint(names)
+            and index_is_last(reader.head(_MP4_HEAD_SIZE))
+        ):
             raise DemuxError(
                 "this MP4 has its index (moov) at the end, and the source cannot seek to it. Give "
                 "it as a path, bytes or a seekable file object, or write the file anew with the "
@@ -442,13 +453,3 @@ _KINDS = {
 }
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})
-_BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
-
-
-def _index_is_last(reader: FileReader) -> bool:
-    """Whether an MP4 or QuickTime file has its samples before its index."""
-    head = reader.head(_MP4_HEAD_SIZE)
-    for kind, _, _ in boxes(memoryview(head)):
-        if kind not in _BEFORE_INDEX:
-            return kind == b"mdat"
-    return False

@@ -20,6 +20,7 @@ from spdl_media.arguments import (
     ImageDecoder,
     VideoArguments,
     VideoDecoder,
+    as_list,
     check_array_layout,
     check_on_error,
     chosen_device,
@@ -28,27 +29,23 @@ from spdl_media.arguments import (
     picked,
 )
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
-from spdl_media.batch import (
-    PICTURE_COLORS,
-    ImageRequest,
-    TimedFrames,
-    VideoRequest,
-    as_list,
-    load_rows,
-)
+from spdl_media.batch import PICTURE_COLORS, ImageRequest, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
-from spdl_media.demux import demux_video
+from spdl_media.demuxer import demux_video
 from spdl_media.errors import ConvertError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
-from spdl_media.rows import Values, check_length, parse_values
+from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
+from spdl_media.values import Values, parse_values
+from spdl_media.video_rows import TimedFrames, VideoRequest
 
 __all__ = (
     "async_load_audio",
@@ -244,7 +241,8 @@ def load_audio(
     num_samples = arguments["num_samples"]
     check_length("num_samples", num_samples, arguments["on_short"])
     decoding = as_decode_config(arguments["decode_config"])
-    request = AudioRequest(desc, memory, decoding, num_samples, arguments["on_short"])
+    text = FilterDesc(desc) if isinstance(desc, SoundOps) else desc
+    request = AudioRequest(text, memory, decoding, num_samples, arguments["on_short"])
     audio = load_audio_array(
         src,
         parse_window(timestamp),
@@ -361,10 +359,12 @@ def pixel_values(arguments: Any, ops: PictureOps) -> Values | None:
     Raises:
         ValueError: An option is invalid, or has the wrong type (TypeError).
     """
+    dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
+    if dtype is mean is std is None:
+        return None
     # What a graph of the caller's gives shows with the first image.
     pix_fmt = ops.pix_fmt if isinstance(arguments["filter_desc"], Default) else None
-    given = picked(arguments, ("dtype", "mean", "std"))
-    return parse_values(**given, pix_fmt=pix_fmt)
+    return parse_values(dtype, mean, std, pix_fmt=pix_fmt)
 
 
 def picture_ops(arguments: Any) -> PictureOps:

@@ -137,6 +137,14 @@ class PictureOps:
         return not self.window and in_time == (None, None, None)
 
     @property
+    def is_exact_conversion(self) -> bool:
+        """Whether nothing but a cut comes before an exact conversion."""
+        # Most are scaled, and the other questions take microseconds.
+        if self.is_scaled or self.pix_fmt is None:
+            return False
+        return self.is_conversion and not self.uses_default_conversion
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """Pixel formats through which the scaler leads to packed RGB; none for other results."""
         planar = PLANAR.get(self.pix_fmt or "")
@@ -245,6 +253,19 @@ class SoundOps:
         window = Window(*map(to_microseconds, (self.window.start, self.window.end)))
         own = self.filter_desc if (self.filter_desc or "").strip() else None
         return replace(self, window=window, filter_desc=own)
+
+
+def picture_ops(desc: object) -> PictureOps | None:
+    """The values that a description carries; ``None``: it is a graph of the caller's own, or for audio."""
+    # Operations stand for themselves: those of single images of a batch are never written as text.
+    ops = getattr(desc, "ops", desc)
+    return ops if isinstance(ops, PictureOps) else None
+
+
+def sound_ops(desc: object) -> SoundOps | None:
+    """The values that a description carries; ``None``: it is a graph of the caller's own, or for images."""
+    ops = getattr(desc, "ops", desc)
+    return ops if isinstance(ops, SoundOps) else None
 
 
 def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:

@@ -102,14 +102,6 @@ def name_of(content: Content) -> str:
     return f"bytes of length {len(content)}"
 
 
-def local_path(src: Any) -> str | None:
-    """The path, if a source is one and not a URL; without ``file://``."""
-    if isinstance(src, str) and "://" in src and not src.startswith("file://"):
-        return None
-    is_path = isinstance(src, str | os.PathLike)
-    return os.fsdecode(os.fspath(src)).removeprefix("file://") if is_path else None
-
-
 def path_error(name: str, error: OSError | ValueError) -> SourceError:
     """Make the error for a path that cannot be read, with the system's reason and a remedy."""
     if not isinstance(error, OSError):

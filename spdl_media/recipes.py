@@ -14,12 +14,12 @@ from spdl_media.batch import decode_cut
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
-from spdl_media.frame_rows import ImageBuffer
 from spdl_media.geometry import Box, Size
+from spdl_media.image_buffer import ImageBuffer
 from spdl_media.load import image_request
 from spdl_media.nested import Key, fields_of, rebuilt
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.rows import DType, PerChannel
+from spdl_media.values import DType, PerChannel
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 

@@ -331,30 +331,26 @@ def pack(box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
     Raises:
         Exception: As there.
     """
-    return dumps(box.pop()) if _sender is None else _sender.pack(box, is_alone=is_alone)
+    return dumps(box.pop()) if sender is None else sender.pack(box, is_alone=is_alone)
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-_sender: Sender | None = None
+sender: Sender | None = None
+"""This process's end of a ring, if it makes values for another one."""
 
 
 def begin_to_send(ring: Ring | None) -> None:
     """Let this process use its end of a ring."""
-    global _sender  # noqa: PLW0603  # a process has one
-    _sender = None if ring is None else Sender(ring)
+    global sender  # noqa: PLW0603  # a process has one
+    sender = None if ring is None else Sender(ring)
 
 
 # What is forked has no end of its own.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: begin_to_send(None))
-
-
-def offered(nbytes: int, spare: int = 0) -> Bytes | None:
-    """Memory in a block for an array that will likely be sent to another process, if this one is for that."""
-    return None if _sender is None else _sender.offer(nbytes, spare)
 
 
 def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> npt.NDArray[Any]:
@@ -378,8 +374,8 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
     memory = None
-    if _sender is not None and not dtype.hasobject:
-        memory = _sender.offer(nbytes, is_meant=True)
+    if sender is not None and not dtype.hasobject:
+        memory = sender.offer(nbytes, is_meant=True)
     return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
 

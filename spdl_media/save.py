@@ -23,8 +23,8 @@ from spdl_media.encode import (
 )
 from spdl_media.errors import DemuxError
 from spdl_media.formats import is_yuv
-from spdl_media.frames import AudioFrames, frame_metadata
-from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames
+from spdl_media.frames import AudioFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.inputs import Source
 from spdl_media.mux import Muxer
 from spdl_media.operations import Rate

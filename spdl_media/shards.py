@@ -21,8 +21,8 @@ from spdl_media.array_formats.samples import expanded, sample_offsets, samples_o
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.errors import ArrayFormatError
-from spdl_media.inputs import Input, open_input
-from spdl_media.readers import local_path, path_error
+from spdl_media.inputs import Input, local_path, open_input
+from spdl_media.readers import path_error
 from spdl_media.samplers import (
     DistributedSampler,
     Purpose,

@@ -22,7 +22,6 @@ from spdl_media.exif import (
     Chunks,
     Read,
     bmp_header,
-    byte_view,
     exif_orientation,
     exif_value,
     gif_blocks,
@@ -72,7 +71,7 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
-    view = byte_view(data)
+    view = memoryview(data).cast("B")
     try:
         header = _KINDS[codec][0](view) if codec in _KINDS else None
     except (struct.error, IndexError):
@@ -203,7 +202,9 @@ def _jpeg_end(head: Bytes, read: Read, size: int) -> int | None:
 
 
 def _png_end(head: Bytes, read: Read, size: int) -> int | None:
-    is_whole = bytes(read(size - 12, 8)) == b"\0\0\0\0IEND" and not wrong_checksum(byte_view(head))
+    is_whole = bytes(read(size - 12, 8)) == b"\0\0\0\0IEND" and not wrong_checksum(
+        memoryview(head).cast("B")
+    )
     # Metadata may also follow the pixels.
     return _chunk_orientation(PNG, {b"eXIf", b"iTXt"}, head, read, size) if is_whole else None
 
@@ -224,12 +225,12 @@ def _chunk_orientation(form: Chunks, kinds: set[bytes], head: Bytes, read: Read,
 
 
 def _bmp_end(head: Bytes, _: Read, size: int) -> int | None:
-    runs = bmp_header(byte_view(head))[4] in (1, 2)
+    runs = bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
     return None if runs or check_complete("bmp", head, size) else 1
 
 
 def _gif_end(head: Bytes, read: Read, size: int) -> int | None:
-    view = byte_view(head if size <= len(head) else read(0, 4 * HEAD_SIZE))
+    view = memoryview(head if size <= len(head) else read(0, 4 * HEAD_SIZE)).cast("B")
     images = 0
     for kind in gif_blocks(view):
         images += kind == GIF_IMAGE
@@ -312,7 +313,7 @@ def read_jpeg_head(data: Bytes) -> JpegHead | None:
     """
     try:
         # Python reads single bytes of a bytes object quicker than of a view.
-        return _read_jpeg_head(data if isinstance(data, bytes) else byte_view(data))
+        return _read_jpeg_head(data if isinstance(data, bytes) else memoryview(data).cast("B"))
     except IndexError:
         return None
 
@@ -359,7 +360,9 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
         and frame_marker == _SOF0
         and _brings(tables, depth_and_parts, bytes(data[start:end]))
     )
-    return JpegHead(orientation or xmp_value(xmp), width, height, pix_fmt, is_ycc, stands_alone)
+    # XMP counts where Exif does not speak of it.
+    orientation = orientation or (xmp_value(xmp) if xmp else 1)
+    return JpegHead(orientation, width, height, pix_fmt, is_ycc, stands_alone)
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:

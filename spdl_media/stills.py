@@ -16,7 +16,6 @@ from spdl_media.exif import (
     JPEG_SCAN,
     Bytes,
     boxes,
-    byte_view,
     exif_orientation,
     jpeg_segments,
     png_head,
@@ -85,7 +84,7 @@ def still_codec(head: Bytes) -> str | None:
     Raises:
         TypeError: ``head`` is no contiguous buffer.
     """
-    view = byte_view(head)
+    view = memoryview(head).cast("B")
     for signature, find in _SIGNATURES:
         if view[: len(signature)] == signature:
             return find if isinstance(find, str) else find(view)
@@ -200,7 +199,7 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
-    view = byte_view(data)
+    view = memoryview(data).cast("B")
     if decoder == "targa":
         return _targa_reason(view)
     for signature, find in _UNREADABLE:

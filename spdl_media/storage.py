@@ -15,12 +15,12 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
+from spdl_media import ring
 from spdl_media._checks import check_choice, check_int, check_seconds
 from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
-from spdl_media.ring import offered
 from spdl_media.shared_memory import Bytes, Lease
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
@@ -372,7 +372,7 @@ def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Byt
         StorageTooSmallError: It has fewer bytes.
     """
     if storage is None:
-        shared = offered(nbytes, spare)
+        shared = None if ring.sender is None else ring.sender.offer(nbytes, spare)
         return _pageable(nbytes + spare) if shared is None else shared
     if not isinstance(storage, StoragePool | PinnedMemory):
         raise TypeError(

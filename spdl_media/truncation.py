@@ -28,13 +28,12 @@ from spdl_media.exif import (
     Read,
     bmp_header,
     boxes,
-    byte_view,
     gif_blocks,
     jpeg_segments,
     read_boxes,
 )
 
-__all__ = ("check_complete", "missing_end", "missing_packets", "wrong_checksum")
+__all__ = ("check_complete", "index_is_last", "missing_end", "missing_packets", "wrong_checksum")
 
 _Check: TypeAlias = Callable[[Read, int], str | None]
 
@@ -144,6 +143,15 @@ def _mp4(read: Read, size: int) -> str | None:
     return _missing(size, "before the box mdat") if is_cut and not found else None
 
 
+_BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
+
+
+def index_is_last(head: Bytes) -> bool:
+    """Whether an MP4 or QuickTime file has its samples before its index."""
+    kinds = (kind for kind, _, _ in boxes(memoryview(head)))
+    return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
+
+
 def _au(read: Read, size: int) -> str | None:
     start, length = struct.unpack_from(">II", read(0, 12), 4)
     return _short(size, start + length, "the audio data") if 0 < length < _UNKNOWN_SIZE else None
@@ -220,7 +228,7 @@ def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | No
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
-    view = byte_view(data)
+    view = memoryview(data).cast("B")
     try:
         return _IMAGE_CHECKS[codec](view, size or len(view)) if codec in _IMAGE_CHECKS else None
     except struct.error:

@@ -26,10 +26,8 @@ from spdl_media.config import (
 from spdl_media.crops import CropPlan
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
 from spdl_media.frame_index import FrameIndex, frame_numbers, save
-from spdl_media.frame_rows import FrameRows
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
@@ -37,6 +35,7 @@ from spdl_media.load import VIDEO_OPS, picture_ops, pixel_values
 from spdl_media.operations import PictureOps
 from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
+from spdl_media.rows import FrameRows
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way
 from spdl_media.window import read_audio
@@ -373,9 +372,9 @@ def load_rows(
     ops = picture_ops(arguments)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     desc = chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS)
-    if config is not None and ops.quality == "auto" and isinstance(desc, FilterDesc):
+    if config is not None and ops.quality == "auto" and desc is ops:
         # On a device an array is the same, whoever decodes.
-        desc = FilterDesc(replace(ops, quality="accurate"))
+        desc = replace(ops, quality="accurate")
     finish, storage = on_its_way(config, arguments["storage"], purpose)
     count = len(indices) if indices.ndim > 1 else 1
     cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])

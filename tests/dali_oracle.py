@@ -10,7 +10,7 @@ import numpy as np
 
 import spdl_media as sm
 from spdl_media import load
-from spdl_media.batch import as_list
+from spdl_media.arguments import as_list
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda.images import _load_by_dali
 from spdl_media.testing import make_image

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 import spdl_media as sm
 
 # Whether a picture takes a graph is what these tests are about, and no public function says it.
-from spdl_media import _jpeg, fast_images, get_video_filter_desc
+from spdl_media import _jpeg, fast_images, get_video_filter_desc, image_decoder
 from spdl_media.errors import FilterError
 from spdl_media.fast_images import fast_chain, without_graph
-from spdl_media.filter_desc import FilterDesc, picture_ops
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.filter_graph import FilterGraph
 from spdl_media.formats import picture_planes
 from spdl_media.image_frames import VideoFrames, av_frames
-from spdl_media.operations import PictureOps, ScaleAlgo
+from spdl_media.operations import PictureOps, ScaleAlgo, picture_ops
 from spdl_media.testing import make_image
 
 SOURCES = (
@@ -477,11 +477,11 @@ def test_the_quick_inverse_dct_is_one_level_off_at_most(files: list[bytes]) -> N
 
 
 def test_a_decoder_that_stays_open(files: list[bytes]) -> None:
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
     fresh = []
     for data in files:
         fresh.append(planes(data))
-        _jpeg._at_rest.context = None
+        image_decoder._at_rest.context = None
     for index in [*range(len(files)), *reversed(range(len(files)))]:
         assert_equal(planes(files[index]), fresh[index])
 

@@ -23,10 +23,10 @@ from spdl_media import (
     get_filter_desc,
     get_video_filter_desc,
 )
-from spdl_media.filter_desc import picture_ops, sound_ops
 from spdl_media.formats import picture_planes
 from spdl_media.frames import AudioChunk
 from spdl_media.image_frames import av_frames
+from spdl_media.operations import picture_ops, sound_ops
 
 FLAGS = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 CONVERT = (

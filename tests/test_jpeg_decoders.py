@@ -15,7 +15,7 @@ from effort import each
 import spdl_media as sm
 
 # The decoder that waits for the next JPEG is shared by all calls; its state shows in the time alone.
-from spdl_media import _jpeg
+from spdl_media import image_decoder
 from spdl_media.exif import exif_orientation
 from spdl_media.still_headers import JpegHead, read_jpeg_head
 from spdl_media.testing import make_image
@@ -38,9 +38,9 @@ PICTURES = [
 
 @pytest.fixture(autouse=True)
 def _no_decoder_at_rest() -> Iterator[None]:
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
     yield
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
 
 
 def decoded(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
@@ -55,9 +55,9 @@ def stands_alone(data: bytes) -> bool:
 
 
 def fresh(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
     result = decoded(data)
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
     return result
 
 
@@ -85,10 +85,10 @@ def without_segments(data: bytes, marker: int) -> bytes:
 
 def test_the_decoder_stays_open() -> None:
     decoded(PICTURES[0])
-    first = _jpeg._at_rest.context
+    first = image_decoder._at_rest.context
     assert first is not None
     decoded(PICTURES[1])
-    assert _jpeg._at_rest.context is first
+    assert image_decoder._at_rest.context is first
 
 
 def test_pictures_in_any_order_are_those_of_fresh_decoders() -> None:
@@ -104,7 +104,7 @@ def test_a_picture_that_failed_leaves_no_decoder() -> None:
     decoded(PICTURES[0])
     with pytest.raises(sm.DecodeError):
         decoded(cut)
-    assert _jpeg._at_rest.context is None
+    assert image_decoder._at_rest.context is None
     assert_as_fresh(decoded(PICTURES[3]), wanted)
 
 
@@ -124,10 +124,10 @@ def test_what_a_decoder_would_remember_is_given_a_fresh_one(marker: int, body: b
     assert stands_alone(PICTURES[0])
     assert not stands_alone(telling)
     wanted = fresh(PICTURES[1])
-    _jpeg._at_rest.context = None
+    image_decoder._at_rest.context = None
     with contextlib.suppress(sm.DecodeError):
         decoded(telling)
-    assert _jpeg._at_rest.context is None
+    assert image_decoder._at_rest.context is None
     assert_as_fresh(decoded(PICTURES[1]), wanted)
 
 
@@ -160,9 +160,9 @@ def test_progressive_pictures_take_a_fresh_decoder() -> None:
 
 
 def test_large_pictures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jpeg, "_MAX_PIXELS", 100)
+    monkeypatch.setattr(image_decoder, "_MAX_PIXELS", 100)
     decoded(PICTURES[0])
-    assert _jpeg._at_rest.context is None
+    assert image_decoder._at_rest.context is None
 
 
 def test_each_thread_has_its_own() -> None:
@@ -252,7 +252,7 @@ def test_wishes_of_the_caller_take_a_fresh_decoder() -> None:
         sm.decode_config(decoder_options={"idct": "int"}),
     ):
         sm.decode_packets(packets, None, config)
-        assert _jpeg._at_rest.context is None
+        assert image_decoder._at_rest.context is None
 
 
 def test_packets_through_a_bitstream_filter_are_looked_at_anew() -> None:
@@ -261,18 +261,18 @@ def test_packets_through_a_bitstream_filter_are_looked_at_anew() -> None:
         ([p.copy() for p in sm.decode_packets(packets, None).planes], ()),
         (fresh(PICTURES[0])[0], ()),
     )
-    assert _jpeg._at_rest.context is None
+    assert image_decoder._at_rest.context is None
 
 
 def test_the_log_is_heard_by_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
     sm.set_log_level("warning")
     try:
         decoded(PICTURES[0])
-        assert _jpeg._at_rest.context is None
+        assert image_decoder._at_rest.context is None
     finally:
         sm.set_log_level("quiet")
     decoded(PICTURES[0])
-    assert _jpeg._at_rest.context is not None
+    assert image_decoder._at_rest.context is not None
 
 
 def test_pixels_do_not_change_when_the_decoder_goes_on() -> None:

@@ -20,7 +20,7 @@ from still_metadata import exif_block, png_with_exif
 import spdl_media as sm
 
 # An error of FFmpeg that is none of MediaError: no input is known that leads to one.
-from spdl_media._decode_each import _placed
+from spdl_media.batch import _placed
 from spdl_media.testing import (
     frame_index,
     index_frames,

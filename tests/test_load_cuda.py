@@ -29,7 +29,7 @@ from nvdec_stand_in import FakeFFmpeg, HardwareDecoder
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
-from spdl_media._decode_each import Stopped
+from spdl_media.batch import Stopped
 from spdl_media.cuda import images, video_rows
 from spdl_media.cuda import nvdec as nvdec_module
 from spdl_media.load import _prepare_image_batch

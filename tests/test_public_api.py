@@ -46,8 +46,6 @@ NOT_REEXPORTED = {
     "cuda.dali",
     "dataloader.sample_rng",
     "filter_desc.FilterDesc",
-    "filter_desc.picture_ops",
-    "filter_desc.sound_ops",
     "inputs.Input",
     "inputs.open_input",
     "loader_epoch",

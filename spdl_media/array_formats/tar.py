@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from spdl_media._remote import open_stream
 from spdl_media.errors import ArrayFormatError
-from spdl_media.inputs import Input, Source
-from spdl_media.readers import Content, FileReader, local_path, name_of, path_error
+from spdl_media.inputs import Input, Source, local_path
+from spdl_media.readers import Content, FileReader, name_of, path_error
 
 __all__ = ("iter_tarfile",)
 

@@ -36,8 +36,8 @@ from spdl_media.cuda.color_plan import (
 )
 from spdl_media.devices import Device
 from spdl_media.handover import Block
-from spdl_media.rows import PerChannel, Values, parse_values
 from spdl_media.transfer import buffer_on_stream
+from spdl_media.values import PerChannel, Values, parse_values
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 

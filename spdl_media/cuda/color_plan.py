@@ -23,7 +23,7 @@ import numpy.typing as npt
 from spdl_media._checks import check_choice, check_int
 from spdl_media.cuda.color_formats import YUVFormat
 from spdl_media.formats import COLORSPACES
-from spdl_media.rows import Values
+from spdl_media.values import Values
 
 Array: TypeAlias = npt.NDArray[Any]
 RGBLayout: TypeAlias = Literal["NHWC", "NCHW"]

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._decode_each import decode_each
 from spdl_media._optional import require
-from spdl_media.batch import ImageRequest, Loaded, TimedFrames, images_differ
+from spdl_media._picture_decoder import cut_short_error
+from spdl_media.batch import ImageRequest, Loaded, decode_each, images_differ
 from spdl_media.bitstream import make_filter
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_units import may_have_fields
@@ -45,7 +45,6 @@ from spdl_media.cuda.dali import (
     slot_pool,
 )
 from spdl_media.cuda.nvdec import has_lengths
-from spdl_media.decode import cut_short_error
 from spdl_media.demux import demux_image
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
@@ -55,6 +54,7 @@ from spdl_media.packets import VideoPackets, av_packets, copy_packet, discarded_
 from spdl_media.rows import no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
+from spdl_media.video_rows import TimedFrames
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
@@ -130,7 +130,9 @@ class _Batch:
         if self._request.is_single:
             return [self._read(self._inputs[0], 0)]
         on_error = self._request.on_error
-        decode_each(self._inputs, self._read, self, on_error=on_error, stopped=stopped)
+        decode_each(
+            self._inputs, self._read, self.add, self.failures, on_error=on_error, stopped=stopped
+        )
         if self.failures:
             raise self.not_for_dali(str(self.failures[0].error).rstrip("."))
         first = self._files[0]

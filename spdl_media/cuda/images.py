@@ -15,8 +15,8 @@ from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
 from spdl_media._checks import check_positive
 from spdl_media._optional import is_available
-from spdl_media.arguments import ArrayLayout, OnError, check_array_layout, check_on_error
-from spdl_media.batch import ImageRequest, as_list, load_rows
+from spdl_media.arguments import ArrayLayout, OnError, as_list, check_array_layout, check_on_error
+from spdl_media.batch import ImageRequest, load_rows
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -26,7 +26,6 @@ from spdl_media.cuda.dali import (
 from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
 from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.transfer import copied
@@ -278,7 +277,7 @@ def _as_spdl(
         raise ConvertError("there are no inputs to load: the sequence is empty")
     request = ImageRequest(
         ops=ops,
-        desc=FilterDesc(ops),
+        desc=ops,
         cuts=CropPlan(len(inputs)),
         is_plain=True,
         layout=layout,

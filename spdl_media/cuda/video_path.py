@@ -25,10 +25,10 @@ from spdl_media.decoders import VideoDecoder
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, TransferError
 from spdl_media.filters import PictureFilter
-from spdl_media.frame_rows import expected_frames, seconds_of
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
 from spdl_media.rows import no_frames
+from spdl_media.video_rows import expected_frames, seconds_of
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 _CHUNK = 64

@@ -36,8 +36,9 @@ from spdl_media.geometry import (
 )
 from spdl_media.handover import KEEPER, Block
 from spdl_media.operations import PictureOps
-from spdl_media.rows import Colors, Values, colors_differ, matrix_and_range
+from spdl_media.rows import Colors, colors_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
+from spdl_media.values import Values
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20

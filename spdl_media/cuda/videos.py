@@ -14,7 +14,6 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from spdl_media._checks import check_choice, check_int
 from spdl_media.arguments import ArrayLayout, check_array_layout
-from spdl_media.batch import TimedFrames, VideoRequest, stated_size
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
 from spdl_media.cuda.color_plan import SCALE_ALGOS, ScaleAlgo
@@ -26,13 +25,13 @@ from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer
 from spdl_media.devices import open_device
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets
 from spdl_media.rows import check_enough
 from spdl_media.transfer import on_its_way
+from spdl_media.video_rows import TimedFrames, VideoRequest, stated_size
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
@@ -55,7 +54,7 @@ def device_frame_steps(
     on_cpu = replace(request, storage=memory)
     if isinstance(request.filter_desc, Default) and request.ops.quality == "auto":
         # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
-        on_cpu = replace(on_cpu, desc=FilterDesc(replace(request.ops, quality="accurate")))
+        on_cpu = replace(on_cpu, desc=replace(request.ops, quality="accurate"))
 
     def by_cpu(packets: VideoPackets) -> TimedFrames:
         buffer, timestamps = on_cpu.load(packets)

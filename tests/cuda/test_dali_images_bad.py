@@ -216,7 +216,7 @@ def test_batch_that_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch, error: Exc
 
 
 def test_nobody_waits_any_longer() -> None:
-    from spdl_media._decode_each import Stopped
+    from spdl_media.batch import Stopped
 
     asked = []
 

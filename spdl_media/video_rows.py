@@ -1,180 +1,107 @@
-"""Where decoded frames end: rows of an array, each written as its frame leaves the filters."""
+"""Frames of a video to rows of an array, each written as it leaves the filters."""
 
 from __future__ import annotations
 
 import math
 import sys
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeAlias
 
 from spdl_media._ffmpeg import as_fraction
-from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
-from spdl_media.filter_desc import picture_ops
-from spdl_media.formats import Array, Shape
-from spdl_media.image_frames import ImageFrames, av_frames
-from spdl_media.operations import PictureOps
+from spdl_media.arguments import ArrayLayout, VideoDecoder
+from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
+from spdl_media.crops import CropPlan
+from spdl_media.decode import Default, decode_into
+from spdl_media.errors import ConvertError
+from spdl_media.formats import Array
+from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.rows import OnShort, RowPlan, Values, check_enough, fill_up, new_array, no_frames
+from spdl_media.rows import OnShort, RowPlan, check_enough, fill_up, new_array, no_frames
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
+from spdl_media.values import Values
 
 # A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
 # memory that is not touched is address space alone.
 _RESERVE = 8
 
 
-@dataclass(eq=False)
-class FrameRows:
-    """One array for frames that come one by one, so that none has to be kept until the last.
+TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
+"""Frames in an array, and what gives the seconds of each."""
 
-    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`release`.
 
-    Args:
-        count: Number of rows.
-        storage: Memory to fill; fresh memory without one.
-        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
-        values: The numbers that pixels become; ``None``: they stay as they are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRequest:
+    """Checked options of one load of frames, for the CPU and for devices."""
 
-    Thread safety: threads may put different rows at the same time, once the first was put.
-    """
-
-    count: int
+    ops: PictureOps
+    desc: str | PictureOps | None
+    cuts: CropPlan
+    filter_desc: str | Default | None
+    num_frames: int | None
+    on_short: OnShort | None
+    decode_config: DecodeConfig | None
     storage: Storage | None
-    layout: Literal["NCHW", "NHWC"] | None
-    values: Values | None = None
-    _array: Array | None = field(default=None, init=False)
+    layout: ArrayLayout | None
+    values: Values | None
+    config: CUDAConfig | None
+    decoder: VideoDecoder
+    purpose: str
 
-    def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
-        """Copy a frame of FFmpeg's into rows.
+    def cut(self, packets: VideoPackets, desc: str | PictureOps | None) -> str | PictureOps | None:
+        """Filters, and before them what is cut out of the frames and mirrored.
 
         Raises:
-            ConvertError: It differs from the first in size or format, or its format makes no array, or the
-                storage is too small.
+            ConvertError: The header states no size, or the crop does not lie inside the frames.
         """
-        if self._array is None:
-            name = f"the frame of row {rows[0]}"
-            plan = self._plan = RowPlan(frame, self.layout, name, source, self.values)
-            self._array = new_array((self.count, *plan.shape), plan.dtype, self.storage)
-            self._places: Sequence[Array] = plan.places(self._array)
-        self._plan.check(frame, lambda: f"that of row {rows[0]}", source)
-        for row in rows:
-            self._plan.copy(frame, self._places, row)
+        if self.cuts.is_empty:
+            return desc
+        size = stated_size(packets, as_decode_config(self.decode_config))
+        if not size[0]:
+            raise ConvertError(
+                "crops= and flips= need the size of a video before it is decoded, and this header states "
+                "none; load it whole, and cut the array",
+                source=packets.source,
+            )
+        return self.cuts.filter(0, size, desc, packets.source)
 
-    def put_image(self, row: int, image: ImageFrames) -> None:
-        """Copy an image into a row; see :meth:`put`."""
-        (frame,) = av_frames(image)
-        self.put([row], frame, image.source)
+    def load(self, packets: VideoPackets) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
+        """Decode packets to an array in host memory, each frame as it leaves the filters.
 
-    def take(
-        self,
-        rows: Sequence[int] | None = None,
-        zeros: Sequence[int] = (),
-        shape: Shape | None = None,
-    ) -> CPUBuffer:
-        """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
-        array = self._array
-        assert array is not None, "a frame was put into a row"
-        self.release()
-        if rows is not None:
-            for target, row in enumerate(rows):
-                # Rows only move towards the start, so none is overwritten before it has moved.
-                if target != row:
-                    array[target] = array[row]
-            array = array[: len(rows)]
-        if zeros:
-            array[list(zeros)] = 0
-        return self._plan.buffer(
-            array if shape is None else array.reshape(*shape, *array.shape[1:])
+        The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+
+        Returns:
+            The array, and what gives the seconds of each row.
+
+        Raises:
+            DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
+            ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
+        """
+        config = as_decode_config(self.decode_config)
+        desc = self.cut(packets, self.desc)
+        count = self.num_frames
+        rows = VideoRows(
+            packets, desc, self.storage, self.layout, count, self.values, self.on_short
         )
-
-    def release(self) -> None:
-        """Let go of the memory."""
-        self._array, self._places = None, ()
-
-
-class ImageBuffer(CPUBuffer):
-    """A buffer of a decoded image, whose array is made when somebody asks for it.
-
-    A batch does not ask: :func:`collate_images` writes the image to its row. So floats of an image are
-    written once, and until then it is kept in bytes, a quarter of their size.
-
-    Thread safety: safe.
-    """
-
-    __slots__ = ("_image", "_layout", "_lock", "_values")
-
-    def __init__(
-        self,
-        image: ImageFrames,
-        layout: Literal["NCHW", "NHWC"] | None,
-        values: Values | None,
-        **metadata: Unpack[BufferMetadata],
-    ) -> None:
-        # No array yet; None would be a released one.
-        super().__init__((), **metadata)  # type: ignore[arg-type]
-        self._image: ImageFrames | None = image
-        self._layout, self._values = layout, values
-        self._lock = threading.Lock()
-
-    def _alive(self) -> Any:
-        with self._lock:
-            if self._image is not None:
-                rows = self.rows(1, None)
-                rows.put_image(0, self._image)
-                self._array, self._image = rows.take().array[0], None
-        return super()._alive()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Planes of FFmpeg's go to no other process: a copy has the array.
-        return partial(CPUBuffer, self.array, **self.metadata), ()
-
-    def release(self) -> None:
-        """Give the memory back, as other buffers do."""
-        # The outer lock first, as whoever asks for the array interface.
-        with RELEASING, self._lock:
-            self._image = None
-            super().release()
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        self._alive()  # made before the lock of all buffers is taken
-        return super().__array_interface__
-
-    def rows(self, count: int, storage: Storage | None) -> FrameRows:
-        """Rows for so many images like this one."""
-        return FrameRows(count, storage, self._layout, self._values)
-
-    def pending(self) -> tuple[ImageFrames, object] | None:
-        """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
-        image = self._image
-        if image is None:
-            return None
-        return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
+        try:
+            decode_into(rows, packets, desc, config, count)
+            buffer = rows.take()
+        except BaseException:
+            # The traceback holds on to this frame, and the memory shall be free at once.
+            rows.release()
+            raise
+        buffer.boxes, buffer.flips = self.cuts.drawn([0], [0])
+        return buffer, rows.timestamps
 
 
-def collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
-    """Copy images to the rows of a buffer, each once.
-
-    Returns:
-        The buffer; ``None``: they are no such images, or not alike, or arrays already.
-    """
-    found = [one.pending() for one in images if type(one) is ImageBuffer]
-    pairs = [pair for pair in found if pair is not None]
-    if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
-        return None
-    rows = images[0].rows(len(images), storage)
-    for row, (image, _) in enumerate(pairs):
-        rows.put_image(row, image)
-    buffer: CPUBuffer = rows.take()
-    if images[0].boxes is not None:
-        buffer.boxes = tuple(box for one in images for box in one.boxes)
-        buffer.flips = tuple(flip for one in images for flip in one.flips)
-    return buffer
+def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
+    """Width and height of frames as the header states them, 0 where it does not."""
+    stated = packets if config.orient else packets.codec
+    return stated.width, stated.height
 
 
 @dataclass(eq=False)

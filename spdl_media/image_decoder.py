@@ -1,0 +1,232 @@
+"""One image from its packets, by a decoder of FFmpeg's or by Pillow."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from typing import Any, Final
+
+import av
+import numpy as np
+
+from spdl_media._ffmpeg import forwards_log
+from spdl_media._jpeg import decode_downscaled
+from spdl_media._picture_decoder import FrameList, PicturePath, cut_short_error
+from spdl_media.codec import VideoCodec, make_decoder
+from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from spdl_media.demux import is_unsupported, read_with_pillow
+from spdl_media.errors import DecodeError
+from spdl_media.filters import PictureFilter, naming
+from spdl_media.image_frames import FrameMetadata, ImageFrames
+from spdl_media.operations import PictureOps
+from spdl_media.packets import ImagePackets, VideoPackets, av_packets, metadata_of, padded_image
+
+PILLOW: Final = "pillow"
+"""The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
+
+
+def decode_image(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
+    """Decode an image, turn it upright, and filter it.
+
+    Args:
+        packets: The image.
+        filter_desc: The filters, or what they are to do; ``None``: it stays as it is decoded.
+        config: How to decode.
+
+    Raises:
+        DecodeError: The data is damaged, or nothing decodes it.
+        FilterError: The filters do not take it; a PictureSizeError: not in this size.
+        MissingDependencyError: Pillow or simplejpeg is needed, and not installed.
+        ValueError: A decoder or option of ``config`` does not exist.
+    """
+    with naming(packets.source):
+        return _decode(packets, filter_desc, config)
+
+
+def _decode(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
+    # Without it, glibc returns the memory of each small image to the system, and takes it anew.
+    keep_freed_memory()
+    reason = metadata_of(packets).pillow
+    # A decoder that the caller names comes before the one that suits the file.
+    if config.decoder == PILLOW or (reason is not None and config.decoder is None):
+        return _decode_by_pillow(packets, filter_desc, config)
+    try:
+        return _decode_by_ffmpeg(packets, filter_desc, config)
+    except DecodeError as error:
+        if config.decoder is not None or not is_unsupported(error):
+            raise
+        unknown = packets.with_metadata(
+            pillow=f"{packets.codec.name} data that FFmpeg does not know"
+        )
+        with suppress(DecodeError):
+            return _decode_by_pillow(unknown, filter_desc, config)
+        raise
+
+
+def _decode_by_ffmpeg(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
+    if config.downscale is not None:
+        small = decode_downscaled(packets, filter_desc, config)
+        if small is not None:
+            return _image(small, packets, 1 if config.orient else metadata_of(packets).orientation)
+    # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
+    if (frame := _decode_plain_jpeg(packets, config)) is not None:
+        return filtered(frame, packets, filter_desc, config)
+    # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
+    strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
+    missing = cut_short_error(packets, strict)
+    if config.on_corrupt != "keep":
+        if missing is not None:
+            raise missing
+        return _picture(packets, filter_desc, strict)
+    try:
+        whole = _picture(packets, filter_desc, strict)
+    except DecodeError as error:
+        try:
+            # Without its check for damage, FFmpeg gives what it has.
+            options = {"err_detect": "0", **config.decoder_options}
+            lenient = replace(config, decoder_options=options)
+            return _picture(packets, filter_desc, lenient, is_corrupt=True)
+        except DecodeError:  # there is nothing to keep
+            raise error from error.__cause__
+    return whole if missing is None else whole.marked_corrupt()
+
+
+def _decode_by_pillow(
+    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
+) -> ImageFrames:
+    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
+    image = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
+    upright = packets.with_metadata(orientation=image.orientation)
+    return filtered(image.frame, upright, filter_desc, config)
+
+
+def pillow_purpose(packets: VideoPackets) -> str:
+    """Say what needs Pillow, for the message where it is missing."""
+    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
+    return f"{packets.source}: {reason}"
+
+
+def filtered(
+    frame: av.VideoFrame,
+    packets: ImagePackets,
+    filter_desc: str | PictureOps | None,
+    config: DecodeConfig,
+) -> ImageFrames:
+    """Turn the decoded frame of an image upright, and filter it.
+
+    Raises:
+        FilterError: The filters do not take it.
+        DecodeError: They give nothing.
+    """
+    filter = PictureFilter(packets.codec, filter_desc, config)
+    # Some filters hold a lone frame back until the end.
+    frames = [*filter.push(frame, metadata_of(packets).orientation)] or [*filter.flush()]
+    if not frames:
+        raise _no_picture(packets)
+    return _image(frames[0], packets, filter.orientation)
+
+
+def _image(frame: av.VideoFrame, packets: ImagePackets, orientation: int) -> ImageFrames:
+    """A whole image without any damage, with its metadata."""
+    metadata = FrameMetadata.of(metadata_of(packets), orientation=orientation)
+    return ImageFrames((frame,), metadata)
+
+
+def _picture(
+    packets: ImagePackets,
+    filter_desc: str | PictureOps | None,
+    config: DecodeConfig,
+    *,
+    is_corrupt: bool = False,
+) -> ImageFrames:
+    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config, is_still=True)
+    sink = FrameList(1)
+    path.run(av_packets(packets), sink)
+    if not sink.frames:
+        raise _no_picture(packets)
+    metadata = path.take_metadata()
+    return ImageFrames(sink.frames, replace(metadata, is_corrupt=True) if is_corrupt else metadata)
+
+
+def _no_picture(packets: ImagePackets) -> DecodeError:
+    return DecodeError(
+        f"the {packets.codec.name} data holds no image that can be decoded", source=packets.source
+    )
+
+
+_STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
+# An open decoder keeps the memory of its last image. For larger ones opening is nothing.
+_MAX_PIXELS = 4_000_000
+_NOT_STATED = Fraction(0, 1)
+
+
+class _AtRest(threading.local):
+    """The decoder that a thread has open."""
+
+    # Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes
+    # into its tables, half into memory that the system has to clear for it anew.
+    context: Any = None
+
+
+_at_rest = _AtRest()
+
+
+def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFrame | None:
+    """Decode a JPEG for which any open decoder is as good as a fresh one.
+
+    Returns:
+        The frame that a fresh decoder gives; ``None``: it is no such file, options were set, or decoding
+        failed. A fresh decoder then says what.
+    """
+    metadata = metadata_of(packets)
+    if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
+        return None
+    if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
+        return None
+    # Taken while in use, so that a signal handler that decodes, too, does not find it.
+    context, _at_rest.context = _at_rest.context, None
+    if context is None:
+        context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
+    with av.logging.Capture():
+        try:
+            frames: list[av.VideoFrame] = context.decode(padded_image(packets))
+        # The decoder is not put back: after an error its state is not that of a fresh one.
+        except av.FFmpegError:
+            return None
+    # Nor is one that has given anything unusual.
+    if len(frames) != 1 or frames[0].is_corrupt:
+        return None
+    frame = frames[0]
+    if frame.width * frame.height <= _MAX_PIXELS:
+        context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
+        _at_rest.context = context
+    frame.time_base = _STILL_JPEG.time_base
+    return frame
+
+
+_BLOCK = 4 << 20
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let glibc's allocator keep some megabytes that were freed, once in a process.
+
+    It gives the end of its heap back to the system when that is larger than a limit, at first 128 KiB, which
+    the frames of one small image exceed, and takes it anew for the next: 24 to 33 page faults an image,
+    and 6% of the time in which JPEGs of 500x375 are loaded into a pool. When a block is freed that was larger
+    than the limit, glibc raises it to twice its size. So one is freed here, whose pages are never touched.
+    Other allocators take no notice.
+
+    See:
+        mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
+    """
+    np.empty(_BLOCK, np.uint8)
