@@ -25,6 +25,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media.audio_clock import counted_starts, straightened
+from spdl_media.boxes import missing_packets
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -39,7 +40,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec, still_orientation
-from spdl_media.truncation import check_complete, missing_packets
+from spdl_media.truncation import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from spdl_media._container import Container
 from spdl_media._optional import require
+from spdl_media.boxes import Bytes
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.errors import DecodeError, DemuxError, MediaError
-from spdl_media.exif import Bytes
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import ImagePackets, PacketMetadata, make_packet
 from spdl_media.still_headers import read_jpeg_head

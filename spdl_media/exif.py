@@ -1,8 +1,4 @@
-"""The parts of image files (segments, chunks, boxes, directories), and the orientation that stands there.
-
-Readers of parts yield where the payload of a part starts and ends, as the file declares it; an end may lie
-past the data. A header that is itself cut off raises ``struct.error``. Nothing is copied.
-"""
+"""The parts of image files (segments, chunks, blocks, directories), and the orientation that stands there."""
 
 from __future__ import annotations
 
@@ -11,18 +7,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from spdl_media.boxes import MAX_PARTS, PNG, RIFF, Bytes
 
 __all__ = ("exif_orientation",)
-
-# What the functions for stills read: anything one byte wide and contiguous is accepted.
-Bytes: TypeAlias = bytes | bytearray | memoryview
-
-# Kind, first byte of the payload, first byte after it.
-Part: TypeAlias = tuple[bytes, int, int]
-
-# Gives up to so many bytes from a position of the file: ``read(position, size)``.
-Read: TypeAlias = Callable[[int, int], Bytes]
 
 
 def exif_orientation(data: Bytes) -> int:
@@ -173,9 +162,6 @@ def _webp(view: memoryview) -> _Found:
             yield kind == b"XMP ", view[start:end]
 
 
-# A file made of empty parts must cost milliseconds, not minutes.
-MAX_PARTS = 1 << 16
-
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 
 # Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
@@ -202,54 +188,6 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         # The length counts its own two bytes. A smaller one is broken, but the walk must advance.
         yield marker, position + 2, position + max(2, length)
         position += max(2, length)
-
-
-class Chunks(NamedTuple):
-    """How the chunks of a family of formats follow each other.
-
-    Attributes:
-        start: Where the first one begins.
-        header: Layout of its kind and the length of its payload, in the order of the file.
-        padding: Payloads fill a multiple of so many bytes.
-        trailer: Bytes behind each payload.
-    """
-
-    start: int
-    header: struct.Struct
-    padding: int = 1
-    trailer: int = 0
-
-    def of(self, view: memoryview) -> Iterator[Part]:
-        """The chunks of a whole file.
-
-        Raises:
-            struct.error: The file ends inside the header of a chunk.
-        """
-        return self.read(lambda start, size: view[start : start + size], len(view))
-
-    def read(self, read: Read, size: int) -> Iterator[Part]:
-        """The chunks of a file of this size, of which nothing but their headers is read.
-
-        Raises:
-            struct.error: The file ends inside the header of a chunk.
-        """
-        position = self.start
-        for _ in range(MAX_PARTS):
-            if position >= size:
-                return
-            first, second = self.header.unpack(read(position, self.header.size))
-            kind, length = (first, second) if isinstance(first, bytes) else (second, first)
-            # A negative length means an unknown one in CAF; the walk must still advance.
-            position += self.header.size
-            end = position + max(0, length)
-            yield kind, position, position + length
-            position = end + -end % self.padding + self.trailer
-
-
-PNG = Chunks(8, struct.Struct(">I4s"), trailer=4)
-RIFF = Chunks(12, struct.Struct("<4sI"), padding=2)
-IFF = Chunks(12, struct.Struct(">4sI"), padding=2)
-CAF = Chunks(8, struct.Struct(">4sq"))
 
 
 def png_head(view: memoryview) -> set[bytes]:
@@ -308,38 +246,6 @@ def _gif_colors(view: memoryview, flags: int) -> int:
     """Bytes of the colour table that a flag byte announces."""
     (bits,) = struct.unpack_from("B", view, flags)
     return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
-
-
-def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
-    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
-
-    Raises:
-        struct.error: The data ends inside the header of a box.
-    """
-    stop = len(view) if stop is None else min(stop, len(view))
-    return read_boxes(lambda position, size: view[position : position + size], start, stop)
-
-
-def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
-    """The same of a file of which nothing but the headers of the boxes is read, so many at most.
-
-    Raises:
-        struct.error: The data ends inside the header of a box.
-    """
-    for _ in range(most):
-        if position + 8 > stop:
-            return
-        header = read(position, 16)
-        length, kind = struct.unpack_from(">I4s", header)
-        start = position + 8
-        # The length does not fit into 32 bits and follows the kind.
-        if length == 1:
-            (length,), start = struct.unpack_from(">Q", header, 8), position + 16
-        end = stop if length == 0 else position + length  # 0: up to the end
-        if end < start:
-            return
-        yield kind, start, end
-        position = end
 
 
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
+from spdl_media.boxes import Read, boxes, read_boxes
 from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import coded_units
-from spdl_media.exif import Read, boxes, read_boxes
 from spdl_media.packets import is_hidden
 
 Ticks: TypeAlias = npt.NDArray[np.int64]

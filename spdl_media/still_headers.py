@@ -11,16 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from spdl_media.boxes import PNG, RIFF, Bytes, Chunks, Read
 from spdl_media.exif import (
     GIF_IMAGE,
     GIF_TRAILER,
     JPEG_APP1,
     JPEG_SCAN,
-    PNG,
-    RIFF,
-    Bytes,
-    Chunks,
-    Read,
     bmp_header,
     exif_orientation,
     exif_value,

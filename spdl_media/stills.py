@@ -12,15 +12,8 @@ import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from spdl_media.exif import (
-    JPEG_SCAN,
-    Bytes,
-    boxes,
-    exif_orientation,
-    jpeg_segments,
-    png_head,
-    tiff_value,
-)
+from spdl_media.boxes import Bytes, boxes
+from spdl_media.exif import JPEG_SCAN, exif_orientation, jpeg_segments, png_head, tiff_value
 
 __all__ = (
     "BESIDE",

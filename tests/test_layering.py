@@ -23,7 +23,7 @@ ORDER = [
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
-    ["exif", "stills", "truncation", "still_headers"],
+    ["boxes", "exif", "stills", "truncation", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
@@ -63,8 +63,8 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "_optional", "errors", "config", "timing", "geometry", "exif", "stills"),
-    "truncation",
+    *("_checks", "_optional", "errors", "config", "timing", "geometry", "boxes", "exif"),
+    *("stills", "truncation"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

@@ -1,0 +1,280 @@
+"""The parts of container files (boxes, chunks, pages), and what is missing where one was cut short.
+
+Readers of parts yield where the payload of a part starts and ends, as the file declares it; an end may lie
+past the data. A header that is itself cut off raises ``struct.error``. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+# What the functions for stills read: anything one byte wide and contiguous is accepted.
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+# Kind, first byte of the payload, first byte after it.
+Part: TypeAlias = tuple[bytes, int, int]
+
+# Gives up to so many bytes from a position of the file: ``read(position, size)``.
+Read: TypeAlias = Callable[[int, int], Bytes]
+
+
+# A file made of empty parts must cost milliseconds, not minutes.
+MAX_PARTS = 1 << 16
+
+
+class Chunks(NamedTuple):
+    """How the chunks of a family of formats follow each other.
+
+    Attributes:
+        start: Where the first one begins.
+        header: Layout of its kind and the length of its payload, in the order of the file.
+        padding: Payloads fill a multiple of so many bytes.
+        trailer: Bytes behind each payload.
+    """
+
+    start: int
+    header: struct.Struct
+    padding: int = 1
+    trailer: int = 0
+
+    def of(self, view: memoryview) -> Iterator[Part]:
+        """The chunks of a whole file.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
+        return self.read(lambda start, size: view[start : start + size], len(view))
+
+    def read(self, read: Read, size: int) -> Iterator[Part]:
+        """The chunks of a file of this size, of which nothing but their headers is read.
+
+        Raises:
+            struct.error: The file ends inside the header of a chunk.
+        """
+        position = self.start
+        for _ in range(MAX_PARTS):
+            if position >= size:
+                return
+            first, second = self.header.unpack(read(position, self.header.size))
+            kind, length = (first, second) if isinstance(first, bytes) else (second, first)
+            # A negative length means an unknown one in CAF; the walk must still advance.
+            position += self.header.size
+            end = position + max(0, length)
+            yield kind, position, position + length
+            position = end + -end % self.padding + self.trailer
+
+
+PNG = Chunks(8, struct.Struct(">I4s"), trailer=4)
+RIFF = Chunks(12, struct.Struct("<4sI"), padding=2)
+IFF = Chunks(12, struct.Struct(">4sI"), padding=2)
+CAF = Chunks(8, struct.Struct(">4sq"))
+
+
+def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
+    stop = len(view) if stop is None else min(stop, len(view))
+    return read_boxes(lambda position, size: view[position : position + size], start, stop)
+
+
+def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
+    """The same of a file of which nothing but the headers of the boxes is read, so many at most.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
+    for _ in range(most):
+        if position + 8 > stop:
+            return
+        header = read(position, 16)
+        length, kind = struct.unpack_from(">I4s", header)
+        start = position + 8
+        # The length does not fit into 32 bits and follows the kind.
+        if length == 1:
+            (length,), start = struct.unpack_from(">Q", header, 8), position + 16
+        end = stop if length == 0 else position + length  # 0: up to the end
+        if end < start:
+            return
+        yield kind, start, end
+        position = end
+
+
+_Check: TypeAlias = Callable[[Read, int], str | None]
+
+
+def missing_after(size: int, before: str) -> str:
+    """Say that the data of a file ends, and before what."""
+    return f"the data ends after {size} bytes, {before}"
+
+
+def short_of(size: int, needed: int, what: str) -> str | None:
+    """None if the data has the bytes needed."""
+    if size >= needed:
+        return None
+    return missing_after(size, f"but {what} should end at byte {needed}")
+
+
+# A walk through a fragmented MP4 of many hours takes some thousand steps, one small read each.
+_MAX_STEPS = 1 << 14
+
+# What writers that cannot go back put for a size they do not know: FFmpeg 2**32 - 1, SoX numbers from
+# 0x7ffff000 up, others 0.
+_UNKNOWN_SIZE = 0x7FFFF000
+
+_TS_PACKET = 188
+
+
+def missing_end(read: Read, size: int) -> str | None:
+    """Say what is missing from the end of a container file of ``size`` bytes.
+
+    WAV, AVI, AIFF, AU, CAF, MP4, MOV, Matroska and WebM tell wherever the cut is; Ogg, MPEG-TS and MP3 where
+    it goes through a page, packet or frame.
+
+    Returns:
+        A clause such as ``"the data ends after 512 bytes, but the chunk data should end at byte 1024"``, or
+        ``None`` for a file that is whole, or whose format does not tell.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
+    """
+    head = read(0, 2 * _TS_PACKET + 1)
+    try:
+        for position, signature, check in _CONTAINER_CHECKS:
+            if head[position : position + len(signature)] == signature:
+                return check(read, size)
+    except struct.error:
+        return missing_after(size, "inside a header")
+    rest = size % _TS_PACKET
+    if rest and head[::_TS_PACKET] == b"GGG":  # an MPEG transport stream
+        return short_of(size, size - rest + _TS_PACKET, "the last packet")
+    return None
+
+
+def missing_packets(streams: Iterable[Any], size: int) -> str | None:
+    """Say the same of an MP4 whose boxes are whole, by the packets that it lists."""
+    last = [stream.index_entries[-1] for stream in streams if stream.index_entries]
+    end = max((entry.pos + entry.size for entry in last), default=0)
+    return short_of(size, end, "the last packet")
+
+
+def _chunk(
+    form: Callable[[Read, int], Iterable[Part]], wanted: bytes, unknown: int = _UNKNOWN_SIZE
+) -> _Check:
+    """Check the chunk that holds the samples."""
+
+    def check(read: Read, size: int) -> str | None:
+        end = size
+        for kind, start, end in islice(form(read, size), _MAX_STEPS):
+            if kind == wanted:
+                is_known = 0 < end - start < unknown
+                return short_of(size, end, f"the chunk {wanted.decode()}") if is_known else None
+        return short_of(size, end + end % 2, "the last chunk")
+
+    return check
+
+
+def _avi(read: Read, size: int) -> str | None:
+    """Long files are several RIFF forms, each with one list ``movi``; an index may follow it."""
+    steps = iter(range(_MAX_STEPS))  # one budget for all forms together
+    for form, position, end in RIFF._replace(start=0).read(read, size - 11):
+        if form != b"RIFF":
+            return None  # padding, an index, or whatever a writer put behind the last form
+        if not 0 < end - position < _UNKNOWN_SIZE:
+            return None
+        start = position + 4
+        for _ in steps:
+            if start + 12 > size:
+                return short_of(size, start + 12, "the header of the list movi")
+            kind, length, name = struct.unpack("<4sI4s", read(start, 12))
+            if kind == b"LIST" and name == b"movi":
+                if 0 < length < _UNKNOWN_SIZE and start + 8 + length > size:
+                    return short_of(size, start + 8 + length, "the list movi")
+                break
+            start += 8 + length + length % 2
+    return None
+
+
+def _mp4(read: Read, size: int) -> str | None:
+    found, end = False, 0
+    for kind, _, end in islice(read_boxes(read, 0, size), _MAX_STEPS):
+        if not kind.isascii():
+            return None  # What follows is no box.
+        found |= kind == b"mdat"
+        # Some writers count the header of this box twice. Whether packets are missing, their list says.
+        slack = 8 if kind == b"mdat" else 0
+        if kind in (b"moov", b"mdat", b"moof") and end > size + slack:
+            return short_of(size, end, f"the box {kind.decode()}")
+    is_cut = end + 8 > size  # else no box follows
+    return missing_after(size, "before the box mdat") if is_cut and not found else None
+
+
+_BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
+
+
+def index_is_last(head: Bytes) -> bool:
+    """Whether an MP4 or QuickTime file has its samples before its index."""
+    kinds = (kind for kind, _, _ in boxes(memoryview(head)))
+    return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
+
+
+def _au(read: Read, size: int) -> str | None:
+    start, length = struct.unpack_from(">II", read(0, 12), 4)
+    return short_of(size, start + length, "the audio data") if 0 < length < _UNKNOWN_SIZE else None
+
+
+def _matroska(read: Read, size: int) -> str | None:
+    head = read(0, 4096)
+    position, length = _ebml_size(head, 4)
+    position += length or 0
+    if head[position : position + 4] != b"\x18\x53\x80\x67":
+        return None  # The segment, which holds everything else, does not follow the header.
+    start, length = _ebml_size(head, position + 4)
+    return None if length is None else short_of(size, start + length, "the segment")
+
+
+def _ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
+    """Where the payload of an element begins, and its size; None: it is not known, as in live streams."""
+    (first,) = struct.unpack_from("B", data, position)
+    # The zeros in front of the first 1 say how many bytes follow; all ones behind it mean
+    # "unknown".
+    width = 9 - first.bit_length()
+    (value,) = struct.unpack_from(f"{width}s", data, position)
+    number = int.from_bytes(value, "big") - (1 << 7 * width)
+    return position + width, None if number == (1 << 7 * width) - 1 else number
+
+
+# The largest page: header, table of segments, 255 segments of 255 bytes.
+_OGG_PAGE = 27 + 255 + 255 * 255
+
+
+def _ogg(read: Read, size: int) -> str | None:
+    """Only a page that the cut goes through can be noticed: recordings of live streams have no last page."""
+    start = max(0, size - _OGG_PAGE)
+    tail = bytes(read(start, _OGG_PAGE))
+    # The version, 0, belongs to the signature: four letters alone may stand in coded data.
+    position = tail.rfind(b"OggS\0")
+    if position < 0:
+        return None
+    (segments,) = struct.unpack_from("B", tail, position + 26)
+    lengths = struct.unpack_from(f"{segments}B", tail, position + 27)
+    return short_of(size, start + position + 27 + segments + sum(lengths), "the last page")
+
+
+_CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
+    # The size of the whole form is wrong in many files whose data are all there, so it is not looked at.
+    (8, b"WAVE", _chunk(RIFF.read, b"data")),
+    (8, b"AVI ", _avi),
+    (0, b"FORM", _chunk(IFF.read, b"SSND")),
+    (0, b".snd", _au),
+    (0, b"caff", _chunk(CAF.read, b"data", unknown=1 << 62)),
+    (4, b"ftyp", _mp4),
+    (4, b"moov", _mp4),
+    (0, b"\x1a\x45\xdf\xa3", _matroska),
+    (0, b"OggS", _ogg),
+)
