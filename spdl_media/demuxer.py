@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Self, overload
 
@@ -83,10 +84,13 @@ class Demuxer:
     def __repr__(self) -> str:
         return f"<Demuxer: {self._input.name}{', closed' if self._container is None else ''}>"
 
-    def _opened(self) -> Container:
-        if self._container is None:
-            raise ValueError(f"{self._input.name}: this Demuxer is closed")
-        return self._container
+    @contextmanager
+    def _opened(self) -> Iterator[Container]:
+        """The open container, for one thread at a time."""
+        with self._guard:
+            if self._container is None:
+                raise ValueError(f"{self._input.name}: this Demuxer is closed")
+            yield self._container
 
     @property
     def video_stream_index(self) -> int | None:
@@ -96,8 +100,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().best_index("video")
+        with self._opened() as container:
+            return container.best_index("video")
 
     @property
     def audio_stream_index(self) -> int | None:
@@ -107,8 +111,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().best_index("audio")
+        with self._opened() as container:
+            return container.best_index("audio")
 
     def codec(self, stream_index: int) -> Codec:
         """Parameters of the video or audio stream with this index.
@@ -118,8 +122,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().codec(stream_index)
+        with self._opened() as container:
+            return container.codec(stream_index)
 
     @property
     def duration(self) -> float | None:
@@ -129,8 +133,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().duration
+        with self._opened() as container:
+            return container.duration
 
     @property
     def video_codec(self) -> VideoCodec:
@@ -141,8 +145,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().video()[1]
+        with self._opened() as container:
+            return container.video()[1]
 
     @property
     def audio_codec(self) -> AudioCodec:
@@ -153,8 +157,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return self._opened().audio()[1]
+        with self._opened() as container:
+            return container.audio()[1]
 
     def demux_video(
         self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
@@ -168,8 +172,7 @@ class Demuxer:
             RuntimeError: Another thread is inside.
         """
         window = parse_window(timestamp)
-        with self._guard:
-            container = self._opened()
+        with self._opened() as container:
             # Pillow reads the source a second time, and has no streams to choose from.
             if stream_index is None and self._input.seekable:
                 reason = pillow_reason(self._input.head(HEAD_SIZE))
@@ -203,9 +206,9 @@ class Demuxer:
             raise ValueError(
                 f"timestamp and audio_timestamp begin at one time, not as {window} and {of_audio}"
             )
-        with self._guard:
+        with self._opened() as container:
             indices = video_stream_index, audio_stream_index
-            return read_clip(self._opened(), window, of_audio or window, indices)
+            return read_clip(container, window, of_audio or window, indices)
 
     def demux_audio(
         self, timestamp: Timestamp | Window | None = None, *, stream_index: int | None = None
@@ -219,8 +222,8 @@ class Demuxer:
             RuntimeError: Another thread is inside.
         """
         window = parse_window(timestamp)
-        with self._guard:
-            return read_audio(self._opened(), stream_index, window)
+        with self._opened() as container:
+            return read_audio(container, stream_index, window)
 
     def demux_image(self) -> ImagePackets:
         """Read the packet of the first image of the best video stream.
@@ -231,8 +234,8 @@ class Demuxer:
             ValueError: The Demuxer is closed.
             RuntimeError: Another thread is inside.
         """
-        with self._guard:
-            return first_image(self._opened())
+        with self._opened() as container:
+            return first_image(container)
 
     @overload
     def streaming_demux(
@@ -284,8 +287,7 @@ class Demuxer:
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
 
     def _stream_indices(self, indices: int | Collection[int] | None) -> list[int]:
-        with self._guard:
-            container = self._opened()
+        with self._opened() as container:
             if indices is None:
                 video = container.best_index("video")
                 return [container.audio()[0] if video is None else container.video()[0]]
@@ -304,8 +306,7 @@ class Demuxer:
     ) -> Iterator[dict[int, Packets]]:
         # The guard and the log, which is that of the thread, are held while FFmpeg reads, and not while the
         # caller works on a chunk: a loop left half way does not lock the Demuxer.
-        with self._guard:
-            container = self._opened()
+        with self._opened() as container:
             container.rewind()
             codecs = {index: container.codec(index) for index in indices}
             packets, turn = container.packets(indices), container.turn
@@ -315,8 +316,7 @@ class Demuxer:
             chunks = by_time(packets, container, indices, Fraction(str(duration)))
         begun: set[int] = set()
         while True:
-            with self._guard:
-                self._opened()
+            with self._opened():
                 if container.turn != turn:
                     raise RuntimeError(
                         f"{container.name}: the Demuxer was used for another read while its chunks were "

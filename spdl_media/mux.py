@@ -37,7 +37,7 @@ from spdl_media.packets import (
     av_packets,
     discarded_pts,
     metadata_of,
-    shared_packet,
+    with_data,
 )
 
 __all__ = ("Muxer",)
@@ -282,7 +282,8 @@ class Muxer:
                     "files need. Decode and encode them",
                     source=packets.source,
                 )
-            moved = shared_packet(packet)
+            # Muxers change what they are given.
+            moved = with_data(packet, memoryview(packet))
             moved.pts, moved.dts, moved.stream = packet.pts - zero, packet.dts - zero, stream
             yield moved
 

@@ -324,7 +324,7 @@ def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
     # A still is the caller's own memory, without the padding that decoders need; it is copied, which takes
     # one part in a hundred of the time that decoding does.
     if isinstance(packets, ImagePackets):
-        return tuple(_with_data(packet, _padded(packet)) for packet in packets._packets)
+        return tuple(with_data(packet, _padded(packet)) for packet in packets._packets)
     return packets._packets
 
 
@@ -403,21 +403,11 @@ def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
 
 def copy_packet(packet: AvPacket) -> AvPacket:
     """A packet of its own: filters move the data out of what they are given, and some write into it."""
-    return _with_data(packet, memoryview(bytes(packet)))
+    return with_data(packet, bytes(packet))
 
 
-def with_prefix(packet: AvPacket, prefix: bytes) -> AvPacket:
-    """A packet of its own with bytes in front of its data, such as headers that stood in the container."""
-    return _with_data(packet, memoryview(prefix + bytes(packet)))
-
-
-def shared_packet(packet: AvPacket) -> AvPacket:
-    """A packet of its own over the same data, for muxers and filters, which change what they are given."""
-    return _with_data(packet, memoryview(packet))
-
-
-def _with_data(packet: AvPacket, data: memoryview) -> AvPacket:
-    """A packet that differs in its data alone."""
+def with_data(packet: AvPacket, data: bytes | memoryview) -> AvPacket:
+    """A packet that differs in its data alone, which it keeps alive and does not copy."""
     copy = make_packet(data, packet.time_base)
     for name in _FIELDS:
         setattr(copy, name, getattr(packet, name))

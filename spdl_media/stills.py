@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
 from spdl_media.boxes import Bytes, boxes
 from spdl_media.exif import JPEG_SCAN, exif_orientation, jpeg_segments, png_head, tiff_value
@@ -78,9 +79,9 @@ def still_codec(head: Bytes) -> str | None:
         TypeError: ``head`` is no contiguous buffer.
     """
     view = memoryview(head).cast("B")
-    for signature, find in _SIGNATURES:
+    for signature, decoder, _ in _SIGNATURES:
         if view[: len(signature)] == signature:
-            return find if isinstance(find, str) else find(view)
+            return decoder(view) if callable(decoder) else decoder
     # Version 7 of XV's thumbnails also begins with P7, but with a space behind it.
     return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
@@ -117,6 +118,14 @@ def container_still(head: Bytes) -> str | None:
     return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in _AVIF_BRANDS else None
 
 
+def _jpeg_codec(view: memoryview) -> str:
+    return "jpegls" if bytes(view[3:4]) == b"\xf7" else "mjpeg"
+
+
+def _jp2_codec(view: memoryview) -> str | None:
+    return None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"
+
+
 def _png_codec(view: memoryview) -> str | None:
     # An animation says so before its first pixels.
     return None if b"acTL" in png_head(view) else "png"
@@ -147,27 +156,6 @@ def _sgi_codec(view: memoryview) -> str | None:
     return "sgi" if plausible else None
 
 
-_SIGNATURES: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] = (
-    (b"\xff\xd8\xff", lambda view: "jpegls" if bytes(view[3:4]) == b"\xf7" else "mjpeg"),
-    (b"\x89PNG\r\n\x1a\n", _png_codec),
-    (b"RIFF", _webp_codec),
-    (b"BM", _bmp_codec),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (
-        b"\0\0\0\x0cjP  \r\n\x87\n",
-        lambda view: None if bytes(view[20:24]) == b"mjp2" else "jpeg2000",
-    ),
-    (b"\xff\x4f\xff\x51", "jpeg2000"),
-    (b"qoif", "qoi"),
-    (b"DDS ", "dds"),
-    (b"SDPX", "dpx"),
-    (b"XPDS", "dpx"),
-    (b"v/1\x01", "exr"),
-    (b"\x01\xda", _sgi_codec),
-    (b"\x59\xa6\x6a\x95", "sunrast"),
-)
-
 _PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
 # By the byte behind the P. Formats in text (1 to 3) have the decoders of those in binary (4 to 6).
 _PNM_DECODERS = dict(
@@ -195,10 +183,10 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     view = memoryview(data).cast("B")
     if decoder == "targa":
         return _targa_reason(view)
-    for signature, find in _UNREADABLE:
+    for signature, _, reason in _SIGNATURES:
         if view[: len(signature)] == signature:
             try:
-                return find if isinstance(find, str) else find(view)
+                return reason(view) if callable(reason) else reason
             except (struct.error, IndexError):  # cut short: FFmpeg's error says more
                 return None
     return _iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
@@ -346,21 +334,31 @@ def is_avif(view: memoryview) -> bool:
     return bytes(view[8:12]) in (b"avif", b"avis") or b"av01" in bytes(view[:512])
 
 
-_UNREADABLE: tuple[tuple[bytes, str | Callable[[memoryview], str | None]], ...] = (
-    (b"\xff\xd8\xff", _jpeg_reason),
-    (b"\x89PNG\r\n\x1a\n", _png_reason),
-    (b"RIFF", _webp_reason),
-    (b"BM", _bmp_reason),
-    (b"II*\0", _tiff_reason),
-    (b"MM\0*", _tiff_reason),
-    (b"II+\0", "a BigTIFF"),
-    (b"MM\0+", "a BigTIFF"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_reason),
-    (b"\0\0\1\0", "an icon"),
-    (b"\0\0\2\0", _cursor_reason),
-    (b"icns", "an icon"),
-    (b"BLP1", "a BLP"),
-    (b"BLP2", "a BLP"),
-    (b"DDS ", _dds_reason),
-    (b"#define ", "an XBM"),
+_Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
+
+# By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
+_SIGNATURES: tuple[tuple[bytes, _Found, _Found], ...] = (
+    (b"\xff\xd8\xff", _jpeg_codec, _jpeg_reason),
+    (b"\x89PNG\r\n\x1a\n", _png_codec, _png_reason),
+    (b"RIFF", _webp_codec, _webp_reason),
+    (b"BM", _bmp_codec, _bmp_reason),
+    (b"II*\0", "tiff", _tiff_reason),
+    (b"MM\0*", "tiff", _tiff_reason),
+    (b"II+\0", None, "a BigTIFF"),
+    (b"MM\0+", None, "a BigTIFF"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_codec, _jp2_reason),
+    (b"\xff\x4f\xff\x51", "jpeg2000", None),
+    (b"qoif", "qoi", None),
+    (b"DDS ", "dds", _dds_reason),
+    (b"SDPX", "dpx", None),
+    (b"XPDS", "dpx", None),
+    (b"v/1\x01", "exr", None),
+    (b"\x01\xda", _sgi_codec, None),
+    (b"\x59\xa6\x6a\x95", "sunrast", None),
+    (b"\0\0\1\0", None, "an icon"),
+    (b"\0\0\2\0", None, _cursor_reason),
+    (b"icns", None, "an icon"),
+    (b"BLP1", None, "a BLP"),
+    (b"BLP2", None, "a BLP"),
+    (b"#define ", None, "an XBM"),
 )

@@ -19,7 +19,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.rows import OnShort, RowPlan, check_enough, fill_up, new_array, no_frames
+from spdl_media.rows import OnShort, RowPlan, check_enough, fill_up, no_frames
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import Storage, StoragePool, lease_memory
 from spdl_media.timing import ticks_to_seconds
@@ -138,10 +138,9 @@ class VideoRows:
         if self.on_short is not None and self.limit is not None:
             self._expected, self._is_exact = self.limit, True
         self._pts: list[int | None] = []
-        # Arrays that are full or filled now, and how many frames they hold together.
-        self._arrays: list[Array] = []
+        self._array: Array | None = None
         self._places: list[Array] = []
-        self._start = self._capacity = 0
+        self._capacity = 0
 
     def put(self, frame: Any) -> bool:
         """Copy a frame of FFmpeg's into the next row.
@@ -159,17 +158,16 @@ class VideoRows:
         if row == self._capacity:
             self._make_room()
         if self._places:
-            self._plan.copy(frame, self._places, row - self._start)
+            self._plan.copy(frame, self._places, row)
         self._pts.append(frame.pts)
         return row + 1 == self.limit
 
     def _make_room(self) -> None:
-        nbytes = self._plan.nbytes
-        self._start = self._capacity
+        nbytes, filled = self._plan.nbytes, self._array
         if isinstance(self.storage, StoragePool):
             # Whether it is large enough shows with the last frame, and the error shall name the whole size.
             # So frames that find no room are only counted.
-            if self._start or nbytes > self.storage.nbytes:
+            if filled is not None or nbytes > self.storage.nbytes:
                 self.release()
                 self._capacity = sys.maxsize
                 return
@@ -178,13 +176,14 @@ class VideoRows:
             memory = self._reserve(nbytes)
         count = memory.size // nbytes
         array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
-        self._arrays.append(array)
+        if filled is not None:
+            array[: self._capacity] = filled
+        self._array, self._capacity = array, count
         self._places = self._plan.places(array)
-        self._capacity += count
 
     def _reserve(self, nbytes: int) -> Bytes:
-        """Fresh memory for all rows that can be expected, or for as many again as there are."""
-        count = self._start or self._expected
+        """Fresh memory for all rows that can be expected, or for twice as many as there are."""
+        count = 2 * self._capacity or self._expected
         # Page-locked memory is there from the start, touched or not.
         if self.storage is None and not self._is_exact:
             try:
@@ -207,17 +206,11 @@ class VideoRows:
         if on_short is not None and self.limit is not None:
             wanted = self.limit
             check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
-        if not self._arrays:
-            # The frames found no room and were only counted, so the storage is too small for certain.
-            lease_memory(wanted * self._plan.nbytes, self.storage)  # which says what it lacks
-        array = self._arrays[0][:wanted]
-        if len(self._arrays) > 1 or len(array) < wanted:
-            array = new_array((wanted, *self._plan.shape), self._plan.dtype, self.storage)
-            start = 0
-            while self._arrays:
-                part = self._arrays.pop(0)[: count - start]
-                array[start : start + len(part)] = part
-                start += len(part)
+        if self._array is None or self._capacity < wanted:
+            # The storage is too small for certain, and says what it lacks.
+            lease_memory(wanted * self._plan.nbytes, self.storage)
+        assert self._array is not None, "there is room for the rows"
+        array = self._array[:wanted]
         self.release()
         if on_short is not None and count < wanted:
             places = fill_up(array, count, on_short)
@@ -231,7 +224,7 @@ class VideoRows:
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._arrays, self._places = [], []
+        self._array, self._places = None, []
 
 
 def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:

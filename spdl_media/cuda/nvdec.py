@@ -29,7 +29,7 @@ from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda_driver import driver_version
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
-from spdl_media.packets import shared_packet, with_prefix
+from spdl_media.packets import with_data
 
 NVDEC_CODECS = frozenset(
     {"av1", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "vp8", "vp9"}
@@ -222,10 +222,10 @@ class DeviceDecoder:
         """The packets that the decoder is given for one of the clip."""
         if not has_lengths(self._codec):
             return [packet]
-        parts = list(self._filter.filter(packet and shared_packet(packet)))
+        parts = list(self._filter.filter(packet and with_data(packet, memoryview(packet))))
         if self._is_first and parts:
             # The filter puts headers before pictures of one kind alone, with which a window need not begin.
-            parts[0], self._is_first = with_prefix(parts[0], self._sets), False
+            parts[0], self._is_first = with_data(parts[0], self._sets + bytes(parts[0])), False
         return parts if packet is not None else [*parts, None]
 
     def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
