@@ -63,6 +63,16 @@ class FrameList:
         self.frames.append(frame)
         return len(self.frames) == self.limit
 
+    @property
+    def count(self) -> int:
+        """How many frames there are."""
+        return len(self.frames)
+
+    def take(self, size: int) -> list[av.VideoFrame]:
+        """The first frames, which are no longer kept."""
+        taken, self.frames = self.frames[:size], self.frames[size:]
+        return taken
+
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
     """The error for packets whose file is known to be cut short, if these options call for one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +29,6 @@ from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import frame_numbers, make_index
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.operations import PictureOps
 from spdl_media.packet_table import NO_TIME, read_table
 from spdl_media.packets import (
     AudioPackets,
@@ -53,11 +52,15 @@ class _Decoder(Generic[C, P, F]):
 
     _codecs: type[C]
     _takes: type[P]
+    _gives: type[F]
     _kind: str
+    _filter: Callable[[str | Default | None], Any]
     _codec: C
     _flushed = False
     # What is open: it decodes, and is closed and made anew at the end of a stream.
     _decoder: Any
+    # What has come out, and is not cut off yet.
+    _ready: Any
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class _Decoder(Generic[C, P, F]):
             with self._guard:
                 with ffmpeg_log():  # one for all packets; see current_log
                     self._fill(flush=flush)
-                count = self._count()
+                count = self._ready.count
                 size = count if self._num_frames is None else self._num_frames
                 # An unfinished chunk waits for more packets, or for the flush.
                 if count == 0 or (count < size and not flush):
@@ -142,7 +145,7 @@ class _Decoder(Generic[C, P, F]):
             yield chunk
 
     def _fill(self, *, flush: bool) -> None:
-        while self._num_frames is None or self._count() < self._num_frames:
+        while self._num_frames is None or self._ready.count < self._num_frames:
             if self._waiting:
                 packets, packet = self._waiting.popleft()
                 if packets is None:
@@ -163,11 +166,8 @@ class _Decoder(Generic[C, P, F]):
     def _push(self, packet: AvPacket | None) -> None:
         raise NotImplementedError
 
-    def _count(self) -> int:
-        raise NotImplementedError
-
     def _cut(self, size: int) -> F:
-        raise NotImplementedError
+        return self._gives(self._ready.take(size), self._decoder.take_metadata())
 
     def _start(self) -> None:
         """Open a decoder and filters for a stream."""
@@ -177,9 +177,6 @@ class _Decoder(Generic[C, P, F]):
         # Filters that were flushed take no more frames, so the next stream gets new ones.
         self._decoder.close()
         self._start()
-
-    def _filter(self, filter_desc: str | Default | None) -> Any:
-        raise NotImplementedError
 
 
 def _stream_key(codec: Codec) -> str:
@@ -217,10 +214,8 @@ class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
             ...  # the rest
     """
 
-    _codecs, _takes, _kind = VideoCodec, VideoPackets, "video"
-
-    def _filter(self, filter_desc: str | Default | None) -> str | PictureOps | None:
-        return picture_filter(filter_desc)
+    _codecs, _takes, _gives, _kind = VideoCodec, VideoPackets, VideoFrames, "video"
+    _filter = staticmethod(picture_filter)
 
     def _start(self) -> None:
         super()._start()
@@ -240,14 +235,6 @@ class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
-
-    def _count(self) -> int:
-        return len(self._ready.frames)
-
-    def _cut(self, size: int) -> VideoFrames:
-        frames = VideoFrames(self._ready.frames[:size], self._decoder.take_metadata())
-        del self._ready.frames[:size]
-        return frames
 
 
 class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
@@ -269,10 +256,8 @@ class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
 
-    _codecs, _takes, _kind = AudioCodec, AudioPackets, "audio"
-
-    def _filter(self, filter_desc: str | Default | None) -> str | None:
-        return sample_filter(filter_desc)
+    _codecs, _takes, _gives, _kind = AudioCodec, AudioPackets, AudioFrames, "audio"
+    _filter = staticmethod(sample_filter)
 
     def _start(self) -> None:
         super()._start()
@@ -296,12 +281,6 @@ class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
         self._decoder.decode((packet,), self._ready.put)
         if packet is None:
             self._ready.flush()
-
-    def _count(self) -> int:
-        return self._ready.count
-
-    def _cut(self, size: int) -> AudioFrames:
-        return AudioFrames(self._ready.take(size), self._decoder.take_metadata())
 
 
 def sample_decode_video(

@@ -246,9 +246,6 @@ class _DeviceStream(VideoDecoder):
     def _new_path(self) -> PicturePath:
         return DevicePath(self._device, self._codec, self._first, None, self._config)
 
-    def _count(self) -> int:
-        return int(self._ready.count)
-
     def _cut(self, size: int) -> Any:
         return self._ready.take(size)
 
