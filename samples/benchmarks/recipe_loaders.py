@@ -109,19 +109,36 @@ def own_sounds(job: Job) -> Any:
     return own(job, job.samples, own_window)
 
 
-def own_sounds_in_processes(job: Job) -> Any:
-    """Paths to windows, of which each process makes whole batches."""
+def in_processes(job: Job, preprocessor: Callable[..., Any]) -> Any:
+    """Its DataLoader with processes, each of which makes whole batches."""
     import spdl_media as sm
 
     return sm.DataLoader(
         [job.samples[i : i + job.batch] for i in range(0, len(job.samples), job.batch)],
-        preprocessor=own_windows,
+        preprocessor=preprocessor,
         to="torch" if job.is_torch else "numpy",
         output_order="input",
         num_processes=job.workers,
         num_threads=1,
         buffer_size=2 * job.workers,
     )
+
+
+def own_batch(recipe: Any, samples: Sequence[Any], rng: Any) -> Any:
+    """A batch of images, and their labels."""
+    import spdl_media as sm
+
+    return sm.collate([recipe(sample, rng) for sample in samples])
+
+
+def own_images_in_processes(job: Job) -> Any:
+    """Paths to floats, in processes."""
+    return in_processes(job, partial(own_batch, own_recipe(job)))
+
+
+def own_sounds_in_processes(job: Job) -> Any:
+    """Paths to windows, in processes."""
+    return in_processes(job, own_windows)
 
 
 def own_shards(job: Job) -> Any:
@@ -375,6 +392,7 @@ LOADERS: dict[str, dict[str, Loader]] = {
     "photos": {
         "spdl_media": own_images,
         "spdl_media, fast": partial(own_images, quality="fast"),
+        "spdl_media, processes": own_images_in_processes,
         "SPDL": spdl_images,
         "torch, torchvision": torchvision_images,
         "torch, Pillow": pillow_images,
