@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import os
 import re
 import struct
 import threading
@@ -33,19 +34,36 @@ else:
 # Level, name of the part of FFmpeg that speaks, and what it says.
 LogLine: TypeAlias = tuple[int, str, str]
 
+_QUIET = -8  # AV_LOG_QUIET
 LOG_LEVELS = ("quiet", "error", "warning", "info", "verbose", "debug")
 
 _logger = logging.getLogger("libav")
 
 
 class _LogState:
-    """Whether FFmpeg's lines are kept for messages, and whether they are passed on as well."""
+    """Whether PyAV hears FFmpeg's lines, and whether they are passed on as well."""
 
     # PyAV has one log level and one logger for the process.
-    captured = False
+    prepared = False
     forwarded = False
     handler: logging.Handler = logging.NullHandler()
     lock = threading.Lock()
+    # Blocks of ffmpeg_log that are open, and whether PyAV hears FFmpeg because of them alone.
+    num_open = 0
+    is_ours = False
+
+    @classmethod
+    def update(cls) -> None:
+        """Have PyAV hear FFmpeg while a block is open, unless the program says what it hears."""
+        if not cls.is_ours or av.logging.get_level() not in (None, av.logging.ERROR):
+            return
+        # Not always: PyAV 18 takes the GIL for each line of FFmpeg's, whatever its level, and a JPEG has 40
+        # for debuggers. Threads that decode would wait for each other as often. FFmpeg's own function does
+        # nothing at the level "quiet". Not set_level(None): it fails a call that another thread is making.
+        if cls.num_open:
+            av.logging.set_level(av.logging.ERROR)
+        else:
+            av.logging.restore_default_callback()
 
 
 def set_log_level(level: str) -> None:
@@ -65,9 +83,11 @@ def set_log_level(level: str) -> None:
     """
     check_choice("level", level, LOG_LEVELS)
     with _LogState.lock:
-        _capture_log()
+        _keep_in()
         _LogState.forwarded = _logger.propagate = level != "quiet"
+        _LogState.is_ours = level == "quiet"
         av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
+        _LogState.update()
         _logger.setLevel(
             av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
         )
@@ -79,25 +99,50 @@ def set_log_level(level: str) -> None:
             _logger.addHandler(_LogState.handler)
 
 
-def _capture_log() -> None:
-    """Let PyAV keep FFmpeg's error lines for messages; it throws them away by default."""
-    if _LogState.captured:
+def _keep_in() -> None:
+    """Have no line of FFmpeg's printed."""
+    if _LogState.prepared:
         return
-    _LogState.captured = True
+    _LogState.prepared = True
     # A program that has chosen a log level of PyAV's own keeps it.
     if av.logging.get_level() is None:
+        _LogState.is_ours = True
+        av.logging.set_libav_level(_QUIET)
         # The lines reach Python's logger ``libav``, which prints them on stderr for lack of a handler.
         _logger.addHandler(logging.NullHandler())
         _logger.propagate = False
-        av.logging.set_level(av.logging.ERROR)
         # Otherwise the same line twice in a row is kept once, and the second error has lost its
         # reason.
         av.logging.set_skip_repeated(False)
 
 
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Have PyAV hear FFmpeg's error lines in a block, in all threads."""
+    with _LogState.lock:
+        _keep_in()
+        _LogState.num_open += 1
+        _LogState.update()
+    try:
+        yield
+    finally:
+        with _LogState.lock:
+            _LogState.num_open = max(0, _LogState.num_open - 1)
+            _LogState.update()
+
+
+def _after_fork() -> None:
+    """Forget the blocks of the parent's other threads, one of which may hold the lock."""
+    _LogState.lock = threading.Lock()
+    _LogState.num_open = 0
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def forwards_log() -> bool:
-    """Whether FFmpeg's lines go to the program's log. Else they are kept in from here on."""
-    _capture_log()
+    """Whether FFmpeg's lines go to the program's log."""
     return _LogState.forwarded
 
 
@@ -126,9 +171,8 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
     speaks, so ``mark = len(lines)`` before a step and ``lines[mark:]`` after it are the lines of that
     step. Never hold it over a ``yield``: a generator may go on in another thread, or never.
     """
-    _capture_log()
     outer = _current_log.lines
-    with av.logging.Capture() as lines:
+    with _heard(), av.logging.Capture() as lines:
         _current_log.lines = lines
         try:
             yield lines
@@ -219,8 +263,7 @@ def format_has_option(format: str, option: str) -> bool:
     """Whether a demuxer, or FFmpeg's opening of any container, knows an option of this name."""
     if option in _TEXT_OPTIONS:
         return True
-    _capture_log()
-    with av.logging.Capture() as lines:
+    with _heard(), av.logging.Capture() as lines:
         try:
             # One byte is no file of any format, but options are read before the content is.
             av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()

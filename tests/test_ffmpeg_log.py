@@ -12,6 +12,7 @@ from pathlib import Path
 
 import av.logging
 import effort
+import numpy as np
 import pytest
 from damage import container, flipped, overwritten
 
@@ -208,3 +209,70 @@ def test_lines_since_a_mark_are_those_of_one_step_and_thread() -> None:
         say("of the second packet")
         assert describe(ValueError("refused"), lines[mark:]) == "refused (of the second packet)"
     assert [text for _, _, text in lines] == ["of the first packet", "of the second packet"]
+
+
+def is_heard() -> bool:
+    """Whether PyAV takes the GIL for what FFmpeg says."""
+    with av.logging.Capture() as lines:
+        av.logging.log(av.logging.ERROR, "test", "something")
+    return bool(lines)
+
+
+@pytest.mark.usefixtures("level")
+def test_ffmpeg_is_heard_only_where_its_lines_are_wanted() -> None:
+    sm.load_image(sm.testing.make_image(np.zeros((8, 8, 3), np.uint8), codec="mjpeg"))
+    assert not is_heard()
+    with ffmpeg_log(), ffmpeg_log():
+        assert is_heard()
+    assert not is_heard()
+    for name in FAILURES:
+        failure(name)
+        assert not is_heard()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(failure, list(FAILURES) * 20))
+    assert not is_heard()
+    sm.set_log_level("error")
+    assert is_heard()
+    sm.set_log_level("quiet")
+    assert not is_heard()
+
+
+def test_a_program_that_has_set_a_level_of_pyav_hears_ffmpeg_always() -> None:
+    code = """
+import av.logging
+av.logging.set_level(av.logging.WARNING)
+import spdl_media as sm
+from spdl_media._ffmpeg import ffmpeg_log
+with ffmpeg_log():
+    pass
+with av.logging.Capture() as lines:
+    av.logging.log(av.logging.WARNING, "test", "something")
+print(av.logging.get_level(), lines)
+"""
+    assert run_code(code).stdout == f"{av.logging.WARNING} [(24, 'test', 'something')]\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_child_that_is_forked_in_a_block_of_another_thread_decodes() -> None:
+    code = """
+import os, sys, threading
+from spdl_media import _ffmpeg
+entered, leave = threading.Event(), threading.Event()
+def hold():
+    with _ffmpeg.ffmpeg_log(), _ffmpeg._LogState.lock:
+        entered.set()
+        leave.wait()
+    print("left")
+thread = threading.Thread(target=hold)
+thread.start()
+entered.wait()
+if child := os.fork():
+    leave.set()
+    thread.join()
+    sys.exit(os.waitpid(child, 0)[1])
+with _ffmpeg.ffmpeg_log():
+    pass
+os._exit(_ffmpeg._LogState.num_open)
+"""
+    done = run_code(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
