@@ -9,7 +9,9 @@ import functools
 import inspect
 import math
 import operator
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +34,7 @@ __all__ = (
     "check_weights",
     "did_you_mean",
     "listed",
+    "warn_caller",
 )
 
 
@@ -194,6 +197,14 @@ def listed(choices: Iterable[object]) -> str:
     """Spell out choices: ``'a', 'b' or None``."""
     *most, last = map(repr, choices)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn with the stack level of the caller outside of this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class OneThread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Final, overload
 
 import av
@@ -158,8 +159,8 @@ def decode_packets(
         return decode_image(packets, picture_filter(filter_desc, "accurate"), config)
     if isinstance(packets, VideoPackets):
         frames = FrameList(num_frames)
-        metadata = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
-        return VideoFrames(frames.frames, metadata)
+        take = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
+        return VideoFrames(frames.frames, take())
     if isinstance(packets, AudioPackets):
         desc = sample_filter(filter_desc)
         with naming(packets.source):
@@ -191,7 +192,7 @@ def decode_into(
     config: DecodeConfig,
     num_frames: int | None,
     make_path: Callable[..., PicturePath] = PicturePath,
-) -> FrameMetadata:
+) -> Callable[[], FrameMetadata]:
     """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
 
     Args:
@@ -203,7 +204,7 @@ def decode_into(
         make_path: Opens the decoder and the filters, with the arguments of :class:`PicturePath`.
 
     Returns:
-        What is to be said of the frames.
+        What gives the metadata of the frames.
 
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
@@ -227,12 +228,12 @@ def decode_into(
     # Whoever has all that was asked for does not miss the end.
     if missing is not None and not is_full:
         raise missing
-    return path.take_metadata()
+    return path.take_metadata
 
 
 def _decode_animation(
     sink: Sink, packets: VideoPackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> FrameMetadata:
+) -> Callable[[], FrameMetadata]:
     """The same for a file that Pillow reads."""
     metadata = metadata_of(packets)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
@@ -253,7 +254,7 @@ def _decode_animation(
         yield from filter.flush()
 
     any(map(sink.put, filtered_frames()))
-    return FrameMetadata.of(metadata, orientation=filter.orientation or 1)
+    return partial(FrameMetadata.of, metadata, orientation=filter.orientation or 1)
 
 
 def decode_audio_into(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-import warnings
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -16,7 +14,7 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 import numpy as np
 
 from spdl_media import ring
-from spdl_media._checks import check_choice, check_int, check_seconds
+from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller
 from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
@@ -99,7 +97,7 @@ def _pin_or_warn(*, pin_memory: bool) -> str | None:
     package, reason = cuda_library()
     if package is None and not _warned_pageable:
         _warned_pageable = True
-        _warn(
+        warn_caller(
             f"memory cannot be pinned here: {reason}. Pageable memory is used; pin_memory=False asks for it "
             "without this warning",
             UserWarning,
@@ -109,14 +107,6 @@ def _pin_or_warn(*, pin_memory: bool) -> str | None:
 
 def _check_fork() -> None:
     HISTORY.check("page-locked memory", ". Or use memory that is not: pin_memory=False")
-
-
-def _warn(message: str, category: type[Warning]) -> None:
-    """Warn with the stack level of the caller outside of this package."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
 
 
 class StoragePool:
@@ -279,7 +269,7 @@ class StoragePool:
         with self._lock:
             warned, self._warned = self._warned, True
         if not warned:
-            _warn(message, StorageInUseWarning)
+            warn_caller(message, StorageInUseWarning)
 
     def __repr__(self) -> str:
         pinned = ", pinned" if self.is_pinned else ""

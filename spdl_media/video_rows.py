@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.arguments import ArrayLayout, VideoDecoder
@@ -83,12 +83,9 @@ class VideoRequest:
         """
         config = as_decode_config(self.decode_config)
         desc = self.cut(packets, self.desc)
-        count = self.num_frames
-        rows = VideoRows(
-            packets, desc, self.storage, self.layout, count, self.values, self.on_short
-        )
+        rows = VideoRows(packets, desc, self)
         try:
-            decode_into(rows, packets, desc, config, count)
+            decode_into(rows, packets, desc, config, self.num_frames)
             buffer = rows.take()
         except BaseException:
             # The traceback holds on to this frame, and the memory shall be free at once.
@@ -104,7 +101,6 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
     return stated.width, stated.height
 
 
-@dataclass(eq=False)
 class VideoRows:
     """A sink that copies the frames of a video into rows of an array, so that none is kept.
 
@@ -115,28 +111,20 @@ class VideoRows:
     Args:
         packets: What is decoded.
         filter_desc: The filters behind the decoder.
-        storage: Memory to fill; fresh memory without one.
-        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
-        limit: How many frames are wanted; ``None``: all.
-        values: The numbers that pixels become; ``None``: they stay as they are.
-        on_short: What fills up to ``limit``; ``None``: nothing does.
+        request: How many frames are wanted, in which memory, order of axes and numbers, and what becomes of
+            too few.
 
     Thread safety: one thread at a time.
     """
 
-    packets: VideoPackets
-    filter_desc: str | PictureOps | None
-    storage: Storage | None
-    layout: Literal["NCHW", "NHWC"] | None
-    limit: int | None
-    values: Values | None = None
-    on_short: OnShort | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, packets: VideoPackets, filter_desc: str | PictureOps | None, request: VideoRequest
+    ) -> None:
+        self._packets, self._request, self._storage = packets, request, request.storage
         # Counted by the packets: the header's number of frames may be wrong.
-        self._expected, self._is_exact = expected_frames(self.packets, self.filter_desc, self.limit)
-        if self.on_short is not None and self.limit is not None:
-            self._expected, self._is_exact = self.limit, True
+        self._expected, self._is_exact = expected_frames(packets, filter_desc, request.num_frames)
+        if request.on_short is not None and request.num_frames is not None:
+            self._expected, self._is_exact = request.num_frames, True
         self._pts: list[int | None] = []
         self._array: Array | None = None
         self._places: list[Array] = []
@@ -148,10 +136,10 @@ class VideoRows:
         Raises:
             ConvertError: It has another size, format, matrix or range than the first, or makes no array.
         """
-        row, source = len(self._pts), self.packets.source
+        row, source, request = len(self._pts), self._packets.source, self._request
         if row == 0:
             name = f"frame 0 of item 0 ({source})"
-            self._plan = RowPlan(frame, self.layout, name, source, self.values)
+            self._plan = RowPlan(frame, request.layout, name, source, request.values)
             # Filters may have changed it, so it is that of the frames and not of the packets.
             self._time_base = as_fraction(frame.time_base) or Fraction(1)
         self._plan.check(frame, lambda: f"frame {row} of item 0 ({source})", source)
@@ -160,18 +148,18 @@ class VideoRows:
         if self._places:
             self._plan.copy(frame, self._places, row)
         self._pts.append(frame.pts)
-        return row + 1 == self.limit
+        return row + 1 == request.num_frames
 
     def _make_room(self) -> None:
         nbytes, filled = self._plan.nbytes, self._array
-        if isinstance(self.storage, StoragePool):
+        if isinstance(self._storage, StoragePool):
             # Whether it is large enough shows with the last frame, and the error shall name the whole size.
             # So frames that find no room are only counted.
-            if filled is not None or nbytes > self.storage.nbytes:
+            if filled is not None or nbytes > self._storage.nbytes:
                 self.release()
                 self._capacity = sys.maxsize
                 return
-            memory = self.storage.acquire(nbytes)
+            memory = self._storage.acquire(nbytes)
         else:
             memory = self._reserve(nbytes)
         count = memory.size // nbytes
@@ -185,12 +173,12 @@ class VideoRows:
         """Fresh memory for all rows that can be expected, or for twice as many as there are."""
         count = 2 * self._capacity or self._expected
         # Page-locked memory is there from the start, touched or not.
-        if self.storage is None and not self._is_exact:
+        if self._storage is None and not self._is_exact:
             try:
                 return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
             except MemoryError:  # the system does not reserve more than it has
                 pass
-        return lease_memory(count * nbytes, self.storage)
+        return lease_memory(count * nbytes, self._storage)
 
     def take(self) -> CPUBuffer:
         """The rows that were filled, and those that stand in for missing ones.
@@ -200,15 +188,15 @@ class VideoRows:
             StorageTooSmallError: They are more than the storage holds.
         """
         count = len(self._pts)
+        packets, request, wanted = self._packets, self._request, count
         if not count:
-            raise no_frames(self.packets)
-        wanted, on_short, packets = count, self.on_short, self.packets
-        if on_short is not None and self.limit is not None:
-            wanted = self.limit
+            raise no_frames(packets)
+        if (on_short := request.on_short) is not None and request.num_frames is not None:
+            wanted = request.num_frames
             check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
         if self._array is None or self._capacity < wanted:
             # The storage is too small for certain, and says what it lacks.
-            lease_memory(wanted * self._plan.nbytes, self.storage)
+            lease_memory(wanted * self._plan.nbytes, self._storage)
         assert self._array is not None, "there is room for the rows"
         array = self._array[:wanted]
         self.release()
@@ -220,7 +208,7 @@ class VideoRows:
 
     def timestamps(self) -> tuple[float, ...]:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""
-        return seconds_of(self._pts, self._time_base, metadata_of(self.packets).zero)
+        return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
 
     def release(self) -> None:
         """Let go of the memory."""

@@ -8,12 +8,10 @@ FFmpeg may manage it, and otherwise says what is wrong with it.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
-from spdl_media._checks import check_positive
+from spdl_media._checks import check_positive, warn_caller
 from spdl_media._optional import is_available
 from spdl_media.arguments import ArrayLayout, OnError, as_list, check_array_layout, check_on_error
 from spdl_media.batch import ImageRequest, load_rows
@@ -38,15 +36,9 @@ class CPUFallbackWarning(UserWarning):
 
 
 def warn_of_fallback(refusal: str, what: str = "this video") -> None:
-    """Warn that the CPU decodes, and why, with the stack level of the caller outside of this package."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
-        f"{refusal}. The CPU decodes {what}, and the result is copied to the device",
-        CPUFallbackWarning,
-        stacklevel=level,
-    )
+    """Warn that the CPU decodes, and why."""
+    message = f"{refusal}. The CPU decodes {what}, and the result is copied to the device"
+    warn_caller(message, CPUFallbackWarning)
 
 
 DeviceLike: TypeAlias = "SupportsIndex | CUDAConfig"
