@@ -26,9 +26,10 @@ from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.geometry import ScaleMode
 from spdl_media.inputs import Source
-from spdl_media.operations import PictureOps, Quality, Rate, ScaleAlgo, SoundOps
+from spdl_media.operations import PictureOps, Quality, ScaleAlgo, SoundOps
 from spdl_media.rows import OnShort
 from spdl_media.storage import Storage
+from spdl_media.timing import Rate
 from spdl_media.values import DType, PerChannel
 
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]

@@ -27,7 +27,7 @@ from spdl_media.formats import (
 )
 from spdl_media.frames import AudioChunk, AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.operations import Rate, parse_rate
+from spdl_media.timing import Rate, parse_rate
 
 __all__ = ("create_reference_audio_frame", "create_reference_video_frame", "frames_from_array")
 

@@ -23,12 +23,13 @@ from spdl_media.array_frames import COLOR_TABLES, channel_layout, color_number
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
 from spdl_media.filters import FrameFilter
-from spdl_media.formats import COLOR_RANGES, COLORSPACES, is_yuv
+from spdl_media.formats import COLOR_RANGES, COLORSPACES, format_name, is_yuv
 from spdl_media.frames import AudioChunk, AudioFrames, frame_of
 from spdl_media.geometry import rotation
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.operations import ACCURATE, Rate, format_name, parse_rate
+from spdl_media.operations import ACCURATE
 from spdl_media.rows import matrix_and_range
+from spdl_media.timing import Rate, parse_rate
 
 __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "video_encode_config")
 

@@ -1,4 +1,4 @@
-"""Operations on images and audio as values, and the text of the filter graph that performs them.
+"""Descriptions of filter graphs that carry the values they were written from.
 
     >>> desc = get_video_filter_desc(scale_width=224, scale_height=224)
     >>> desc.ops.width
@@ -9,26 +9,21 @@ The builders return a ``str`` that carries its values: FFmpeg gets the text, eve
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from spdl_media._checks import check_positive
-from spdl_media.formats import PLANAR
-from spdl_media.geometry import Box, ScaleMode
+from spdl_media.geometry import ScaleMode
 from spdl_media.operations import (
-    ACCURATE,
     ColorMatrix,
     ColorRange,
     PictureOps,
     Quality,
-    Rate,
     ScaleAlgo,
     SoundOps,
-    parse_rate,
-    to_microseconds,
+    filter_text,
 )
 from spdl_media.packets import AudioPackets, VideoPackets
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import Rate, Timestamp, parse_window
 
 __all__ = (
     "FilterDesc",
@@ -36,9 +31,6 @@ __all__ = (
     "get_filter_desc",
     "get_video_filter_desc",
 )
-
-# Chroma is stored for at most 4x4 pixels, and FFmpeg's pad filter rounds sizes down to whole samples.
-_CHROMA_STEP = 4
 
 
 class FilterDesc(str):
@@ -225,151 +217,3 @@ def get_filter_desc(
         kinds = ("audio", "images") if is_audio else ("video", "audio")
         raise TypeError(f"the packets are {kinds[0]}, but {wrong[0]} is for {kinds[1]}")
     return get_audio_filter_desc(**given) if is_audio else get_video_filter_desc(**given)
-
-
-def filter_text(ops: PictureOps | SoundOps) -> list[str]:
-    """The filters that perform operations, as text for FFmpeg's graph."""
-    text = ops.filter_desc or ""
-    own = [text] if text.strip() else []
-    count = ops.num_frames
-    if isinstance(ops, SoundOps):
-        return [
-            *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
-            *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
-            *_trim("atrim", ops.window),
-            # apad only adds and atrim only cuts; together they give the exact count.
-            *([f"apad=whole_len={count}", f"atrim=end_sample={count}"] if count else []),
-            *own,
-            *([f"aformat=sample_fmts={ops.sample_fmt}"] if ops.sample_fmt else []),
-        ]
-    formats = ops.formats if ops.is_scaled else ()
-    is_converted = ops.is_scaled and (bool(formats) or not own)
-    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
-    added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
-    return [
-        *cut_filters(ops.box, mirror=ops.mirror),
-        *([f"fps={ratio(parse_rate(ops.frame_rate))}:round=up"] if ops.frame_rate else []),
-        *_trim("trim", ops.window),
-        *_scale(ops, formats),
-        *_crop(ops.crop_width, ops.crop_height, exact=not formats),
-        *([f"tpad=stop=-1:stop_mode={added}", f"trim=end_frame={count}"] if count else []),
-        *own,
-        *(_formats(ops.pix_fmt) if is_converted else conversion_filters(ops)),
-    ]
-
-
-def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
-    """Cut a box out and mirror it."""
-    filters = []
-    if box is not None:
-        x, y, w, h = box
-        # FFmpeg's crop filter moves a box that reaches over the edge back inside; a size of 0 is an error.
-        sides = f"'if(gt({x}+{w},iw),0,{w})':'if(gt({y}+{h},ih),0,{h})'"
-        filters.append(f"crop={sides}:{x}:{y}:exact=1")
-    return [*filters, "hflip"] if mirror else filters
-
-
-def conversion_filters(ops: PictureOps) -> list[str]:
-    """Convert to the final format without a change of size."""
-    colors = _colors(ops)
-    if not (ops.pix_fmt or colors) or ops.uses_default_conversion:
-        return _formats(ops.pix_fmt)
-    return [
-        f"scale=flags=bilinear+{ACCURATE}{colors}",
-        *_formats(PLANAR.get(ops.pix_fmt or ""), ops.pix_fmt),
-    ]
-
-
-def _formats(*names: str | None) -> list[str]:
-    return [f"format={name}" for name in names if name]
-
-
-def _colors(ops: PictureOps) -> str:
-    """Matrix and range of the result, to be put behind the flags of a scaler."""
-    matrix = f":out_color_matrix={ops.color_matrix}" if ops.color_matrix else ""
-    return f"{matrix}:out_range={ops.color_range}" if ops.color_range else matrix
-
-
-def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
-    """Scale by way of these formats, if any, and give the exact size.
-
-    The last of the formats has no chroma planes of another size, so that borders are exact.
-    """
-    width, height = ops.width, ops.height
-    if width is None and height is None:
-        return []
-    flags = f"flags={ops.flags}{_colors(ops)}"
-    exact = not formats
-    after: list[str] = []
-    if width is None or height is None or ops.scale_mode is None:
-        size = _sides(width, height)
-    elif ops.scale_mode == "crop":
-        size = f"{width}:{height}:force_original_aspect_ratio=increase"
-        after = _crop(width, height, exact=exact)
-    else:
-        size = _fitted_samples(width, height) if exact else _fitted(width, height)
-        after = _border(width, height, ops.pad_color, exact=exact)
-    return [f"scale={size}:{flags}", *_formats(*formats), *after]
-
-
-# FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
-# image to 0, and then refuse it: a line 2000 pixels long and 3 high would not go into 224x224.
-
-
-def _sides(width: int | None, height: int | None) -> str:
-    """The size; a side that is not given keeps the aspect ratio, and has one pixel at least."""
-    if width is None:
-        return f"'max(1,round({height}*iw/ih))':{height}"
-    return f"{width}:'max(1,round({width}*ih/iw))'" if height is None else f"{width}:{height}"
-
-
-def _fitted(width: int, height: int) -> str:
-    """The largest size of the image's aspect ratio that fits, one pixel at least on each side."""
-    # In quotes below: a comma would end the filter.
-    across = f"max(1,min({width},round({height}*iw/ih)))"
-    return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
-
-
-def _fitted_samples(width: int, height: int) -> str:
-    """The same in whole samples of the result's chroma: FFmpeg's pad filter cuts off what is left over."""
-    across = f"min(floor({width}/ohsub),round({height}*iw/ih/ohsub))*ohsub"
-    down = f"min(floor({height}/ovsub),round({width}*ih/iw/ovsub))*ovsub"
-    return f"'max(ohsub,{across})':'max(ovsub,{down})'"
-
-
-def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
-    step = _CHROMA_STEP if exact else 1
-    # Rounded up to whole chroma samples, which pad asks for; crop takes the rest off again.
-    outer = [-(-side // step) * step for side in (width, height)]
-    place = f"({width}-iw)/2:({height}-ih)/2"
-    pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
-    return [pad] if outer == [width, height] else [pad, f"crop={width}:{height}:0:0:exact=1"]
-
-
-def _crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
-    """Cut out the middle; ``exact``: chroma may have its own size, and FFmpeg would round to it."""
-    if width is None and height is None:
-        return []
-    sides = f"{'iw' if width is None else width}:{'ih' if height is None else height}"
-    if not exact:
-        return [f"crop={sides}"]
-    # The size is not rounded to whole chroma samples, but the position is, so that chroma stays in place.
-    step = _CHROMA_STEP
-    left, top = (f"trunc(({side}-o{side[1]})/{2 * step})*{step}" for side in ("iw", "ih"))
-    return [f"crop={sides}:{left}:{top}:exact=1"]
-
-
-def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
-    """Cut in time."""
-    sides = (("start", window.start), ("end", window.end))
-    options = [f"{side}={_seconds(value)}" for side, value in sides if value is not None]
-    return [f"{name}={':'.join(options)}"] if options else []
-
-
-def _seconds(value: Fraction) -> str:
-    count = int((to_microseconds(value) or 0) * 1_000_000)
-    return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
-
-
-def ratio(value: Fraction) -> str:
-    return f"{value.numerator}/{value.denominator}"

@@ -16,8 +16,8 @@ from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
-from spdl_media.filter_desc import ratio
 from spdl_media.filters import frame_options, pull_all, push_frame, source_args
+from spdl_media.formats import format_name
 from spdl_media.frames import (
     AudioFrames,
     Frames,
@@ -47,7 +47,7 @@ from spdl_media.image_frames import (
     av_frames,
     frame_metadata,
 )
-from spdl_media.operations import format_name
+from spdl_media.operations import ratio
 from spdl_media.packets import AudioPackets, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")

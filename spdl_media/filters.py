@@ -22,7 +22,6 @@ from spdl_media.fast_images import (
     whole_samples,
     without_graph,
 )
-from spdl_media.filter_desc import conversion_filters, cut_filters, filter_text
 from spdl_media.formats import like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
@@ -38,9 +37,15 @@ from spdl_media.graph import (
     quote_option,
     wire,
 )
-from spdl_media.operations import PictureOps, parse_rate, picture_ops
+from spdl_media.operations import (
+    PictureOps,
+    conversion_filters,
+    cut_filters,
+    filter_text,
+    picture_ops,
+)
 from spdl_media.packets import PacketMetadata
-from spdl_media.timing import ConstantRate
+from spdl_media.timing import ConstantRate, parse_rate
 
 # FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the image's size.
 _USUAL_SIDE = 256

@@ -23,7 +23,7 @@ FFmpeg has: 0 to 2**bits - 1, in ``p010`` and ``p012`` multiplied by 2**(16 - bi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -34,6 +34,9 @@ from typing import Any, Literal, TypeAlias
 import av
 import numpy as np
 import numpy.typing as npt
+
+from spdl_media._checks import did_you_mean
+from spdl_media._ffmpeg import is_pixel_format, is_sample_format
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -292,3 +295,39 @@ def chroma_steps(pix_fmt: str) -> tuple[int, int]:
     """
     steps = plane_steps(pix_fmt) or ((1, 1),)
     return max(across for across, _ in steps), max(down for _, down in steps)
+
+
+_FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
+# An example of each kind of format, what tells whether a name is one, and the usual ones for a hint.
+_FORMATS: Mapping[str, tuple[str, Callable[[str], bool], tuple[str, ...]]] = {
+    "pix_fmt": (
+        "rgb24",
+        is_pixel_format,
+        tuple(name for name, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"),
+    ),
+    "sample_fmt": (
+        "fltp",
+        is_sample_format,
+        (*SAMPLE_DTYPES, *(f"{name}p" for name in SAMPLE_DTYPES)),
+    ),
+}
+
+
+def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
+    """Check that FFmpeg has a format of this name.
+
+    Raises:
+        TypeError: The name is no ``str``.
+        ValueError: FFmpeg has no such format.
+    """
+    example, exists, usual = _FORMATS[argument]
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
+    # The pattern first: a name goes into the text of a graph.
+    if not (_FORMAT_NAME.match(name) and exists(name)):
+        hint = did_you_mean(name.lower(), usual, likely=example)
+        raise ValueError(
+            f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
+            f"{hint and '. ' + hint}"
+        )
+    return name

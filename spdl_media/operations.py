@@ -1,20 +1,18 @@
-"""Operations on images and audio as values: checked once, and read by everything that performs them."""
+"""Operations on images and audio as values, and the filters of FFmpeg's that perform them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
-from spdl_media._checks import check_choice, check_positive, did_you_mean
-from spdl_media._ffmpeg import is_color, is_pixel_format, is_sample_format
-from spdl_media.formats import PIXEL_LAYOUTS, PLANAR, SAMPLE_DTYPES
-from spdl_media.geometry import Box, ScaleMode
-from spdl_media.timing import Window
+from spdl_media._checks import check_choice, check_positive
+from spdl_media._ffmpeg import is_color
+from spdl_media.formats import PLANAR, format_name
+from spdl_media.geometry import CHROMA_GRID, Box, ScaleMode
+from spdl_media.timing import Rate, Window, parse_rate
 
 __all__ = ("PictureOps", "SoundOps")
 
@@ -33,10 +31,6 @@ ScaleAlgo: TypeAlias = Literal[
 Quality: TypeAlias = Literal["accurate", "auto", "fast"]
 ColorMatrix: TypeAlias = Literal["bt601", "bt709", "bt2020"]
 ColorRange: TypeAlias = Literal["tv", "pc"]
-Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
-
-# Of a ratio of FFmpeg's; and of one that is near any float of a usual rate.
-_MAX_TERM, _MAX_DENOMINATOR = 2**31 - 1, 100_000
 
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 # "fast" scales chroma by a bilinear kernel under a bicubic one for luma: 13% less time, 0.03 levels more.
@@ -45,20 +39,6 @@ _COLOR = re.compile(
     r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
 )
 _RGB = re.compile("rgb|bgr|gbr")
-_FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
-# An example of each kind of format, what tells whether a name is one, and the usual ones for a hint.
-_FORMATS: Mapping[str, tuple[str, Callable[[str], bool], tuple[str, ...]]] = {
-    "pix_fmt": (
-        "rgb24",
-        is_pixel_format,
-        tuple(name for name, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"),
-    ),
-    "sample_fmt": (
-        "fltp",
-        is_sample_format,
-        (*SAMPLE_DTYPES, *(f"{name}p" for name in SAMPLE_DTYPES)),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +199,7 @@ class PictureOps:
             unused["quality"] = "auto" if self.uses_default_conversion else "accurate"
         elif self.quality == "auto":
             unused["quality"] = "accurate"
-        unused["window"] = Window(*map(to_microseconds, (self.window.start, self.window.end)))
+        unused["window"] = Window(*map(_to_microseconds, (self.window.start, self.window.end)))
         return replace(self, **unused)
 
 
@@ -250,7 +230,7 @@ class SoundOps:
 
     def normalized(self) -> SoundOps:
         """The same operations, and defaults for every value that has no effect beside the others."""
-        window = Window(*map(to_microseconds, (self.window.start, self.window.end)))
+        window = Window(*map(_to_microseconds, (self.window.start, self.window.end)))
         own = self.filter_desc if (self.filter_desc or "").strip() else None
         return replace(self, window=window, filter_desc=own)
 
@@ -275,55 +255,12 @@ def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:
         object.__setattr__(ops, name, check_positive(name, value))
 
 
-def to_microseconds(seconds: Fraction | None) -> Fraction | None:
+def _to_microseconds(seconds: Fraction | None) -> Fraction | None:
     # FFmpeg reads times to the microsecond; a frame that stands at a third of a second is in the window
     # that begins there, so times are rounded to the nearest, as it rounds them to ticks afterwards.
     if seconds is None:
         return None
     return Fraction(math.floor(seconds * 1_000_000 + Fraction(1, 2)), 1_000_000)
-
-
-def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
-    """Read a frame rate, or another ratio of this name.
-
-    Raises:
-        ValueError: It is no number, or not positive.
-    """
-    try:
-        # By its text, so that 29.97 is 2997/100 and not the nearest binary number.
-        text = value if isinstance(value, Fraction) else str(value)
-        rate = Fraction(*value) if isinstance(value, tuple) else Fraction(text)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"{name} must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
-        ) from error
-    # FFmpeg's terms have 31 bits, and those of the text of 30000 / 1001 more.
-    if max(rate.as_integer_ratio()) > _MAX_TERM:
-        rate = rate.limit_denominator(_MAX_DENOMINATOR)
-    if not 0 < rate.numerator <= _MAX_TERM:
-        limit = "positive" if rate <= 0 else "below 2**31"
-        raise ValueError(f"{name} must be {limit}, not {value!r}")
-    return rate
-
-
-def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
-    """Check that FFmpeg has a format of this name.
-
-    Raises:
-        TypeError: The name is no ``str``.
-        ValueError: FFmpeg has no such format.
-    """
-    example, exists, usual = _FORMATS[argument]
-    if not isinstance(name, str):
-        raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
-    # The pattern first: a name goes into the text of a graph.
-    if not (_FORMAT_NAME.match(name) and exists(name)):
-        hint = did_you_mean(name.lower(), usual, likely=example)
-        raise ValueError(
-            f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
-            f"{hint and '. ' + hint}"
-        )
-    return name
 
 
 def _check_matrix_and_range(ops: PictureOps) -> None:
@@ -350,3 +287,152 @@ def _check_color(argument: str, color: str) -> None:
             f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}. "
             "See https://ffmpeg.org/ffmpeg-utils.html#Color"
         )
+
+
+def filter_text(ops: PictureOps | SoundOps) -> list[str]:
+    """The filters that perform operations, as text for FFmpeg's graph."""
+    text = ops.filter_desc or ""
+    own = [text] if text.strip() else []
+    count = ops.num_frames
+    if isinstance(ops, SoundOps):
+        return [
+            *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
+            *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
+            *_trim("atrim", ops.window),
+            # apad only adds and atrim only cuts; together they give the exact count.
+            *([f"apad=whole_len={count}", f"atrim=end_sample={count}"] if count else []),
+            *own,
+            *([f"aformat=sample_fmts={ops.sample_fmt}"] if ops.sample_fmt else []),
+        ]
+    formats = ops.formats if ops.is_scaled else ()
+    is_converted = ops.is_scaled and (bool(formats) or not own)
+    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
+    added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
+    return [
+        *cut_filters(ops.box, mirror=ops.mirror),
+        *([f"fps={ratio(parse_rate(ops.frame_rate))}:round=up"] if ops.frame_rate else []),
+        *_trim("trim", ops.window),
+        *_scale(ops, formats),
+        *_crop(ops.crop_width, ops.crop_height, exact=not formats),
+        *([f"tpad=stop=-1:stop_mode={added}", f"trim=end_frame={count}"] if count else []),
+        *own,
+        *(_formats(ops.pix_fmt) if is_converted else conversion_filters(ops)),
+    ]
+
+
+def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
+    """Cut a box out and mirror it."""
+    filters = []
+    if box is not None:
+        x, y, w, h = box
+        # FFmpeg's crop filter moves a box that reaches over the edge back inside; a size of 0 is an error.
+        sides = f"'if(gt({x}+{w},iw),0,{w})':'if(gt({y}+{h},ih),0,{h})'"
+        filters.append(f"crop={sides}:{x}:{y}:exact=1")
+    return [*filters, "hflip"] if mirror else filters
+
+
+def conversion_filters(ops: PictureOps) -> list[str]:
+    """Convert to the final format without a change of size."""
+    colors = _colors(ops)
+    if not (ops.pix_fmt or colors) or ops.uses_default_conversion:
+        return _formats(ops.pix_fmt)
+    return [
+        f"scale=flags=bilinear+{ACCURATE}{colors}",
+        *_formats(PLANAR.get(ops.pix_fmt or ""), ops.pix_fmt),
+    ]
+
+
+def _formats(*names: str | None) -> list[str]:
+    return [f"format={name}" for name in names if name]
+
+
+def _colors(ops: PictureOps) -> str:
+    """Matrix and range of the result, to be put behind the flags of a scaler."""
+    matrix = f":out_color_matrix={ops.color_matrix}" if ops.color_matrix else ""
+    return f"{matrix}:out_range={ops.color_range}" if ops.color_range else matrix
+
+
+def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
+    """Scale by way of these formats, if any, and give the exact size.
+
+    The last of the formats has no chroma planes of another size, so that borders are exact.
+    """
+    width, height = ops.width, ops.height
+    if width is None and height is None:
+        return []
+    flags = f"flags={ops.flags}{_colors(ops)}"
+    exact = not formats
+    after: list[str] = []
+    if width is None or height is None or ops.scale_mode is None:
+        size = _sides(width, height)
+    elif ops.scale_mode == "crop":
+        size = f"{width}:{height}:force_original_aspect_ratio=increase"
+        after = _crop(width, height, exact=exact)
+    else:
+        size = _fitted_samples(width, height) if exact else _fitted(width, height)
+        after = _border(width, height, ops.pad_color, exact=exact)
+    return [f"scale={size}:{flags}", *_formats(*formats), *after]
+
+
+# FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
+# image to 0, and then refuse it: a line 2000 pixels long and 3 high would not go into 224x224.
+
+
+def _sides(width: int | None, height: int | None) -> str:
+    """The size; a side that is not given keeps the aspect ratio, and has one pixel at least."""
+    if width is None:
+        return f"'max(1,round({height}*iw/ih))':{height}"
+    return f"{width}:'max(1,round({width}*ih/iw))'" if height is None else f"{width}:{height}"
+
+
+def _fitted(width: int, height: int) -> str:
+    """The largest size of the image's aspect ratio that fits, one pixel at least on each side."""
+    # In quotes below: a comma would end the filter.
+    across = f"max(1,min({width},round({height}*iw/ih)))"
+    return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
+
+
+def _fitted_samples(width: int, height: int) -> str:
+    """The same in whole samples of the result's chroma: FFmpeg's pad filter cuts off what is left over."""
+    across = f"min(floor({width}/ohsub),round({height}*iw/ih/ohsub))*ohsub"
+    down = f"min(floor({height}/ovsub),round({width}*ih/iw/ovsub))*ovsub"
+    return f"'max(ohsub,{across})':'max(ovsub,{down})'"
+
+
+def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
+    # FFmpeg's pad filter rounds sizes down to whole samples.
+    step = CHROMA_GRID if exact else 1
+    # Rounded up to whole chroma samples, which pad asks for; crop takes the rest off again.
+    outer = [-(-side // step) * step for side in (width, height)]
+    place = f"({width}-iw)/2:({height}-ih)/2"
+    pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
+    return [pad] if outer == [width, height] else [pad, f"crop={width}:{height}:0:0:exact=1"]
+
+
+def _crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
+    """Cut out the middle; ``exact``: chroma may have its own size, and FFmpeg would round to it."""
+    if width is None and height is None:
+        return []
+    sides = f"{'iw' if width is None else width}:{'ih' if height is None else height}"
+    if not exact:
+        return [f"crop={sides}"]
+    # The size is not rounded to whole chroma samples, but the position is, so that chroma stays in place.
+    step = CHROMA_GRID
+    left, top = (f"trunc(({side}-o{side[1]})/{2 * step})*{step}" for side in ("iw", "ih"))
+    return [f"crop={sides}:{left}:{top}:exact=1"]
+
+
+def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
+    """Cut in time."""
+    sides = (("start", window.start), ("end", window.end))
+    options = [f"{side}={_seconds(value)}" for side, value in sides if value is not None]
+    return [f"{name}={':'.join(options)}"] if options else []
+
+
+def _seconds(value: Fraction) -> str:
+    count = int((_to_microseconds(value) or 0) * 1_000_000)
+    return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
+
+
+def ratio(value: Fraction) -> str:
+    return f"{value.numerator}/{value.denominator}"

@@ -27,9 +27,8 @@ from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.inputs import Source
 from spdl_media.mux import Muxer
-from spdl_media.operations import Rate
 from spdl_media.packets import AudioPackets, VideoPackets, av_packets, discarded_pts, metadata_of
-from spdl_media.timing import Seconds, parse_window
+from spdl_media.timing import Rate, Seconds, parse_window
 
 __all__ = ("cut", "save_audio", "save_video")
 

@@ -21,6 +21,12 @@ Seconds: TypeAlias = float | int | Decimal | Fraction | str
 Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 """A half-open window ``(start, end)`` in seconds; ``None`` (or infinity) leaves a side open."""
 
+Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
+
+
+# Of a ratio of FFmpeg's; and of one that is near any float of a usual rate.
+_MAX_TERM, _MAX_DENOMINATOR = 2**31 - 1, 100_000
+
 # Times closer than this are one. A moment that users compute in floats, as start + duration or by adding up,
 # lies a few of their last places beside the exact one: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s
 # apart.
@@ -126,6 +132,29 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
     return Window(
         None if isinstance(start, float) else start, None if isinstance(end, float) else end
     )
+
+
+def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
+    """Read a frame rate, or another ratio of this name.
+
+    Raises:
+        ValueError: It is no number, or not positive.
+    """
+    try:
+        # By its text, so that 29.97 is 2997/100 and not the nearest binary number.
+        text = value if isinstance(value, Fraction) else str(value)
+        rate = Fraction(*value) if isinstance(value, tuple) else Fraction(text)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{name} must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
+        ) from error
+    # FFmpeg's terms have 31 bits, and those of the text of 30000 / 1001 more.
+    if max(rate.as_integer_ratio()) > _MAX_TERM:
+        rate = rate.limit_denominator(_MAX_DENOMINATOR)
+    if not 0 < rate.numerator <= _MAX_TERM:
+        limit = "positive" if rate <= 0 else "below 2**31"
+        raise ValueError(f"{name} must be {limit}, not {value!r}")
+    return rate
 
 
 def clip_window(start: Seconds, duration: Seconds) -> Window:

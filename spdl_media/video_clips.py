@@ -22,9 +22,9 @@ from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
 from spdl_media.load import sound_ops
-from spdl_media.operations import Rate, SoundOps, parse_rate
+from spdl_media.operations import SoundOps
 from spdl_media.rows import OnShort
-from spdl_media.timing import Window
+from spdl_media.timing import Rate, Window, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 
 __all__ = ("VideoClips", "sample_clips")
