@@ -24,6 +24,7 @@ from spdl_media.boxes import index_is_last, missing_end
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
+from spdl_media.stills import unread_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -399,13 +400,16 @@ class Input:
         return container
 
     def _not_media(self, text: str) -> DemuxError:
+        head: bytes | memoryview = b""
+        with suppress(SourceError):
+            head = self.head(12) if self.seekable else b""
         # FFmpeg takes whatever is called .mp4 for one.
-        if "moov atom not found" in text and self.seekable and self.head(8)[4:] == b"ftyp":
+        if "moov atom not found" in text and head[4:8] == b"ftyp":
             text = (
                 f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
                 "record it anew"
             )
-        elif kind := self._kind():
+        elif kind := unread_kind(head):
             text = (
                 f"it begins as {kind}, but FFmpeg cannot open it: {text}. It is damaged, or of a kind that "
                 "FFmpeg does not read; convert it with another program"
@@ -416,13 +420,6 @@ class Input:
                 "signature, name the format: demux_config(format=...)"
             )
         return DemuxError(text, source=self.name)
-
-    def _kind(self) -> str | None:
-        """What the signature says of data that FFmpeg does not know, or cannot tell from sound."""
-        head = b""
-        with suppress(SourceError):
-            head = bytes(self.head(12)) if self.seekable else b""
-        return next((name for start, name in _KINDS.items() if head.startswith(start)), None)
 
     def _raise_better(self, error: DemuxError, config: DemuxConfig) -> None:
         """Raise an error that says more, if the failure has another reason than the content."""
@@ -442,14 +439,5 @@ class Input:
             except SourceError as os_error:
                 raise os_error from cause
 
-
-_KINDS = {
-    b"GIF8": "a GIF",
-    b"\xff\x0a": "a JPEG XL",
-    b"\0\0\0\x0cJXL ": "a JPEG XL",
-    b"FTEX": "an FTEX",
-    b"%PDF": "a PDF",
-    b"%!PS": "a PostScript",
-}
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})

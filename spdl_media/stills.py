@@ -26,6 +26,7 @@ __all__ = (
     "pillow_reason",
     "still_codec",
     "still_orientation",
+    "unread_kind",
 )
 
 HEAD_SIZE = 1 << 16
@@ -362,3 +363,20 @@ _SIGNATURES: tuple[tuple[bytes, _Found, _Found], ...] = (
     (b"BLP2", None, "a BLP"),
     (b"#define ", None, "an XBM"),
 )
+
+
+# What FFmpeg does not know, or cannot tell from audio.
+_UNREAD = {
+    b"GIF8": "a GIF",
+    b"\xff\x0a": "a JPEG XL",
+    b"\0\0\0\x0cJXL ": "a JPEG XL",
+    b"FTEX": "an FTEX",
+    b"%PDF": "a PDF",
+    b"%!PS": "a PostScript",
+}
+
+
+def unread_kind(head: Bytes) -> str | None:
+    """What the first bytes of a file say that FFmpeg has failed to open."""
+    begin = bytes(head[:12])
+    return next((name for start, name in _UNREAD.items() if begin.startswith(start)), None)

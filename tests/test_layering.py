@@ -40,7 +40,7 @@ ORDER = [
     ["cuda_driver", "handover", "devices"],
     ["storage"],
     ["buffer"],
-    ["values", "rows", "image_buffer", "convert", "audio_arrays"],
+    ["values", "rows", "convert", "audio_arrays"],
     ["nested", "transfer"],
     ["arrays"],
     ["_collate"],
