@@ -23,7 +23,7 @@ from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
-from spdl_media.load import awaitable, frame_steps, sound_ops, video_request
+from spdl_media.load import audio_options, awaitable, frame_steps, video_request
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
 from spdl_media.rows import check_length
 from spdl_media.timing import Seconds, Window, clip_window, parse_window
@@ -115,7 +115,7 @@ def load_clip(
         "storage": arguments["video_storage"],
     }
     request = video_request(of_video, "load_clip(cuda=)")
-    ops = sound_ops(arguments)
+    ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
     _check_span(start, duration, num_frames if frame_rate else None, num_samples)
     decode = frame_steps(request)

@@ -235,7 +235,7 @@ def load_audio(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = chosen_filter(sound_ops(arguments), arguments["filter_desc"], _SOUND_OPS)
+    desc = chosen_filter(audio_options(arguments), arguments["filter_desc"], _SOUND_OPS)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
     num_samples = arguments["num_samples"]
@@ -309,7 +309,7 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
 
 def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
     filter_desc, storage = arguments["filter_desc"], arguments["storage"]
-    ops, config = picture_ops(arguments), chosen_device(arguments, ImageDecoder)
+    ops, config = image_options(arguments), chosen_device(arguments, ImageDecoder)
     cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
     values = pixel_values(arguments, ops)
     colored = ops
@@ -341,7 +341,7 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
         TypeError: An option has the wrong type.
     """
     check_length("num_frames", arguments["num_frames"], arguments["on_short"])
-    ops, config = picture_ops(arguments), chosen_device(arguments, VideoDecoder)
+    ops, config = image_options(arguments), chosen_device(arguments, VideoDecoder)
     return VideoRequest(
         ops=ops,
         desc=chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS),
@@ -367,7 +367,7 @@ def pixel_values(arguments: Any, ops: PictureOps) -> Values | None:
     return parse_values(dtype, mean, std, pix_fmt=pix_fmt)
 
 
-def picture_ops(arguments: Any) -> PictureOps:
+def image_options(arguments: Any) -> PictureOps:
     """What the arguments ask of images.
 
     Raises:
@@ -377,7 +377,7 @@ def picture_ops(arguments: Any) -> PictureOps:
     return PictureOps(**picked(arguments, _PICTURE_OPS))
 
 
-def sound_ops(arguments: Any) -> SoundOps:
+def audio_options(arguments: Any) -> SoundOps:
     """What the arguments ask of audio.
 
     Raises:

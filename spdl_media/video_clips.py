@@ -21,7 +21,7 @@ from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
-from spdl_media.load import sound_ops
+from spdl_media.load import audio_options
 from spdl_media.operations import SoundOps
 from spdl_media.rows import OnShort
 from spdl_media.timing import Rate, Window, parse_rate
@@ -142,7 +142,7 @@ def sample_clips(
         length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
-            video, starts, seconds, sound_ops(arguments), audio_stream_index
+            video, starts, seconds, audio_options(arguments), audio_stream_index
         )
         return VideoClips(loaded, finish(samples), times, indices, sample_rate)
     except BaseException:

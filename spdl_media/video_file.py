@@ -31,7 +31,7 @@ from spdl_media.frame_index import FrameIndex, frame_numbers, save
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import VIDEO_OPS, picture_ops, pixel_values
+from spdl_media.load import VIDEO_OPS, image_options, pixel_values
 from spdl_media.operations import PictureOps
 from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
@@ -369,7 +369,7 @@ def load_rows(
         TypeError: An option has the wrong type.
         TransferError: There is no device.
     """
-    ops = picture_ops(arguments)
+    ops = image_options(arguments)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     desc = chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS)
     if config is not None and ops.quality == "auto" and desc is ops:
