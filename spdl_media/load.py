@@ -72,7 +72,7 @@ _IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), So
 # Arguments that become operations, and those that go into requests as they are.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
 _OF_IMAGES = "demux_config decode_config layout on_error num_threads decoder name".split()
-_OF_VIDEOS = "filter_desc num_frames on_short decode_config storage layout decoder".split()
+_OF_VIDEOS = "num_frames on_short decode_config storage layout decoder".split()
 
 
 @overload
@@ -346,6 +346,7 @@ def video_request(arguments: Any, purpose: str) -> VideoRequest:
         ops=ops,
         desc=chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS),
         cuts=CropPlan(1, arguments["crops"], arguments["flips"], arguments["rng"]),
+        is_plain=isinstance(arguments["filter_desc"], Default),
         values=pixel_values(arguments, ops),
         config=config,
         purpose=purpose,

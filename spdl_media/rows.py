@@ -1,4 +1,4 @@
-"""Frames in an array: what they must have in common, where their planes go, and the numbers they become."""
+"""Frames in an array: what they must have in common, where their planes go, and what fills missing rows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from spdl_media.arguments import ArrayLayout, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import CUDAConfig, DecodeConfig, as_decode_config
 from spdl_media.crops import CropPlan
-from spdl_media.decode import Default, decode_into
+from spdl_media.decode import decode_into
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.operations import PictureOps, picture_ops
@@ -36,12 +36,22 @@ TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRequest:
-    """Checked options of one load of frames, for the CPU and for devices."""
+    """Checked options of one load of frames, for the CPU and for devices.
+
+    Attributes:
+        ops: How frames come out.
+        desc: Their filters, which are the caller's own or those of ``ops``.
+        cuts: What is cut out of all of them and mirrored.
+        is_plain: No graph of the caller's own is run.
+        config: The device; ``None`` for host memory.
+        decoder: Who decodes.
+        purpose: The function, for messages.
+    """
 
     ops: PictureOps
     desc: str | PictureOps | None
     cuts: CropPlan
-    filter_desc: str | Default | None
+    is_plain: bool
     num_frames: int | None
     on_short: OnShort | None
     decode_config: DecodeConfig | None

@@ -22,7 +22,6 @@ from spdl_media.cuda.images import SPDL_COLORS, one_device, warn_of_fallback
 from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
 from spdl_media.cuda.video_path import decode_batches, decode_clip, not_on_nvdec
 from spdl_media.cuda.video_rows import Output, VideoDevice
-from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer
 from spdl_media.devices import open_device
 from spdl_media.geometry import Box, Size
@@ -52,7 +51,7 @@ def device_frame_steps(
     """
     finish, memory = on_its_way(config, request.storage, request.purpose)
     on_cpu = replace(request, storage=memory)
-    if isinstance(request.filter_desc, Default) and request.ops.quality == "auto":
+    if request.is_plain and request.ops.quality == "auto":
         # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
         on_cpu = replace(on_cpu, desc=replace(request.ops, quality="accurate"))
 
@@ -113,7 +112,7 @@ def _takes_nvdec(request: VideoRequest) -> bool:
 def _refusal(request: VideoRequest) -> str | None:
     """Why no decoder of the device makes such frames, as far as the arguments say."""
     options = request.ops
-    if not isinstance(request.filter_desc, Default) or options.quality == "fast":
+    if not request.is_plain or options.quality == "fast":
         return "filter_desc= and quality='fast' are for the CPU"
     if options.pix_fmt not in ("rgb24", "bgr24"):
         return f"it gives pix_fmt 'rgb24' or 'bgr24', not {options.pix_fmt!r}"
