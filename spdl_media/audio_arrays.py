@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import as_fraction
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
+from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
@@ -190,7 +191,7 @@ def _decode_while_reading(
     try:
         with naming(container.name), container.reading():
             index, codec, packets = audio_packets(container, stream_index, window, keep=False)
-            rows = request.rows(container.zero, _stated_end(container, index, window))
+            rows = request.rows(container.zero, _stated_end(container, index, codec, window))
             if rows is None:
                 return None
             decoder = SampleDecoder(codec, metadata, request.config)
@@ -208,13 +209,20 @@ def _decode_while_reading(
     return _finished(rows, request, metadata, codec)
 
 
-def _stated_end(container: Container, index: int, window: Window) -> Fraction | None:
+def _stated_end(
+    container: Container, index: int, codec: AudioCodec, window: Window
+) -> Fraction | None:
     """Where the header says that the last sample stands, or where the window ends."""
     stream = container.av.streams[index]
     if stream.duration is None:
         return window.end
-    ticks = (stream.start_time or 0) + stream.duration
-    end: Fraction = ticks * as_fraction(stream.time_base) - container.zero
+    start, duration = (stream.start_time or 0), stream.duration * codec.time_base
+    if size := even_samples(codec):
+        # The last packet is decoded whole, however short the header states it.
+        duration = Fraction(
+            math.ceil(duration * codec.sample_rate / size) * size, codec.sample_rate
+        )
+    end: Fraction = start * codec.time_base + duration - container.zero
     return end if window.end is None else min(end, window.end)
 
 

@@ -210,3 +210,20 @@ def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
     if place < 28 or place >= len(header):
         return _SHORTEST_VORBIS, _LONGEST_VORBIS
     return 1 << (header[place] & 15), 1 << (header[place] >> 4)
+
+
+# Replication need not be stated, but is for streams of lower sample rates, which it doubles.
+_AAC_RATES = dict(enumerate((96000, 88200, 64000, 48000, 44100, 32000)))
+
+
+def is_aac_lc(codec: AudioCodec) -> bool:
+    """Whether a stream is AAC of low complexity for sure, without spectral band replication.
+
+    See:
+        ISO/IEC 14496-3, 1.6.2.1: AudioSpecificConfig begins with 5 bits of object type and 4 of sample rate.
+    """
+    if codec.name != "aac" or len(codec.extradata or b"") < 2:
+        return False
+    (bits,) = struct.unpack_from(">H", codec.extradata or b"")
+    rate = _AAC_RATES.get(bits >> 7 & 15)
+    return bits >> 11 == 2 and rate == codec.sample_rate and codec.frame_size == 1024

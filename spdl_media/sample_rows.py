@@ -62,9 +62,9 @@ class SampleRows:
         self.mixed = False
         self._ops, self._desc, self._allocate = ops, desc, allocate
         self._zero, self._end = zero, end
-        # Of what comes in and of what comes out.
+        # Of what comes in, less the blocks that were taken, and of what comes out.
         self._wanted = self._limit = sys.maxsize if limit is None else limit
-        self._channels = self._position = self._taken = self._waiting = self._filled = 0
+        self._channels = self._position = self._waiting = self._filled = 0
         self._graph: FrameFilter | None = None
         self._fifo = av.AudioFifo()
         self.sample_fmt = ""
@@ -88,10 +88,11 @@ class SampleRows:
         if start:
             # The queue takes whole frames, so what is not wanted is read off again.
             self._fifo.read(start)
-        count = min(stop - start, self._wanted - self._taken)
-        self._taken += count
-        self._add_waiting(count)
-        return self._taken >= self._wanted or self._filled >= self._limit
+        self._waiting += stop - start
+        # Most frames do not complete a block, and nothing more is done for them.
+        if self._waiting < _BLOCK and self._waiting < self._wanted:
+            return False
+        return self._take_blocks()
 
     def put_frames(
         self,
@@ -130,7 +131,8 @@ class SampleRows:
         start, stop = part
         if start:
             self._fifo.read(start)
-        self._add_waiting(max(stop - start, 0))
+        self._waiting += max(stop - start, 0)
+        self._take_blocks()
         return True
 
     @property
@@ -208,10 +210,13 @@ class SampleRows:
             self._time_base = sample_time_base(rate, self._zero)
             self._graph = FrameFilter(self._desc, kind="audio", time_base=self._time_base)
 
-    def _add_waiting(self, count: int) -> None:
-        self._waiting += count
+    def _take_blocks(self) -> bool:
+        """Take the blocks that are complete; True: there are enough samples."""
+        self._waiting = min(self._waiting, self._wanted)
         while self._waiting >= _BLOCK:
+            self._wanted -= _BLOCK
             self._take_waiting(_BLOCK)
+        return self._waiting >= self._wanted or self._filled >= self._limit
 
     def _take_waiting(self, count: int) -> None:
         self._waiting -= count

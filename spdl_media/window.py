@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import tells_sample, vorbis_blocks
+from spdl_media.audio_clock import is_aac_lc, tells_sample, vorbis_blocks
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import (
     AudioPackets,
@@ -37,7 +37,7 @@ P = TypeVar("P", VideoPackets, ImagePackets)
 AUDIO_PREROLL = Fraction(1, 2)
 
 # Packets of lossless codecs know nothing of each other.
-_PREROLLS = dict.fromkeys(("alac", "flac", "tta", "wavpack"), Fraction(0))
+_WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
 
 # A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
 # counted from the wrong one.
@@ -335,11 +335,22 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     return _pts(window.start, codec, container.zero)
 
 
+def _preroll(codec: AudioCodec) -> Fraction:
+    """Seconds before a window from which a decoder gives in it what it gives from the start."""
+    if codec.name in _WITHOUT_PREROLL:
+        return Fraction(0)
+    block = 0
+    if codec.name == "vorbis":
+        block = vorbis_blocks(codec)[1]
+    elif is_aac_lc(codec):
+        block = codec.frame_size
+    # Each block overlaps with the one before, and depends on no other.
+    return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
+
+
 def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
     """Timestamp at which decoding may begin; ``None``: at the start of the file."""
-    preroll = _PREROLLS.get(codec.name, AUDIO_PREROLL)
-    if codec.name == "vorbis":  # each block overlaps with the one before
-        preroll = min(preroll, Fraction(3 * vorbis_blocks(codec)[1], codec.sample_rate))
+    preroll = _preroll(codec)
     if window.start is None or window.start <= preroll:
         return None
     # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
