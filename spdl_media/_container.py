@@ -21,7 +21,6 @@ from spdl_media._ffmpeg import (
     as_fraction,
     describe,
     ffmpeg_log,
-    mended,
     says_checksum_failed,
 )
 from spdl_media.audio_clock import counted_starts, straightened
@@ -36,6 +35,7 @@ from spdl_media.codec import (
     read_video_codec,
 )
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
+from spdl_media.demux_fixes import mended
 from spdl_media.errors import DemuxError
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input

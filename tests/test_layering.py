@@ -28,7 +28,7 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "packets"],
-    ["audio_clock", "_container", "window", "chunks", "demuxer", "demux"],
+    ["audio_clock", "demux_fixes", "_container", "window", "chunks", "demuxer", "demux"],
     ["frame_scan"],
     ["bitstream"],
     ["operations", "filter_desc", "crops"],
