@@ -26,7 +26,7 @@ import pytest
 import spdl_media
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineBuilder
-from spdl_media.pipeline.engine import run as engine_run
+from spdl_media.pipeline.engine import exits
 from spdl_media.pipeline.engine.hub import new_loop
 from spdl_media.pipeline.engine.run import Run
 
@@ -238,8 +238,8 @@ def test_runs_that_other_threads_start_meanwhile_do_not_keep_exit_from_stopping_
     pipeline.start()
     run = pipeline._run
     assert run is not None
-    monkeypatch.setattr(engine_run, "_LIVE", Growing([run]))
-    engine_run._stop_all()
+    monkeypatch.setattr(exits, "LIVE", Growing([run]))
+    exits.stop_all()
     assert not run.is_live
 
 

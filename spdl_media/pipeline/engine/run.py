@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import itertools
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from spdl_media._checks import check_callable, check_int, check_seconds
+from spdl_media.pipeline.engine.exits import EXIT_SECONDS, LIVE, disown_all, stop_all
 from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
 from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
@@ -48,9 +47,6 @@ CANCEL_SECONDS = 0.4
 
 # How many calls and threads the log names at once.
 MOST_NAMED = 10
-
-# How long interpreter exit waits for all pipelines together.
-EXIT_SECONDS = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +165,13 @@ class Run:
         for hook in self.graph.hooks:
             hook.stage_start()
             self._started_hooks.append(hook)
-        _LIVE.add(self)
+        LIVE.add(self)
         self.is_live = True
         self._thread.start()
 
     def _undo_start(self) -> None:
         self.is_live = False
-        _LIVE.discard(self)
+        LIVE.discard(self)
         # One that cannot be made has closed its pools.
         if hasattr(self, "graph"):
             self.graph.close_pools()
@@ -429,35 +425,8 @@ def _join(threads: list[threading.Thread], deadline: float) -> list[str]:
 
 
 _NUMBERS = itertools.count(1)
-_LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
 
-
-def _runs() -> list[Run]:
-    while True:
-        # Another thread may start a run, or end one, in the middle. No lock: a fork might copy it locked.
-        with contextlib.suppress(RuntimeError):
-            return list(_LIVE)
-
-
-def _stop_all() -> None:
-    # Asked all together first, so that many pipelines take no longer than one.
-    for run in _runs():
-        if run.is_live:
-            run.request_stop()
-    deadline = perf_counter() + EXIT_SECONDS
-    for run in _runs():
-        if run.has_reported:
-            continue
-        run.stop(max(0.0, deadline - perf_counter()))
-
-
-def _disown_all() -> None:
-    for run in _runs():
-        if run.is_live:
-            with contextlib.suppress(RuntimeError):
-                run.disown()
-
-
-atexit.register(_stop_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+# Here, behind the imports: what they have registered, such as the end of worker processes, comes after this.
+atexit.register(stop_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=disown_all)
