@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import Container
+from spdl_media._ffmpeg import forwards_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.audio_clock import even_samples
@@ -145,7 +146,7 @@ def load_audio_array(
             array = _load_without_container(input, window, request)
             if array is not None:
                 return array
-        with closing(Container(input, config)) as container:
+        with closing(_open_container(input, config)) as container:
             # After any fault the source is read a second time below.
             if input.seekable:
                 array = _decode_while_reading(container, stream_index, window, request)
@@ -153,6 +154,23 @@ def load_audio_array(
                     return array
             packets = read_audio(container, stream_index, window)
     return decode_audio_array(packets, request)
+
+
+def _open_container(input: Input, config: DemuxConfig) -> Container:
+    """Open a container, without trying out a decoder where all is said of its only stream."""
+    # Of decoders that are not to be tried, FFmpeg logs that it has none.
+    container = Container(input, config, tries=forwards_log())
+    if container.tried or _tells_all(container):
+        return container
+    container.close()
+    return Container(input, config)
+
+
+def _tells_all(container: Container) -> bool:
+    # FFmpeg takes a stream for none of audio as long as it does not know the sample rate.
+    if len(container.av.streams) != 1 or container.best_index("audio") is None:
+        return False
+    return container.audio()[1].sample_fmt is not None
 
 
 def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -212,18 +213,31 @@ def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
     return 1 << (header[place] & 15), 1 << (header[place] >> 4)
 
 
+AAC_FRAME_SIZE = 1024
+"""Samples of a frame of AAC-LC, but for those of 960."""
+
 # Replication need not be stated, but is for streams of lower sample rates, which it doubles.
 _AAC_RATES = dict(enumerate((96000, 88200, 64000, 48000, 44100, 32000)))
 
 
 def is_aac_lc(codec: AudioCodec) -> bool:
-    """Whether a stream is AAC of low complexity for sure, without spectral band replication.
+    """Whether a stream is AAC-LC in frames of 1024 samples for sure, without spectral band replication.
 
     See:
-        ISO/IEC 14496-3, 1.6.2.1: AudioSpecificConfig begins with 5 bits of object type and 4 of sample rate.
+        ISO/IEC 14496-3, 1.6.2.1 and 4.4.1: AudioSpecificConfig begins with the object type (5 bits), sample
+        rate and channels (4 bits each), and a mark of frames of 960.
     """
     if codec.name != "aac" or len(codec.extradata or b"") < 2:
         return False
     (bits,) = struct.unpack_from(">H", codec.extradata or b"")
     rate = _AAC_RATES.get(bits >> 7 & 15)
-    return bits >> 11 == 2 and rate == codec.sample_rate and codec.frame_size == 1024
+    return bits >> 11 == 2 and rate == codec.sample_rate and not bits & 4
+
+
+def filled_in(codec: AudioCodec) -> AudioCodec:
+    """Add what FFmpeg learns only by trying out the decoder, where the header leaves no doubt of it."""
+    if codec.name in ("opus", "vorbis"):
+        return replace(codec, sample_fmt="fltp")
+    if is_aac_lc(codec):
+        return replace(codec, sample_fmt="fltp", frame_size=AAC_FRAME_SIZE)
+    return codec

@@ -25,6 +25,24 @@ Read: TypeAlias = Callable[[int, int], Bytes]
 MAX_PARTS = 1 << 16
 
 
+# FFmpeg asks all of its demuxers whether they know a file, which takes 0.1 ms and for MP3 0.3 ms. Signatures
+# that belong to one format, with their offsets; its name for opening, and FFmpeg's list of its names.
+_SIGNATURES = (
+    (0, b"fLaC", "flac", "flac"),
+    (0, b"OggS", "ogg", "ogg"),
+    (4, b"ftyp", "mov", "mov,mp4,m4a,3gp,3g2,mj2"),
+    (0, b"\x1aE\xdf\xa3", "matroska", "matroska,webm"),
+)
+
+
+def signed_format(head: Bytes) -> tuple[str, str] | None:
+    """The format whose signature stands in the first bytes: its name for opening, and all of its names."""
+    for offset, signature, name, names in _SIGNATURES:
+        if head[offset : offset + len(signature)] == signature:
+            return name, names
+    return None
+
+
 class Chunks(NamedTuple):
     """How the chunks of a family of formats follow each other.
 

@@ -21,6 +21,7 @@ __all__ = (
     "ERR_DETECT",
     "HEAD_SIZE",
     "STILL_FORMATS",
+    "WITHOUT_SIGNATURE",
     "container_still",
     "is_avif",
     "pillow_reason",
@@ -34,6 +35,11 @@ HEAD_SIZE = 1 << 16
 
 It is an ``acTL`` chunk behind a large colour profile that takes so many; every other format is
 known from the first 32."""
+
+WITHOUT_SIGNATURE = frozenset(
+    {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
+)
+"""Decoders of images that can only be known by the name of their file."""
 
 # Decoders that FFmpeg's demuxer of such files is named after: "png_pipe".
 _NAMED_ALIKE = (

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import is_aac_lc, tells_sample, vorbis_blocks
+from spdl_media.audio_clock import AAC_FRAME_SIZE, is_aac_lc, tells_sample, vorbis_blocks
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import (
     AudioPackets,
@@ -343,7 +343,7 @@ def _preroll(codec: AudioCodec) -> Fraction:
     if codec.name == "vorbis":
         block = vorbis_blocks(codec)[1]
     elif is_aac_lc(codec):
-        block = codec.frame_size
+        block = AAC_FRAME_SIZE
     # Each block overlaps with the one before, and depends on no other.
     return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
 

@@ -177,3 +177,31 @@ def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
     np.testing.assert_array_equal(sm.load_audio(data, sample_fmt="s16").array, samples)
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(0.25, None)), filter_desc=None)
     assert sum(len(chunk) for chunk in frames.chunks) == 4096 + 2624 - 4000
+
+
+@pytest.mark.parametrize(
+    ("codec", "format", "rate"),
+    [("vorbis", "ogg", 44100), ("libopus", "ogg", 48000), ("aac", "mp4", 44100), ("aac", "mp4", 22050),
+     ("alac", "mp4", 44100), ("flac", "ogg", 44100)],
+)  # fmt: skip
+@pytest.mark.parametrize("timestamp", [None, (0.5, 1.25), (1.0, 9.0)])
+@pytest.mark.parametrize("options", [{}, {"filter_desc": None}, {"filter_desc": "volume=0.5"}])
+def test_untried_decoders_change_no_sample(
+    codec: str, format: str, rate: int, timestamp: Any, options: Any
+) -> None:
+    data = clip(codec, format, rate, 2, (("aac_pns", "0"),) if codec == "aac" else ())
+    packets = sm.demux_audio(data, timestamp=timestamp)
+    wanted = sm.convert_frames(sm.decode_packets(packets, **options))
+    found = sm.load_audio(data, timestamp, **options)
+    np.testing.assert_array_equal(found.array, wanted.array)
+
+
+@pytest.mark.parametrize(
+    ("codec", "format"), [("vorbis", "ogg"), ("libopus", "ogg"), ("aac", "mp4")]
+)
+def test_untried_decoders_of_windows_behind_the_end(codec: str, format: str) -> None:
+    data = clip(codec, format, 48000, 1)
+    empty = {"num_samples": 10, "on_short": "zeros", "filter_desc": None}
+    found = sm.load_audio(data, (5, 6), **empty).array
+    assert found.dtype == np.float32
+    assert not found.any()
