@@ -157,7 +157,7 @@ def load_audio_array(
 
 
 def _open_container(input: Input, config: DemuxConfig) -> Container:
-    """Open a container, without trying out a decoder where all is said of its only stream."""
+    """Open a container, without trying out a decoder where all is said of its only stream of audio."""
     # Of decoders that are not to be tried, FFmpeg logs that it has none.
     container = Container(input, config, tries=forwards_log())
     if container.tried or _tells_all(container):
@@ -167,8 +167,11 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
 
 
 def _tells_all(container: Container) -> bool:
-    # FFmpeg takes a stream for none of audio as long as it does not know the sample rate.
-    if len(container.av.streams) != 1 or container.best_index("audio") is None:
+    streams = container.av.streams
+    # Which of several is the best one, and where other streams of Ogg begin, FFmpeg learns from packets. It
+    # takes a stream for none of audio as long as it does not know the sample rate.
+    is_alone = len(streams) == 1 or container.format.startswith("mov")
+    if not is_alone or len(streams.audio) != 1 or container.best_index("audio") is None:
         return False
     return container.audio()[1].sample_fmt is not None
 

@@ -117,6 +117,16 @@ def test_what_cannot_be_loaded(load: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("window", [None, (0.5, 1.25), (0, 0.1), (4.5, 9)])
+def test_audio_beside_a_video_is_what_its_packets_decode_to(
+    clips: dict[str, bytes], name: str, window: tuple[float, float] | None
+) -> None:
+    packets = sm.demux_audio(clips[name], timestamp=window)
+    wanted = sm.convert_frames(sm.decode_packets(packets))
+    np.testing.assert_array_equal(sm.load_audio(clips[name], window).array, wanted.array)
+
+
+@pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize(("start", "duration"), INTERVALS)
 def test_a_clip_is_what_the_two_streams_give_alone(
     clips: dict[str, bytes], name: str, start: float, duration: float
