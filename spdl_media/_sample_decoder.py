@@ -17,7 +17,7 @@ from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._picture_decoder import DecoderAtRest, OpenDecoder
 from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media.codec import AudioCodec
-from spdl_media.config import DecodeConfig
+from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import FrameFilter
 from spdl_media.frame_scan import CodedFrames
@@ -55,6 +55,13 @@ def _has_frame(packet: AvPacket) -> bool:
     return len(head) == 2 and head[0] == 0xFF and head[1] >= 0xE0
 
 
+# Opening a decoder takes as long as to decode six frames of MP3, or 20 packets of Vorbis.
+_at_rest = DecoderAtRest()
+
+# Flushing a decoder of these makes it as fresh. That of AAC goes on in its noise.
+_FRESH_WHEN_FLUSHED = frozenset({"opus", "vorbis"})
+
+
 class SampleDecoder(OpenDecoder):
     """Decodes packets in order and gives the samples that lie in the window.
 
@@ -71,7 +78,9 @@ class SampleDecoder(OpenDecoder):
         config: DecodeConfig,
         discarded: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(codec, metadata, config)
+        self._may_rest = codec.name in _FRESH_WHEN_FLUSHED and config == DEFAULT_DECODE_CONFIG
+        context = _at_rest.take(codec, config, metadata.source) if self._may_rest else None
+        super().__init__(codec, metadata, config, context)
         self._discarded: frozenset[int] = frozenset()
         self.last_packet: AvPacket | None = None
         self._position: int | None = None
@@ -160,6 +169,12 @@ class SampleDecoder(OpenDecoder):
                 if is_part and put(frame, start, stop, position + start):
                     return True
         return False
+
+    def rest(self) -> None:
+        """Leave the decoder to the next stream of this thread; it is not used here any more."""
+        if self._may_rest:
+            self._context.flush_buffers()
+            _at_rest.put_back(self._codec, self._context)
 
     def _filling(self, put: Put) -> Put:
         """The same sink, which gets silence for what is missing before the samples that it is given."""
@@ -256,9 +271,6 @@ class SampleDecoder(OpenDecoder):
         remedy = ". decode_config(on_corrupt='drop') leaves damaged packets out"
         return self._damage(text, pts, remedy)
 
-
-# Opening a decoder takes as long as to decode six frames of MP3.
-_at_rest = DecoderAtRest()
 
 # Frames of MP3 are decoded by one thread at a time. FFmpeg takes 4 microseconds for one, and PyAV lets go of
 # the GIL meanwhile: two threads that hand it to each other a hundred times a window take 1.5 times the CPU,

@@ -218,6 +218,7 @@ def _decode_while_reading(
             decoder = SampleDecoder(codec, metadata, request.config)
             try:
                 decoder.decode(chain(packets, (None,)), rows.put)
+                decoder.rest()
                 rows.flush()
             finally:
                 decoder.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,16 @@ def test_untried_decoders_of_windows_behind_the_end(codec: str, format: str) -> 
     found = sm.load_audio(data, (5, 6), **empty).array
     assert found.dtype == np.float32
     assert not found.any()
+
+
+@pytest.mark.parametrize("codec", ["vorbis", "libopus"])
+def test_a_decoder_that_is_used_again_is_as_fresh(codec: str, rng: np.random.Generator) -> None:
+    # Of one encoder, so that both files have the same headers.
+    noise = rng.integers(-9000, 9000, (2, 96000, 2)).astype("i2")
+    files = [make_audio(sound, 48000, codec=codec, format="ogg") for sound in noise]
+    for _ in range(20):
+        file, start = files[rng.integers(2)], float(rng.uniform(0, 1.5))
+        again = sm.load_audio(file, (start, start + 0.25)).array
+        with ThreadPoolExecutor(1) as pool:  # a thread has its own
+            fresh = pool.submit(sm.load_audio, file, (start, start + 0.25)).result().array
+        np.testing.assert_array_equal(again, fresh)
