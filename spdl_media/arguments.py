@@ -363,6 +363,9 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
     Args:
         arguments: The class.
         defaults: Where they differ from those of other functions.
+
+    Raises:
+        TypeError: In calls of the function: it has no such argument; the message has what is meant.
     """
     # The executor is an argument of the async_* functions alone.
     hints = {name: hint for name, hint in arguments.__annotations__.items() if name != "executor"}

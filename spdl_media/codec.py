@@ -350,7 +350,11 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
 
 
 def set_video(context: CodecContext, codec: VideoCodec) -> None:
-    """Tell a decoder that is not open yet what the container states of a stream."""
+    """Tell a decoder that is not open yet what the container states of a stream.
+
+    Raises:
+        TypeError: The decoder is one of another kind of media.
+    """
     if not isinstance(context, VideoCodecContext):
         raise TypeError(f"decoder {context.name!r} does not decode video")
     # H.264 without a stated reordering depth guesses it frame by frame, and gives early frames

@@ -204,7 +204,11 @@ def _primary_context(index: int) -> int:
 
 @contextmanager
 def current(index: int) -> Iterator[None]:
-    """A block in which the device of this number is the current one, and no other is started for it."""
+    """A block in which the device of this number is the current one, and no other is started for it.
+
+    Raises:
+        DriverError: The driver refuses, or there is none.
+    """
     call("cuCtxPushCurrent_v2", _primary_context(index))
     try:
         yield
@@ -310,7 +314,11 @@ def device_of_stream(address: int) -> int | None:
 
 
 def is_pinned(index: int, address: int) -> bool:
-    """Whether the driver knows the host memory at an address, so that it is copied in the background."""
+    """Whether the driver knows the host memory at an address, so that it is copied in the background.
+
+    Raises:
+        DriverError: There is no driver.
+    """
     kind = c_int()
     with current(index):
         status = driver().cuPointerGetAttribute(byref(kind), _MEMORY_TYPE, address)

@@ -28,7 +28,11 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def write_errors(name: str) -> Iterator[None]:
-    """Turn what the operating system or a file object raises in a block into WriteErrors."""
+    """Turn what the operating system or a file object raises in a block into WriteErrors.
+
+    Raises:
+        WriteError: Something was raised.
+    """
     try:
         yield
     except Exception as error:

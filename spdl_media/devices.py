@@ -369,7 +369,11 @@ class Device:
 
 @contextmanager
 def out_of_memory_said(device: Device, nbytes: int) -> Iterator[None]:
-    """Say in figures that a device has no memory left, whichever library found out."""
+    """Say in figures that a device has no memory left, whichever library found out.
+
+    Raises:
+        TransferError: The memory is full.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -198,7 +198,11 @@ def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
 
 
 def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
-    """An array in memory of the storage or, without one, in fresh memory; its values are not set."""
+    """An array in memory of the storage or, without one, in fresh memory; its values are not set.
+
+    Raises:
+        StorageTooSmallError: It does not fit into the storage.
+    """
     nbytes = prod(shape) * np.dtype(dtype).itemsize
     return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)
 

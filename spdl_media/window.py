@@ -417,7 +417,11 @@ def _from_place(
 
 
 def first_image(container: Container) -> ImagePackets:
-    """Read the first key frame of the best video stream."""
+    """Read the first key frame of the best video stream.
+
+    Raises:
+        DemuxError: The video has no key frame.
+    """
     index, codec = container.video()
     container.rewind()
     with container.reading():

@@ -73,7 +73,11 @@ class _Plan:
     unit: tuple[str, int]
 
     def options(self) -> dict[str, Any]:
-        """The arguments' values."""
+        """The arguments' values.
+
+        Raises:
+            Refused: ``--preprocessor`` cannot be imported.
+        """
         names: dict[str, Any] = {}
         # Modules in the current folder, as for `python -m`.
         sys.path.insert(0, str(Path.cwd()))

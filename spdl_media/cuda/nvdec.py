@@ -176,7 +176,11 @@ class DeviceDecoder:
         self.is_sound, self.nbytes = True, 0
 
     def begin(self, codec: VideoCodec, source: str) -> None:
-        """Take a clip: what the last one stated must not be said of it."""
+        """Take a clip: what the last one stated must not be said of it.
+
+        Raises:
+            DecodeError: The codec's headers are damaged.
+        """
         self._codec, self._source, self._is_first = codec, source, True
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)

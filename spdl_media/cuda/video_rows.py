@@ -94,7 +94,11 @@ class Kind(NamedTuple):
         return box, (x // 2, y // 2, -(-w // 2), -(-h // 2))
 
     def placement(self, ops: PictureOps) -> Placement:
-        """Where it goes, upright."""
+        """Where it goes, upright.
+
+        Raises:
+            ConvertError: The crop does not lie inside the frame.
+        """
         return place(self.boxes(ops)[0][2:], ops.width, ops.height, ops.scale_mode)
 
     def as_coded(
@@ -130,7 +134,11 @@ def _as_coded(array: Any, orientation: int) -> Any:
 
 @lru_cache(maxsize=256)
 def plan_of(kind: Kind, output: Output) -> Plan:
-    """The conversion of a frame, as it is coded, to the part of the canvas that it fills."""
+    """The conversion of a frame, as it is coded, to the part of the canvas that it fills.
+
+    Raises:
+        ConvertError: The crop does not lie inside the frame.
+    """
     ops, (box, half), placement = output.ops, kind.boxes(output.ops), kind.placement(output.ops)
     scaled, left, top = placement.scaled, max(0, -placement.left), max(0, -placement.top)
     if not ops.is_scaled:
@@ -269,7 +277,11 @@ class VideoDevice:
         return in_place(values)
 
     def convert(self, planes: Sequence[Any], plan: Plan, out: Any) -> None:
-        """Launch the conversion of frames to ``out``, ``(frames, rows, columns, 3)`` in any strides."""
+        """Launch the conversion of frames to ``out``, ``(frames, rows, columns, 3)`` in any strides.
+
+        Raises:
+            TransferError: The device refuses the launch.
+        """
         convert_on_device(self._device, planes, plan, out)
 
     def copy(self, target: Any, source: Any) -> None:

@@ -65,7 +65,11 @@ class Table:
         return f'{before}<div style="overflow-x:auto"><table>{rows}</table></div>{after}'
 
     def rich(self) -> Any:
-        """The table as something that rich prints."""
+        """The table as something that rich prints.
+
+        Raises:
+            MissingPackageError: rich is not installed.
+        """
         rich = require("rich-table", "A table in colour")
         # Names of stages are any text, so none of it is markup.
         plain = rich.Text
