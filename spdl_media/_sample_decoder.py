@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -272,15 +272,22 @@ class SampleDecoder(OpenDecoder):
         return self._damage(text, pts, remedy)
 
 
-# Frames of MP3 are decoded by one thread at a time. FFmpeg takes 4 microseconds for one, and PyAV lets go of
-# the GIL meanwhile: two threads that hand it to each other a hundred times a window take 1.5 times the CPU,
-# and give fewer windows a second than one does. A signal handler may enter again.
+# Short frames are decoded by one thread at a time. FFmpeg takes 4 microseconds for one of MP3, 20 for one of
+# AAC or Vorbis, and PyAV lets go of the GIL four times for each. Four threads that hand it to each other take
+# up to four times the CPU, and give half as many files a second as one. A signal handler may enter again.
 _turn: Any = threading.RLock()
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     _turn = nullcontext()
 elif hasattr(os, "register_at_fork"):
     # It may be held by a thread that is not there in the child.
     os.register_at_fork(after_in_child=_turn._at_fork_reinit)
+
+_IN_TURN = frozenset({"aac", "mp3", "vorbis"})
+
+
+def in_turn(codec: AudioCodec) -> AbstractContextManager[object]:
+    """A block in which packets in memory are decoded, in one thread at a time where frames are short."""
+    return _turn if codec.name in _IN_TURN else nullcontext()
 
 
 def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
@@ -292,8 +299,8 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     decoder = _at_rest.take(found.codec, config, source)
     (first, last), position = found.window, found.position
     # A resampler runs long without the GIL, so in several threads at once.
-    is_short = found.codec.name == "mp3" and not rows.resamples(found.codec.sample_rate)
-    with _turn if is_short else nullcontext(), ffmpeg_log():
+    is_alone = not rows.resamples(found.codec.sample_rate)
+    with in_turn(found.codec) if is_alone else nullcontext(), ffmpeg_log():
         for packet, num_samples in found.packets():
             try:
                 frames = decoder.decode(packet)
@@ -319,6 +326,9 @@ class SampleChunks:
         zero: Second 0 of the container on the stream's own clock.
         filter_desc: The graph; ``None`` for none.
         limit: This many samples are enough.
+
+    Attributes:
+        filters: Whether frames pass through a graph.
     """
 
     def __init__(
@@ -333,7 +343,8 @@ class SampleChunks:
         keeps = ops is not None and ops == SoundOps(sample_fmt=ops.sample_fmt)
         self._same_fmt = ops.sample_fmt if ops is not None and keeps else None
         self._graph = None
-        if filter_desc is not None and ops != SoundOps(sample_fmt=None):
+        self.filters = filter_desc is not None and ops != SoundOps(sample_fmt=None)
+        if filter_desc is not None and self.filters:
             self._graph = FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
         # Of a sample rate and a start, because fractions are slow to make.
         self._unit = (0, zero, zero)

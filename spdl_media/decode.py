@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -13,7 +14,7 @@ import av
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink, cut_short_error
-from spdl_media._sample_decoder import SampleChunks, SampleDecoder
+from spdl_media._sample_decoder import SampleChunks, SampleDecoder, in_turn
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.demux import read_with_pillow
 from spdl_media.errors import DecodeError
@@ -274,8 +275,11 @@ def decode_audio_into(
     if missing is not None and num_samples is None:
         raise missing
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
+    # Filters of the caller's own may run long without the GIL.
+    is_filtered = isinstance(sink, SampleChunks) and sink.filters
+    turn = nullcontext() if is_filtered else in_turn(packets.codec)
     try:
-        with naming(packets.source), ffmpeg_log():
+        with naming(packets.source), turn, ffmpeg_log():
             if coded:
                 # None flushes the decoder.
                 decoder.decode((*coded, None), sink.put)

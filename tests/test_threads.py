@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from spdl_media.testing import (
     frame_index,
     index_planes,
     index_samples,
+    make_audio,
     make_image,
     make_media,
 )
@@ -179,6 +181,37 @@ def test_other_threads_run_while_one_decodes() -> None:
 
 
 @pytest.mark.long
+class Stuck(io.BytesIO):
+    """A file whose second half comes only when it is told to go on."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.arrived, self.goes_on = threading.Event(), threading.Event()
+        self.half = len(data) // 2
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.half < self.tell() < 2 * self.half - 65536:  # not its end, which is looked at first
+            self.arrived.set()
+            self.goes_on.wait()
+        return super().read(size)
+
+
+def test_audio_that_waits_for_its_source_keeps_nobody_from_decoding() -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (48000 * 20, 2)).astype(np.float32)
+    data = make_audio(noise, 48000, format="mp4", codec="aac")
+    stuck = Stuck(data)
+    with ThreadPoolExecutor(2) as threads:
+        late = threads.submit(sm.load_audio, stuck)
+        try:
+            assert stuck.arrived.wait(30)
+            # AAC is decoded by one thread at a time, but nobody waits for one that waits for its file.
+            now = threads.submit(sm.load_audio, data).result(30)
+            assert not late.done()
+        finally:
+            stuck.goes_on.set()
+        assert np.array_equal(late.result(), now)
+
+
 def test_the_benchmark_runs() -> None:
     checkout = Path(__file__).resolve().parent.parent
     script = checkout / "samples" / "benchmarks" / "decode_threads.py"
