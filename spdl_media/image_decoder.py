@@ -214,6 +214,7 @@ def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoF
 
 
 _BLOCK = 4 << 20
+_NUM_BLOCKS = 8
 
 
 @cache
@@ -223,10 +224,12 @@ def keep_freed_memory() -> None:
     It gives the end of its heap back to the system when that is larger than a limit, at first 128 KiB, which
     the frames of one small image exceed, and takes it anew for the next: 24 to 33 page faults an image,
     and 6% of the time in which JPEGs of 500x375 are loaded into a pool. When a block is freed that was larger
-    than the limit, glibc raises it to twice its size. So one is freed here, whose pages are never touched.
+    than the limit, glibc raises it to twice its size. So blocks are freed here, whose pages nobody touches.
     Other allocators take no notice.
 
     See:
         mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
     """
-    np.empty(_BLOCK, np.uint8)
+    # Only a block that has a mapping of its own raises the limit. The first ones may fill holes of the heap.
+    blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
+    del blocks
