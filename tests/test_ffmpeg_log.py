@@ -255,8 +255,9 @@ print(av.logging.get_level(), lines)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_child_that_is_forked_in_a_block_of_another_thread_decodes() -> None:
     code = """
-import os, sys, threading
+import os, sys, threading, warnings
 from spdl_media import _ffmpeg
+warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork, since CPython 3.12
 entered, leave = threading.Event(), threading.Event()
 def hold():
     with _ffmpeg.ffmpeg_log(), _ffmpeg._LogState.lock:
