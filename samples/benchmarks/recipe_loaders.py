@@ -7,6 +7,7 @@ A loader is a function of a :class:`Job`. It imports what it needs, and returns 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,12 +110,12 @@ def own_sounds(job: Job) -> Any:
     return own(job, job.samples, own_window)
 
 
-def in_processes(job: Job, preprocessor: Callable[..., Any]) -> Any:
+def in_processes(job: Job, source: Iterable[Any], preprocessor: Callable[..., Any]) -> Any:
     """Its DataLoader with processes, each of which makes whole batches."""
     import spdl_media as sm
 
     return sm.DataLoader(
-        [job.samples[i : i + job.batch] for i in range(0, len(job.samples), job.batch)],
+        Batches(source, job.batch),
         preprocessor=preprocessor,
         to="torch" if job.is_torch else "numpy",
         output_order="input",
@@ -122,6 +123,20 @@ def in_processes(job: Job, preprocessor: Callable[..., Any]) -> Any:
         num_threads=1,
         buffer_size=2 * job.workers,
     )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Lists of samples, as many as a batch has."""
+
+    samples: Iterable[Any]
+    size: int
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Take the next samples, until there are none."""
+        samples = iter(self.samples)
+        while batch := list(itertools.islice(samples, self.size)):
+            yield batch
 
 
 def own_batch(recipe: Any, samples: Sequence[Any], rng: Any) -> Any:
@@ -133,26 +148,48 @@ def own_batch(recipe: Any, samples: Sequence[Any], rng: Any) -> Any:
 
 def own_images_in_processes(job: Job) -> Any:
     """Paths to floats, in processes."""
-    return in_processes(job, partial(own_batch, own_recipe(job)))
+    return in_processes(job, job.samples, partial(own_batch, own_recipe(job)))
 
 
 def own_sounds_in_processes(job: Job) -> Any:
     """Paths to windows, in processes."""
-    return in_processes(job, own_windows)
+    return in_processes(job, job.samples, own_windows)
 
 
 def own_shards(job: Job) -> Any:
     """Shards to floats and captions."""
+    return own(job, mixed_shards(job), partial(own_pair, captioned_recipe(job)))
+
+
+def own_shards_in_processes(job: Job) -> Any:
+    """Shards to floats and captions, in processes. One thread reads the shards."""
+    return in_processes(job, mixed_shards(job), partial(own_pairs, captioned_recipe(job)))
+
+
+def mixed_shards(job: Job) -> Any:
+    """Samples of all shards, mixed."""
     import spdl_media as sm
 
-    shards = sm.Shards(job.samples, shuffle_shards=True, shuffle_buffer=SHUFFLED)
-    recipe = sm.ImageRecipe(job.size, resize_size=job.size, dtype="float32", mean=MEAN, std=STD)
-    return own(job, shards, partial(own_pair, recipe))
+    return sm.Shards(job.samples, shuffle_shards=True, shuffle_buffer=SHUFFLED)
+
+
+def captioned_recipe(job: Job) -> Any:
+    """The shorter side scaled, the middle cut out."""
+    import spdl_media as sm
+
+    return sm.ImageRecipe(job.size, resize_size=job.size, dtype="float32", mean=MEAN, std=STD)
 
 
 def own_pair(recipe: Any, sample: dict[str, Any]) -> tuple[Any, str]:
     """An image, and its caption."""
     return recipe(sample["jpg"]), sample["txt"].decode()
+
+
+def own_pairs(recipe: Any, samples: Sequence[dict[str, Any]]) -> Any:
+    """A batch of images, and their captions."""
+    import spdl_media as sm
+
+    return sm.collate([own_pair(recipe, sample) for sample in samples])
 
 
 # SPDL, whose stages are those of the page on migrating from PyTorch.
@@ -421,6 +458,7 @@ LOADERS: dict[str, dict[str, Loader]] = {
     },
     "shards": {
         "spdl_media": own_shards,
+        "spdl_media, processes": own_shards_in_processes,
         "webdataset, Pillow": webdataset_shards,
     },
 }
