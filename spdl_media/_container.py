@@ -66,6 +66,9 @@ _SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h263"})
 # To try out the decoder takes half of the time to open a file of audio. These tell all without it.
 _TELL_STREAMS = frozenset({"ogg", "mov"})
 
+NO_DECODERS = "none"
+"""In the place of decoders' names."""
+
 # As many frames of MP3 in a row are enough for FFmpeg, too.
 _MP3_FRAMES = 7
 
@@ -94,10 +97,11 @@ class Container:
         av: PyAV's container. Another one after a rewind that had to open the source anew.
         format: FFmpeg's names of its format.
         turn: Number of reads begun, so that a reader notices when another one has moved the position.
-        tried: FFmpeg has tried out decoders for what headers do not tell.
+        tried: The decoders that FFmpeg has tried out for what headers do not tell, divided by commas;
+            ``None``: all of them.
     """
 
-    def __init__(self, input: Input, config: DemuxConfig, *, tries: bool = True) -> None:
+    def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
         self.name = input.name
         self.turn = 0
         self.tried = tries
@@ -131,11 +135,12 @@ class Container:
             if known is not None:
                 # What is damaged is told in the words for a file of any format.
                 with suppress(DemuxError):
-                    self.tried |= known[0] not in _TELL_STREAMS
-                    options = {} if self.tried else {"codec_whitelist": "none"}
+                    if known[0] not in _TELL_STREAMS:
+                        self.tried = None
+                    options = {} if self.tried is None else {"codec_whitelist": self.tried}
                     config = DemuxConfig(format=known[0], format_options=options)
                     return self._input.open(config), known[1]
-        self.tried = True
+        self.tried = None
         file = self._input.open(self._config)
         return file, file.format.name
 
@@ -174,7 +179,7 @@ class Container:
         """
         stream = self._stream("audio", index)
         codec = read_audio_codec(stream)
-        return stream.index, codec if self.tried else filled_in(codec)
+        return stream.index, filled_in(codec) if self.tried == NO_DECODERS else codec
 
     def best_index(self, kind: Kind) -> int | None:
         """Index of the best stream of a kind; ``None``: there is none."""

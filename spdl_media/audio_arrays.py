@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdl_media._container import Container
+from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import forwards_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames, in_turn
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
@@ -157,23 +157,23 @@ def load_audio_array(
 
 
 def _open_container(input: Input, config: DemuxConfig) -> Container:
-    """Open a container, without trying out a decoder where all is said of its only stream of audio."""
+    """Open a container, with no decoder tried out that tells nothing of its best stream of audio."""
     # Of decoders that are not to be tried, FFmpeg logs that it has none.
-    container = Container(input, config, tries=forwards_log())
-    if container.tried or _tells_all(container):
+    container = Container(input, config, tries=None if forwards_log() else NO_DECODERS)
+    if container.tried is None:
         return container
-    container.close()
-    return Container(input, config)
-
-
-def _tells_all(container: Container) -> bool:
     streams = container.av.streams
     # Which of several is the best one, and where other streams of Ogg begin, FFmpeg learns from packets. It
     # takes a stream for none of audio as long as it does not know the sample rate.
     is_alone = len(streams) == 1 or container.format.startswith("mov")
-    if not is_alone or len(streams.audio) != 1 or container.best_index("audio") is None:
-        return False
-    return container.audio()[1].sample_fmt is not None
+    tries = None
+    if is_alone and len(streams.audio) == 1 and container.best_index("audio") is not None:
+        codec = container.audio()[1]
+        if codec.sample_fmt is not None:
+            return container
+        tries = codec.name
+    container.close()
+    return Container(input, config, tries=tries)
 
 
 def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:

@@ -216,8 +216,12 @@ def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
 AAC_FRAME_SIZE = 1024
 """Samples of a frame of AAC-LC, but for those of 960."""
 
-# Replication need not be stated, but is for streams of lower sample rates, which it doubles.
-_AAC_RATES = dict(enumerate((96000, 88200, 64000, 48000, 44100, 32000)))
+_AAC_RATES = (
+    96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350,
+)  # fmt: skip
+
+# Replication doubles lower sample rates, and need not be stated.
+_NEVER_REPLICATED = 32000
 
 
 def is_aac_lc(codec: AudioCodec) -> bool:
@@ -225,13 +229,19 @@ def is_aac_lc(codec: AudioCodec) -> bool:
 
     See:
         ISO/IEC 14496-3, 1.6.2.1 and 4.4.1: AudioSpecificConfig begins with the object type (5 bits), sample
-        rate and channels (4 bits each), and a mark of frames of 960.
+        rate and channels (4 bits each), a mark of frames of 960, and two of what is no LC. Behind them may
+        stand 0x2b7 (11 bits), the object type of replication (5), and whether there is any.
     """
-    if codec.name != "aac" or len(codec.extradata or b"") < 2:
+    config = codec.extradata or b""
+    if codec.name != "aac" or len(config) < 2:
         return False
-    (bits,) = struct.unpack_from(">H", codec.extradata or b"")
-    rate = _AAC_RATES.get(bits >> 7 & 15)
-    return bits >> 11 == 2 and rate == codec.sample_rate and not bits & 4
+    bits = int.from_bytes(config[:5].ljust(5, b"\0"), "big")
+    object_type, rate, frames_of_960 = bits >> 35, bits >> 31 & 15, bits >> 26 & 1
+    if object_type != 2 or frames_of_960 or _AAC_RATES[rate : rate + 1] != (codec.sample_rate,):
+        return False
+    # Channels that are listed (0) would stand before it.
+    says_no = bits >> 27 & 15 != 0 and bits & 0x3FFFF80 == (0x2B7 << 5 | 5) << 8
+    return says_no or codec.sample_rate >= _NEVER_REPLICATED
 
 
 def filled_in(codec: AudioCodec) -> AudioCodec:

@@ -6,6 +6,7 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from audio_oracle import clip
@@ -194,6 +195,21 @@ def test_untried_decoders_change_no_sample(
     packets = sm.demux_audio(data, timestamp=timestamp)
     wanted = sm.convert_frames(sm.decode_packets(packets, **options))
     found = sm.load_audio(data, timestamp, **options)
+    np.testing.assert_array_equal(found.array, wanted.array)
+
+
+@pytest.mark.parametrize("timestamp", [None, (0.5, 1.25)])
+def test_only_the_decoder_of_aac_is_tried_that_may_double_its_rate(timestamp: Any) -> None:
+    data = clip("aac", "mp4", 22050, 2, (("aac_pns", "0"),))
+    assert data.count(b"\x56\xe5\x00") == 1  # says that it does not
+    data = data.replace(b"\x56\xe5\x00", b"\x00\x00\x00")
+    wanted = sm.convert_frames(sm.decode_packets(sm.demux_audio(data, timestamp=timestamp)))
+    tried = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = av.open
+        patch.setattr(av, "open", lambda *a, **k: tried.append(k["options"]) or real(*a, **k))
+        found = sm.load_audio(data, timestamp)
+    assert [options.get("codec_whitelist") for options in tried] == ["none", "aac"]
     np.testing.assert_array_equal(found.array, wanted.array)
 
 
