@@ -34,8 +34,8 @@ from spdl_media.codec import (
     read_audio_codec,
     read_video_codec,
 )
+from spdl_media.coded_units import mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
-from spdl_media.demux_fixes import mended
 from spdl_media.errors import DemuxError
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
@@ -59,8 +59,9 @@ _SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
 _OPENED_ANEW = frozenset({"image2", "webp_anim", "asf", "h263", "wtv"})
 
 # Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
-# places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h263"})
+# places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek, and of
+# H.261 no packet tells whether it is a key frame.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h261", "h263"})
 
 
 # To try out the decoder takes half of the time to open a file of audio. These tell all without it.

@@ -1,14 +1,18 @@
-"""What the packets and headers of H.264 and HEVC say: their units, the messages in them, and fields."""
+"""What coded packets say of themselves, where FFmpeg's demuxers say nothing of it, or something wrong."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
+from typing import Any
 
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import VideoCodec
+
+__all__ = ()
 
 _RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
 _START_CODE = re.compile(rb"\x00\x00\x01")
@@ -48,7 +52,7 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
         ITU-T H.264 and H.265, 7.3.2.3 (messages).
     """
     header, _, _, message = _UNITS[codec.name]
-    for unit_kind, unit in coded_units(packet, codec):
+    for unit_kind, unit in _typed_units(packet, codec):
         if unit_kind != message:
             continue
         # Bytes that were put in so that no start code appears are taken out.
@@ -62,7 +66,7 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
                 yield data
 
 
-def coded_units(packet: AvPacket, codec: VideoCodec) -> Iterator[tuple[int, memoryview]]:
+def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview]]:
     """The units of a packet of H.264 or HEVC, each with its type.
 
     See:
@@ -142,3 +146,166 @@ def may_have_fields(extradata: bytes | None) -> bool:
         return not take(1)
     except StopIteration:
         return True
+
+
+def is_hidden(packet: AvPacket, codec: str) -> bool:
+    """Whether a packet is a frame of VP8 or VP9 that others refer to, and that is not shown itself.
+
+    See:
+        RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
+        (superframes, which show one frame).
+    """
+    if codec not in ("vp8", "vp9") or not packet.size:
+        return False
+    data = memoryview(packet)
+    if codec == "vp8":
+        return not data[0] & 0x10
+    mark = data[-1]
+    if mark & 0xE0 == 0xC0:
+        size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
+        if size <= len(data) and data[-size] == mark:
+            return False
+    # A marker and a profile of two bits each, one more in profile 3; then: shows one again, type, is shown.
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 0x0A == 0
+
+
+# What demuxers state wrongly, put right: times, key frames and padding.
+
+
+def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:
+    """Put right what FFmpeg states wrongly of the packets of a container.
+
+    Args:
+        packets: As they are read, from a key frame on or from the start.
+        format: FFmpeg's names of the container's format.
+        streams: Those that are read.
+    """
+    # A stream that this FFmpeg has no decoder for has no context.
+    codecs = {stream.index: stream.codec_context for stream in streams if stream.codec_context}
+    names = {codec.name for codec in codecs.values()}
+    # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
+    # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
+    if format == "avi" and ("mpeg1video" in names or any(map(_reorders, codecs.values()))):
+        return _without_pts(packets)
+    tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
+    packets = _with_true_keys(packets, tested) if tested else packets
+    reordered = [
+        index for index, codec in codecs.items() if _reorders(codec) and codec.has_b_frames
+    ]
+    if reordered and format.startswith(("mov", "mxf", "asf")):
+        return _without_unset_pts(packets, reordered, delay=format == "asf")
+    if format == "caf" and "alac" in names:
+        return _without_padding(packets)
+    return packets
+
+
+def _with_true_keys(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:
+    """Take the mark of a key frame off those that are none: phones leave out the list of key frames."""
+    for packet in packets:
+        codec = codecs.get(packet.stream_index)
+        if codec is not None and packet.is_keyframe and not _KEY_TESTS[codec.name](packet, codec):
+            packet.is_keyframe = False
+        yield packet
+
+
+def _is_hevc_key(packet: AvPacket, codec: Any) -> bool:
+    """Whether the first picture refers to none before it in the stream: ITU-T H.265, 7.4.2.2."""
+    pictures = (kind for kind, _ in _typed_units(packet, codec) if kind < 32)
+    return 16 <= next(pictures, 16) < 24
+
+
+def _is_mpeg2_key(packet: AvPacket, _: Any) -> bool:
+    """The same for MPEG-1 and MPEG-2: type 1, behind ten bits."""
+    data = bytes(packet)
+    start = data.find(b"\0\0\1\0") + 5
+    return start < 5 or start >= len(data) or data[start] >> 3 & 7 == 1
+
+
+def _is_mpeg4_key(packet: AvPacket, _: Any) -> bool:
+    """The same for MPEG-4: type 0, behind its start code."""
+    data = bytes(packet)
+    start = data.find(b"\0\0\1\xb6") + 4
+    return start < 4 or start >= len(data) or data[start] >> 6 == 0
+
+
+def _is_h263_key(packet: AvPacket, _: Any) -> bool:
+    """The same for H.263.
+
+    See:
+        ITU-T H.263, 5.1.3 and 5.1.4 (PTYPE, PLUSPTYPE).
+    """
+    bits = f"{int.from_bytes(bytes(packet)[:9], 'big'):072b}"
+    if bits[35:38] != "111":  # the format of the source: what follows is extended
+        return bits[38] == "0"
+    start = 59 if bits[38:41] == "001" else 41
+    return bits[start : start + 3] == "000"
+
+
+# Of H.264, VP8, VP9 and AV1 FFmpeg looks into the packets itself.
+_KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = {
+    "h263": _is_h263_key,
+    "hevc": _is_hevc_key,
+    "mpeg1video": _is_mpeg2_key,
+    "mpeg2video": _is_mpeg2_key,
+    "mpeg4": _is_mpeg4_key,
+}
+
+
+# What DivX and Xvid write into streams with a P and a B frame in one packet, and an empty packet behind it.
+_PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
+
+
+def _reorders(codec: Any) -> bool:
+    if codec.name == "mpeg4":
+        return _PACKED_B_FRAMES.search(codec.extradata or b"") is not None
+    return codec.name in ("h264", "hevc")
+
+
+# A group of B-frames is shorter.
+_ENOUGH_TO_REORDER = 17
+
+
+def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    for packet in packets:
+        packet.pts = None
+        yield packet
+
+
+def _without_unset_pts(
+    packets: Iterator[AvPacket], indices: Sequence[int], *, delay: bool
+) -> Iterator[AvPacket]:
+    """Drop presentation times that are those of decoding, of streams whose frames change their order.
+
+    Args:
+        packets: As they are read.
+        indices: Of these streams.
+        delay: FFmpeg has added a delay to them.
+    """
+    first: list[AvPacket] = []
+    coded: list[AvPacket] = []
+    for packet in packets:
+        first.append(packet)
+        if packet.stream_index in indices:
+            coded.append(packet)
+        if len(coded) == _ENOUGH_TO_REORDER:
+            break
+    # Behind a seek FFmpeg leaves some out.
+    times = [(packet.pts, packet.dts) for packet in coded if packet.pts is not None]
+    stated = [pts for pts, _ in times]
+    is_unset = stated == (sorted(stated) if delay else [dts for _, dts in times])
+    found = itertools.chain(first, packets)
+    return _without_pts(found) if is_unset else found
+
+
+_ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
+
+
+def _without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Let the last packet of ALAC be as long as it says: FFmpeg would cut its padding off it once more."""
+    for packet in packets:
+        if packet.has_sidedata("skip_samples") and bytes(packet)[2] & _ALAC_STATES_LENGTH:
+            entry = packet.get_sidedata("skip_samples")
+            entry.update(bytes(entry.buffer_size))
+            packet.set_sidedata(entry)
+        yield packet

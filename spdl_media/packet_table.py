@@ -21,8 +21,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.boxes import Read, boxes, read_boxes
 from spdl_media.codec import VideoCodec
-from spdl_media.coded_units import coded_units
-from spdl_media.packets import is_hidden
+from spdl_media.coded_units import is_hidden
 
 Ticks: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -30,8 +29,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 NO_TIME = -(1 << 63)
 """Stands for a timestamp that the file does not state."""
 
-_KEY_UNITS = {"h264": (5,), "hevc": range(16, 22)}
-"""Types of units at which decoding can begin: ITU-T H.264 and H.265, 7.4.2.2."""
+# Of these codecs writers leave out the list of key frames, as if all were, and the packets tell.
+_TOLD_BY_PACKETS = frozenset("av1 h264 hevc mpeg1video mpeg2video vp8 vp9".split())
 
 # Packets of MPEG-4 as small as this repeat the frame before, and no frame comes out.
 _REPEATS = 16
@@ -69,22 +68,15 @@ class PacketTable:
 def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     """Note what packets say. Their data are read, and not decoded."""
     rows: list[tuple[int, ...]] = []
-    kinds = _KEY_UNITS.get(codec.name, ())
     for packet in packets:
         pts = NO_TIME if packet.pts is None else packet.pts
         dts = NO_TIME if packet.dts is None else packet.dts
-        units = coded_units(packet, codec) if kinds and packet.is_keyframe else ()
-        is_true_key = any(kind in kinds for kind, _ in units)
         is_shown = not packet.is_discard and not is_hidden(packet, codec.name)
-        flags = packet.is_keyframe, is_true_key, is_shown
-        rows.append((pts, dts, packet.duration or 0, packet.size, *flags))
-    all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 7).T
-    is_key, is_true, shown = (column.astype(np.bool_) for column in columns)
-    # Phones write files in which all packets are said to be key frames.
-    if is_true.any() and is_key.all():
-        is_key = is_true
-    # FFmpeg's parser of these says so of every packet.
-    if codec.name in ("h261", "h263") and is_key.all():
+        rows.append((pts, dts, packet.duration or 0, packet.size, packet.is_keyframe, is_shown))
+    all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 6).T
+    is_key, shown = (column.astype(np.bool_) for column in columns)
+    # FFmpeg's parser says so of every packet.
+    if codec.name == "h261":
         is_key[1:] = False
     repeats = codec.name == "mpeg4" and bool((sizes < _REPEATS).any())
     duration = int(durations[np.argmax(all_pts)]) if rows else 0
@@ -113,14 +105,15 @@ def mp4_table(
     samples = read_samples(read, size, stream.id)
     if samples is None or not len(samples.dts):
         return None
-    if codec.name in _KEY_UNITS and len(samples.dts) > 1 and samples.is_key.all():
+    if codec.name in _TOLD_BY_PACKETS and len(samples.dts) > 1 and samples.is_key.all():
         return None
     table = _placed(samples, stream)
     if table is None:
         return None
-    # FFmpeg knows when a stream starts, from the same tables by its own rules. An edit may begin inside of a
-    # frame.
-    is_right = not table.is_shown.all() or stream.start_time in (None, int(table.pts.min()))
+    # FFmpeg knows when a stream starts, from the same tables by its own rules: inside of its first frame,
+    # where an edit may begin. With another frame there, FFmpeg has shifted the times in another way.
+    start = stream.start_time
+    is_right = start is None or np.count_nonzero(table.pts[table.is_shown] <= start) == 1
     # Of frames that are reordered, times of presentation that are those of decoding are none.
     is_unset = codec.reorder_depth > 0 and bool((table.pts == table.dts)[:17].all())
     return table if is_right and not is_unset else None

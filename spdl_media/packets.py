@@ -16,6 +16,7 @@ from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import STILL_CODECS, AudioCodec, Codec, VideoCodec, usual_duration
+from spdl_media.coded_units import is_hidden
 from spdl_media.geometry import rotation, swaps_sides
 from spdl_media.still_headers import JpegHead, StillHeader, still_header
 from spdl_media.timing import Window, ticks_to_seconds
@@ -252,28 +253,6 @@ class VideoPackets(_Packets[VideoCodec]):
     def rotation(self) -> int:
         """Degrees clockwise, 0, 90, 180 or 270, that turn the coded frames upright."""
         return rotation(self._metadata.orientation)
-
-
-def is_hidden(packet: AvPacket, codec: str) -> bool:
-    """Whether a packet is a frame of VP8 or VP9 that others refer to, and that is not shown itself.
-
-    See:
-        RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
-        (superframes, which show one frame).
-    """
-    if codec not in ("vp8", "vp9") or not packet.size:
-        return False
-    data = memoryview(packet)
-    if codec == "vp8":
-        return not data[0] & 0x10
-    mark = data[-1]
-    if mark & 0xE0 == 0xC0:
-        size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
-        if size <= len(data) and data[-size] == mark:
-            return False
-    # A marker and a profile of two bits each, one more in profile 3; then: shows one again, type, is shown.
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
-    return bits & 0x0A == 0
 
 
 class ImagePackets(VideoPackets):

@@ -43,9 +43,6 @@ _WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
 # counted from the wrong one.
 UNSURE_SEEKS = frozenset({"mpeg"})
 
-# FFmpeg's parser says of every packet of these raw streams that it is a key frame.
-_WITHOUT_KEYS = frozenset({"h261", "h263"})
-
 # Decoders that, started in mid-stream, soon give what they give from the start. The predictors of ADPCM,
 # WMA and speech codecs remember, and seeks in WAV are off by up to two blocks of ADPCM.
 _INDEPENDENT = frozenset("aac ac3 alac dts eac3 flac mp1 mp2 mp3 opus tta vorbis wavpack".split())
@@ -330,7 +327,7 @@ def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
 
 def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
     """Timestamp at or before which a key frame has to stand; ``None``: read from the start of the file."""
-    if window.start is None or window.start <= 0 or container.format in _WITHOUT_KEYS:
+    if window.start is None or window.start <= 0:
         return None
     return _pts(window.start, codec, container.zero)
 

@@ -93,6 +93,17 @@ def edited() -> bytes:
     return bytes(data)
 
 
+@cache
+def of_a_phone() -> bytes:
+    """Five frames, whose last two are shown the longest before they are decoded; the list hides frame 4."""
+    options = {"x264-params": "b-adapt=0:b-pyramid=normal:scenecut=0"}
+    track = VideoTrack(frames=planes()[:5], codec="libx264", max_b_frames=3, options=options)
+    data = make_media([track], format="mp4", options={"movflags": "negative_cts_offsets"})
+    whole, shorter = (b"elst" + struct.pack(">3I", 0, 1, duration) for duration in (500, 350))
+    assert whole in data
+    return data.replace(whole, shorter)
+
+
 def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
     numbers = [*range(3, 13), *range(20, 27)]
     frames = sm.decode_packets(sm.demux_video(edited()), None)
@@ -183,6 +194,7 @@ OTHERS = {
     "damaged": damaged,
     "hidden": hidden,
     "edited": edited,
+    "of a phone": of_a_phone,
     "MPEG-1 in AVI": mpeg1_in_avi,
     "raw H.263": raw_h263,
     "packed B-frames": packed_avi,

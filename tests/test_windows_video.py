@@ -388,20 +388,47 @@ def test_mxf_states_decoding_times_alone() -> None:
         assert indices(frames) == [first, first + 1]
 
 
-@pytest.mark.parametrize("codec", ["mpeg4", "h263"])
-def test_frames_that_are_no_key_frames_although_the_file_has_no_list_of_those(codec: str) -> None:
+def all_keys(data: bytes, format: str) -> bytes:
+    """The same packets, all of them said to be key frames."""
+    if format != "matroska":
+        return data.replace(b"stss", b"skip")
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format) as target:
+        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.is_keyframe, packet.stream = True, stream
+                target.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("3gp/mpeg4/0", "3gp/h263/0", "mp4/mpeg1video/2", "mp4/mpeg2video/2", "mp4/libvpx-vp9/0"),
+        *("mp4/libx264/3", "mp4/libx265/0", "mp4/libx265/2", "matroska/libx265/2"),
+    ],
+)
+def test_frames_that_are_no_key_frames_although_the_file_says_so(kind: str) -> None:
+    format, codec, b_frames = kind.split("/")
     pictures = index_planes(NUM_FRAMES, 176, 144)
-    data = make_video(pictures, codec=codec, format="3gp", gop_size=8)
-    without = data.replace(b"stss", b"skip")
+    options = {"max_b_frames": int(b_frames), "frame_rate": 25, "gop_size": 8}
+    data = make_video(pictures, codec=codec, format=format, **options)
+    without = all_keys(data, format)
     assert without != data
+    keys = sum(sm.demux_video(data).is_key)
+    assert keys <= NUM_FRAMES // 4
+    assert sum(sm.demux_video(without).is_key) == keys
     for first in range(NUM_FRAMES):
-        window = Fraction(first, 10), Fraction(first + 1, 10)
+        window = Fraction(first, 25), Fraction(first + 1, 25)
         one, other = (
             sm.decode_packets(sm.demux_video(file, timestamp=window), filter_desc=None)
             for file in (data, without)
         )
         assert indices(other) == [first]
         assert np.array_equal(one[0].planes[0], other[0].planes[0])
+    with sm.VideoFile(without) as video:
+        assert len(video.keyframes) == keys
 
 
 def test_windows_of_h264_444_of_old_x264_are_decoded_as_such() -> None:
