@@ -78,7 +78,10 @@ class SampleDecoder(OpenDecoder):
         config: DecodeConfig,
         discarded: frozenset[int] = frozenset(),
     ) -> None:
-        self._may_rest = codec.name in _FRESH_WHEN_FLUSHED and config == DEFAULT_DECODE_CONFIG
+        # A decoder of Opus in MP4 itself leaves out the encoder's delay, once. In Ogg and Matroska, which
+        # give it no tag, packets say so.
+        is_flushed = codec.name in _FRESH_WHEN_FLUSHED and not (codec.codec_tag and codec.delay)
+        self._may_rest = is_flushed and config == DEFAULT_DECODE_CONFIG
         context = _at_rest.take(codec, config, metadata.source) if self._may_rest else None
         super().__init__(codec, metadata, config, context)
         self._discarded: frozenset[int] = frozenset()

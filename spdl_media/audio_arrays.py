@@ -146,12 +146,13 @@ def load_audio_array(
             array = _load_without_container(input, window, request)
             if array is not None:
                 return array
-        with closing(_open_container(input, config)) as container:
-            # After any fault the source is read a second time below.
-            if input.seekable:
+        if input.seekable:
+            with closing(_open_container(input, config)) as container:
                 array = _decode_while_reading(container, stream_index, window, request)
-                if array is not None:
-                    return array
+            if array is not None:
+                return array
+        # After any fault it is read anew. In a damaged MPEG-TS FFmpeg does not seek back to the first packet.
+        with closing(Container(input, config)) as container:
             packets = read_audio(container, stream_index, window)
     return decode_audio_array(packets, request)
 

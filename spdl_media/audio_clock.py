@@ -246,7 +246,8 @@ def is_aac_lc(codec: AudioCodec) -> bool:
 
 def filled_in(codec: AudioCodec) -> AudioCodec:
     """Add what FFmpeg learns only by trying out the decoder, where the header leaves no doubt of it."""
-    if codec.name in ("opus", "vorbis"):
+    # In Ogg, which gives codecs no tag. In MP4 Opus may be stated with the rate of what was encoded.
+    if codec.name in ("opus", "vorbis") and not codec.codec_tag:
         return replace(codec, sample_fmt="fltp")
     if is_aac_lc(codec):
         return replace(codec, sample_fmt="fltp", frame_size=AAC_FRAME_SIZE)

@@ -199,6 +199,23 @@ def test_untried_decoders_change_no_sample(
 
 
 @pytest.mark.parametrize("timestamp", [None, (0.5, 1.25)])
+def test_opus_in_mp4_has_its_own_rate_whatever_the_header_states(timestamp: Any) -> None:
+    data = clip("libopus", "mp4", 48000, 2)
+    place = data.index(b"Opus") + 28  # in the entry of the stream
+    assert data[place : place + 4] == (48000 << 16).to_bytes(4, "big")
+    of_source = (16000 << 16).to_bytes(4, "big")
+    data = data[:place] + of_source + data[place + 4 :]
+    wanted = sm.convert_frames(sm.decode_packets(sm.demux_audio(data, timestamp=timestamp)))
+    np.testing.assert_array_equal(sm.load_audio(data, timestamp).array, wanted.array)
+
+
+def test_opus_in_mp4_loads_the_same_again_where_only_the_decoder_knows_of_the_delay() -> None:
+    data = clip("libopus", "mp4", 48000, 1).replace(b"edts", b"free")
+    first, second = (sm.load_audio(data).array for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("timestamp", [None, (0.5, 1.25)])
 def test_only_the_decoder_of_aac_is_tried_that_may_double_its_rate(timestamp: Any) -> None:
     data = clip("aac", "mp4", 22050, 2, (("aac_pns", "0"),))
     assert data.count(b"\x56\xe5\x00") == 1  # says that it does not
