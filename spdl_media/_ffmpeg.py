@@ -8,9 +8,10 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from functools import lru_cache
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import av
@@ -180,21 +181,40 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
                 _forward(lines)
 
 
-@contextmanager
-def ffmpeg_errors(make_error: Callable[[str], MediaError]) -> Iterator[list[LogLine]]:
-    """Translate every error of FFmpeg in a block into one of ours, with FFmpeg's own message.
+class TranslatedErrors:
+    """A block that translates every error of FFmpeg into one of ours, with FFmpeg's own message.
 
-    Gives what :func:`ffmpeg_log` gives: the lines that FFmpeg logs in the block.
+    Inside of a block of :func:`ffmpeg_log` it takes that one's lines, because to open another costs as much
+    as to make a small filter.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
             (moov atom not found)". The original becomes its cause.
     """
-    with ffmpeg_log() as lines:
-        try:
-            yield lines
-        except av.FFmpegError as error:
-            raise make_error(describe(error, lines)) from error
+
+    __slots__ = ("_lines", "_log", "_make_error", "_mark")
+
+    def __init__(self, make_error: Callable[[str], MediaError]) -> None:
+        self._make_error = make_error
+        self._log: AbstractContextManager[list[LogLine]] | None = None
+
+    def __enter__(self) -> None:
+        self._log, lines = None, current_log()
+        if lines is None:
+            self._log = ffmpeg_log()
+            lines = self._log.__enter__()
+        self._lines, self._mark = lines, len(lines)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._log is not None:
+            self._log.__exit__(kind, error, trace)
+        if isinstance(error, av.FFmpegError):
+            raise self._make_error(describe(error, self._lines[self._mark :])) from error
 
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:

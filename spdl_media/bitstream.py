@@ -10,7 +10,7 @@ from typing import TypeVar
 import av
 from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
-from spdl_media._ffmpeg import AvPacket, ffmpeg_errors
+from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.errors import DemuxError
 from spdl_media.packets import AudioPackets, ImagePackets, VideoPackets, av_packets, copy_packet
@@ -43,7 +43,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
     _check_names(bsf)
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
-    with ffmpeg_errors(
+    with TranslatedErrors(
         lambda text: DemuxError(
             f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets: {text}",
             source=packets.source,

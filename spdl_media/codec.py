@@ -21,9 +21,9 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import (
+    TranslatedErrors,
     as_fraction,
     check_codec_options,
-    ffmpeg_errors,
 )
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
@@ -280,7 +280,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
     try:
-        with ffmpeg_errors(
+        with TranslatedErrors(
             lambda text: DecodeError(
                 f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}",
                 source=source,

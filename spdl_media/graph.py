@@ -31,7 +31,7 @@ import av.filter
 from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
-from spdl_media._ffmpeg import ffmpeg_errors
+from spdl_media._ffmpeg import TranslatedErrors
 from spdl_media.errors import FilterError
 
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame
@@ -353,7 +353,7 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
 
 def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
     """Turn FFmpeg's errors in a block into a FilterError."""
-    return ffmpeg_errors(lambda text: graph_error(desc, f"{what}: {text}"))
+    return TranslatedErrors(lambda text: graph_error(desc, f"{what}: {text}"))
 
 
 class BuiltGraph(NamedTuple):

@@ -379,7 +379,7 @@ class Input:
             # A name such as "img%03d.jpg" would otherwise mean img001.jpg and its neighbours.
             options = {"protocol_whitelist": "file", "pattern_type": "none"}
         try:
-            with _ffmpeg.ffmpeg_errors(self._not_media) as lines:
+            with _ffmpeg.ffmpeg_log() as lines, _ffmpeg.TranslatedErrors(self._not_media):
                 container: av.container.InputContainer = av.open(
                     target,
                     "r",
