@@ -272,7 +272,8 @@ class CUDABuffer(_Buffer):
     taker's to look after.
 
     Args:
-        array: What owns the memory: an array of PyTorch, CuPy or DALI, C-contiguous.
+        array: What owns the memory, C-contiguous: a tensor of PyTorch, or what states its address by
+            ``__cuda_array_interface__`` and DLPack.
         shape: Of the array.
         dtype: Type of an element.
         device_index: Number of the device.
@@ -314,7 +315,7 @@ class CUDABuffer(_Buffer):
 
     @property
     def array(self) -> Any:
-        """The owner of the memory, an array of PyTorch, CuPy or DALI, which may not be ready yet.
+        """The owner of the memory, which may not be ready yet; see the class.
 
         Raises:
             ValueError: The buffer was released.

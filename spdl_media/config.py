@@ -154,7 +154,7 @@ class CUDAConfig(_Config):
         allocator: What gives memory of the device: ``(allocate, free)``, called as
             ``allocate(nbytes, device_index, stream)``, which returns an address, and ``free(address)``.
             PyTorch has ``torch.cuda.caching_allocator_alloc`` and ``torch.cuda.caching_allocator_delete``.
-            ``None``: the pool of PyTorch or CuPy.
+            ``None``: PyTorch's pool, or the driver's without PyTorch.
 
     Raises:
         TypeError: An argument has the wrong type.

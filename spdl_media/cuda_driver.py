@@ -1,4 +1,4 @@
-"""NVIDIA's driver through ctypes: streams, events, copies and kernels, whichever library gives the memory.
+"""NVIDIA's driver through ctypes: streams, events, memory, copies and kernels.
 
 PyTorch, CuPy and DALI work in the primary context of a device, where a stream or an event has one address
 for all of them. So none of them is needed for what they have in common.
@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ REMEDY = (
 
 _NOT_INITIALIZED, _UNSUPPORTED_PTX, _NOT_READY = 3, 222, 600
 _BLOCKING_WITHOUT_TIME, _NON_BLOCKING, _HOST_MEMORY, _MEMORY_TYPE = 3, 1, 1, 2
+_RELEASE_THRESHOLD = 4
 
 # By name, so that Python's numbers become pointers and sizes of 64 bits.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -38,6 +39,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuCtxSynchronize": (),
     "cuDeviceGet": (c_void_p, c_int),
     "cuDeviceGetCount": (c_void_p,),
+    "cuDeviceGetDefaultMemPool": (c_void_p, c_int),
     "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
     "cuDriverGetVersion": (c_void_p,),
     "cuEventCreate": (c_void_p, c_uint),
@@ -52,7 +54,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
     "cuMemcpyHtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
+    "cuMemAllocAsync": (c_void_p, c_size_t, c_void_p),
+    "cuMemFreeAsync": (c_void_p, c_void_p),
     "cuMemGetInfo_v2": (c_void_p, c_void_p),
+    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
     "cuMemsetD8Async": (c_void_p, c_ubyte, c_size_t, c_void_p),
     "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
     "cuModuleLoadData": (c_void_p, c_char_p),
@@ -227,6 +232,35 @@ def new_stream(index: int) -> int:
     with current(index):
         call("cuStreamCreate", byref(stream), _NON_BLOCKING)
     return stream.value or 0
+
+
+def allocate(nbytes: int, index: int, stream: int) -> int:
+    """The address of memory that may be used behind all that stands on a stream, from the driver's pool.
+
+    Raises:
+        DriverError: There is not enough.
+    """
+    address = c_void_p()
+    with current(index):
+        _keep_memory(index)
+        call("cuMemAllocAsync", byref(address), nbytes, stream)
+    return address.value or 0
+
+
+@lru_cache(maxsize=32)
+def _keep_memory(index: int) -> None:
+    # Or the pool would give all that is free back to the system whenever somebody waits for the device.
+    device, pool = c_int(), c_void_p()
+    call("cuDeviceGet", byref(device), index)
+    call("cuDeviceGetDefaultMemPool", byref(pool), device.value)
+    call("cuMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, byref(c_uint64(2**64 - 1)))
+
+
+def free(address: int, index: int, stream: int) -> None:
+    """Give memory of :func:`allocate` back behind all that stands on the stream."""
+    # What a device that has failed says of it is said to whoever uses that next.
+    with suppress(DriverError), current(index):
+        driver().cuMemFreeAsync(address, stream)
 
 
 class Event:

@@ -1,7 +1,6 @@
-"""CUDA devices: which library gives their memory, PyTorch or CuPy.
+"""CUDA devices: streams of a thread's own, and memory, which is PyTorch's or the driver's.
 
-Streams, events and copies are the driver's (:mod:`spdl_media.cuda_driver`). Nothing is imported before it is
-used.
+Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_size_t
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,18 +23,19 @@ from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.cuda_driver import (
     HISTORY,
     LEGACY_DEFAULT,
-    PER_THREAD_DEFAULT,
     REMEDY,
     Event,
+    allocate,
     call,
     current,
     device_of_stream,
     driver_version,
+    free,
     new_stream,
     one_name,
 )
 from spdl_media.errors import TransferError
-from spdl_media.handover import Block, Guard
+from spdl_media.handover import Block, Guard, in_place
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -102,7 +102,8 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
     if config.device_index >= count:
         raise no_such_device(config.device_index, count)
     check_stream(config)
-    return Device(require(package, purpose), config.device_index, config.stream)
+    torch = require("torch", purpose) if package == "torch" else None
+    return Device(torch, config.device_index, config.stream)
 
 
 def no_such_device(index: int, count: int) -> ValueError:
@@ -181,157 +182,85 @@ class _Lent:
 _STREAMS = _Streams()
 
 
-class _Torch:
-    """What is asked of PyTorch."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def stream(self, index: int, address: int) -> Any:
-        # ExternalStream(0) is not the default stream, but one out of PyTorch's pool.
-        if one_name(address) == LEGACY_DEFAULT:
-            return self.module.cuda.default_stream(index)
-        return self.module.cuda.ExternalStream(address, device=index)
-
-    def active(self, index: int, stream: int) -> AbstractContextManager[object]:
-        block: AbstractContextManager[object] = self.module.cuda.stream(self.stream(index, stream))
-        return block
-
-    def empty(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
-        try:
-            kind = self.module.from_numpy(np.empty(0, dtype)).dtype
-        except TypeError as error:
-            raise TransferError(
-                f"PyTorch has no tensors of {dtype}, so such an array cannot be copied to CUDA device "
-                f"{device.index}: {error}"
-            ) from error
-        tensor = self.module.empty(shape, dtype=kind, device=f"cuda:{device.index}")
-        # PyTorch's own pool can be told.
-        return Block(tensor, lambda reader: tensor.record_stream(self.stream(device.index, reader)))
-
-    def over(self, guard: Guard, index: int) -> Any:
-        return self.module.as_tensor(guard, device=f"cuda:{index}")
-
-    def address(self, array: Any) -> int:
-        return int(array.data_ptr())
-
-
-class _Cupy:
-    """What is asked of CuPy."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    @contextmanager
-    def active(self, index: int, stream: int) -> Iterator[None]:
-        with self.module.cuda.Device(index), self._stream_at(index, stream):
-            yield
-
-    def _stream_at(self, index: int, address: int) -> Any:
-        cuda = self.module.cuda
-        if one_name(address) == LEGACY_DEFAULT:
-            return cuda.Stream.null
-        if address == PER_THREAD_DEFAULT:
-            return cuda.Stream.ptds
-        if not hasattr(cuda.Stream, "from_external"):  # CuPy 13; later ones warn of ExternalStream
-            return cuda.ExternalStream(address, index)
-        # It is of the device that is the current one, which active() has set.
-        return _foreign_streams(cuda.Stream).from_external(_Address(address))
-
-    def empty(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
-        kept = [self.module.empty(shape, dtype)]
-        # CuPy's pool cannot be told of other streams.
-        guard = Guard(device.index, device.stream, self.address(kept[0]), shape, dtype, kept.clear)
-        return Block(self.module.asarray(guard), guard.used_on)
-
-    def over(self, guard: Guard, _index: int) -> Any:
-        return self.module.asarray(guard)
-
-    def address(self, array: Any) -> int:
-        return int(array.data.ptr)
-
-
-class _Address:
-    """The address of a stream in the form that CuPy takes streams of others in."""
-
-    __slots__ = ("_address",)
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
-
-
-@lru_cache(maxsize=4)
-def _foreign_streams(streams: Any) -> Any:
-    """CuPy's class of streams, but for those that are another's to destroy: CuPy 14.0 would."""
-    return type("ForeignStream", (streams,), {"__del__": lambda _: None})
-
-
 class Device:
-    """One stream of one device, and the library that gives memory there.
+    """One stream of one device, and who gives memory there.
 
     Args:
-        library: The module ``torch`` or ``cupy``.
+        torch: PyTorch, if it finds the device; ``None``: the driver gives memory.
         index: Number of the device.
         stream: Address of a ``cudaStream_t``; ``None``: the calling thread's own.
 
     Thread safety: safe.
     """
 
-    __slots__ = ("_arrays", "index", "stream")
+    __slots__ = ("index", "stream", "torch")
 
-    def __init__(self, library: Any, index: int, stream: int | None = None) -> None:
-        is_torch = hasattr(library, "from_numpy")
-        self._arrays: _Torch | _Cupy = _Torch(library) if is_torch else _Cupy(library)
-        self.index = index
+    def __init__(self, torch: Any, index: int, stream: int | None = None) -> None:
+        self.torch, self.index = torch, index
         self.stream = _STREAMS.of(index) if stream is None else stream
 
-    @property
-    def library(self) -> Any:
-        """The module ``torch`` or ``cupy``."""
-        return self._arrays.module
-
-    def active(self) -> AbstractContextManager[object]:
-        """A block in which device and stream are the ones that the library uses in this thread."""
-        return self._arrays.active(self.index, self.stream)
+    def torch_stream(self, address: int) -> Any:
+        """PyTorch's object of a stream."""
+        # ExternalStream(0) is not the default stream, but one out of PyTorch's pool.
+        if one_name(address) == LEGACY_DEFAULT:
+            return self.torch.cuda.default_stream(self.index)
+        return self.torch.cuda.ExternalStream(address, device=self.index)
 
     def empty(
         self, shape: Sequence[int], dtype: npt.DTypeLike, allocator: Allocator | None = None
     ) -> Block:
-        """Memory for a C-contiguous array, to be written on the stream: the library's, or the allocator's.
+        """Memory for a C-contiguous array, to be written on the stream.
+
+        Args:
+            shape: Of the array.
+            dtype: Of the same.
+            allocator: Who gives the memory; ``None``: PyTorch's pool where it is there, else the driver's.
 
         Raises:
-            TransferError: There is not enough.
+            TransferError: There is not enough, or PyTorch has no such type.
         """
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
-        with out_of_memory_said(self, nbytes), self.active():
-            if allocator is None or not nbytes:
-                return self._arrays.empty(self, tuple(shape), dtype)
-            address = allocator[0](nbytes, self.index, self.stream)
-            if not address:
-                raise TransferError(
-                    f"the allocator gave no memory for {nbytes} bytes on CUDA device {self.index}: it "
-                    f"returned {address!r}, not an address"
-                )
-            free = partial(allocator[1], address)
-            guard = Guard(self.index, self.stream, int(address), shape, dtype, free)
-            return Block(self._arrays.over(guard, self.index), guard.used_on)
+        with out_of_memory_said(self, nbytes):
+            if allocator is None and self.torch is not None:
+                return self._tensor(tuple(shape), dtype)
+            address, free = self._memory(nbytes, allocator) if nbytes else (0, int)
+            guard = Guard(self.index, self.stream, address, shape, dtype, free)
+            return Block(guard, guard.used_on)
 
-    def from_dlpack(self, array: Any) -> Any:
-        """Another library's array as the library's own, in place; the stream waits for what fills it."""
-        with self.active():
-            return self.library.from_dlpack(array)
+    def _tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+        try:
+            kind = self.torch.from_numpy(np.empty(0, dtype)).dtype
+        except TypeError as error:
+            raise TransferError(
+                f"PyTorch has no tensors of {dtype}, so such an array cannot be copied to CUDA device "
+                f"{self.index}: {error}"
+            ) from error
+        with self.torch.cuda.stream(self.torch_stream(self.stream)):
+            tensor = self.torch.empty(shape, dtype=kind, device=f"cuda:{self.index}")
+        # PyTorch's own pool can be told of readers, and so it can by whoever takes the tensor.
+        return Block(tensor, lambda reader: tensor.record_stream(self.torch_stream(reader)))
+
+    def _memory(self, nbytes: int, allocator: Allocator | None) -> tuple[int, Callable[[], object]]:
+        """An address, and what gives it back."""
+        if allocator is None:
+            address = allocate(nbytes, self.index, self.stream)
+            return address, partial(free, address, self.index, self.stream)
+        given = allocator[0](nbytes, self.index, self.stream)
+        if not given:
+            raise TransferError(
+                f"the allocator gave no memory for {nbytes} bytes on CUDA device {self.index}: it returned "
+                f"{given!r}, not an address"
+            )
+        return int(given), partial(allocator[1], given)
 
     def copy_in(self, target: Any, source: HostArray, offset: int = 0) -> None:
-        """Begin to copy an array to the device, ``offset`` bytes behind the start of one of the library's.
+        """Begin to copy an array to the device, ``offset`` bytes behind the start of one there.
 
         The source is to be kept until then.
         """
         if source.nbytes:
-            address = self._arrays.address(target) + offset
+            address = in_place(target).ctypes.data + offset
             with current(self.index):
                 call(
                     "cuMemcpyHtoDAsync_v2", address, source.ctypes.data, source.nbytes, self.stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media.cuda_driver import HISTORY, Event, one_name, wait_for
 
@@ -23,18 +25,29 @@ _EXIT_LIMIT = 10.0
 # Seconds after which a thread that waits for copies ends, if there are none.
 _IDLE = 10.0
 
+CUDA_DEVICE = 2
+"""DLPack's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """An array on a device, and how it learns of the streams that read it.
 
     Attributes:
-        array: Of the library that the device works with.
+        array: A tensor of PyTorch's, or a :class:`Guard`.
         used_on: To be called with the address of each stream that is going to read it.
     """
 
     array: Any
     used_on: Callable[[int], object]
+
+    def first(self, count: int) -> Block:
+        """The same memory as an array of so many rows, in place of this one."""
+        if not isinstance(self.array, Guard):
+            return Block(self.array[:count], self.used_on)
+        interface = self.array.__cuda_array_interface__
+        interface["shape"] = (count, *interface["shape"][1:])
+        return self
 
 
 class Guard:
@@ -42,7 +55,7 @@ class Guard:
 
     Pools give a freed block to whoever asks for memory on the stream that it was made on, at once: work on
     that stream comes later. Work on other streams is not known to them, so that stream waits for theirs.
-    Arrays are made over it through ``__cuda_array_interface__``, and keep it.
+    Arrays are made over it through ``__cuda_array_interface__`` and DLPack, and keep it.
 
     Args:
         index: Number of the device.
@@ -53,7 +66,7 @@ class Guard:
         free: Called once, after which the memory may be used again.
     """
 
-    __slots__ = ("__cuda_array_interface__", "__weakref__", "_streams")
+    __slots__ = ("__cuda_array_interface__", "__weakref__", "_index", "_streams")
 
     def __init__(
         self,
@@ -63,14 +76,14 @@ class Guard:
         shape: Sequence[int],
         dtype: np.dtype[Any],
         free: Callable[[], object],
-        strides: tuple[int, ...] | None = None,
     ) -> None:
+        self._index = index
         self._streams: dict[int, object] = {}
-        self.__cuda_array_interface__ = {
+        self.__cuda_array_interface__: dict[str, Any] = {
             "shape": tuple(shape),
             "typestr": dtype.str,
             "data": (address, False),
-            "strides": strides,
+            "strides": None,
             # Whoever reads it has been made to wait already, so nobody is to wait on the host.
             "stream": None,
             "version": 3,
@@ -81,6 +94,41 @@ class Guard:
     def used_on(self, stream: int) -> None:
         """Say that work on this stream reads the memory."""
         self._streams[one_name(stream)] = kept_stream(stream)
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:  # who was made to wait
+        # NumPy makes the capsule, which keeps this object. That the memory is not the host's is written into
+        # it: type and number of the device stand behind the first pointer.
+        capsule = in_place(self).__dlpack__()
+        place = (ctypes.c_int32 * 2).from_address(_tensor_of(capsule, b"dltensor") + 8)
+        place[:] = [CUDA_DEVICE, self._index]
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA_DEVICE, self._index
+
+
+_tensor_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class _Memory:
+    """Memory of a device in the form in which NumPy takes memory, for its address and strides alone."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        names = ("shape", "typestr", "data", "strides")
+        self.__array_interface__ = {name: interface.get(name) for name in names} | {"version": 3}
+        self.owner = owner
+
+
+def in_place(array: Any) -> npt.NDArray[Any]:
+    """An array of a device as one of NumPy's, to be sliced and asked for its address, never to be read."""
+    interface = array.__cuda_array_interface__
+    if 0 in interface["shape"]:
+        return np.empty(interface["shape"], interface["typestr"])
+    return np.asarray(_Memory(interface, array))
 
 
 def kept_stream(address: int) -> object:

@@ -319,7 +319,7 @@ def _device_type(value: Any) -> str | None:
 
 
 def _with_torch(device: Device) -> Device:
-    if device.library is sys.modules.get("torch"):
+    if device.torch is not None:
         return device
     raise TransferError(
         "this PyTorch finds no CUDA device, although CuPy does, so it can hold no tensors there. Install "
@@ -333,11 +333,11 @@ def _tensor_in(device: Device, tensor: Any) -> Any:
     Returns:
         The copy, for use on the default stream and the one that the caller has made current.
     """
-    cuda = device.library.cuda
+    cuda = device.torch.cuda
     readers = cuda.default_stream(device.index), cuda.current_stream(device.index)
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
     nbytes = tensor.numel() * tensor.element_size()
-    with out_of_memory_said(device, nbytes), device.active():
+    with out_of_memory_said(device, nbytes), cuda.stream(device.torch_stream(device.stream)):
         result = pinned.to(f"cuda:{device.index}", non_blocking=True)
     for reader in readers:
         # Or the pool would give the memory to the next copy while they still read it.
@@ -351,7 +351,7 @@ def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
     Raises:
         TransferError: It lies on another device.
     """
-    torch = device.library
+    torch = device.torch
     if tensor.device.index != device.index:
         raise TransferError(
             f"a tensor lies on CUDA device {tensor.device.index}, and device {device.index} was asked for: "
@@ -359,8 +359,8 @@ def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
         )
     if event is None:
         event = torch.cuda.current_stream(device.index).record_event()
-    with device.active():
-        own = torch.cuda.current_stream(device.index)
+    own = device.torch_stream(device.stream)
+    with torch.cuda.stream(own):
         own.wait_event(event)
         result = torch.empty_like(tensor, device="cpu", pin_memory=True)
         result.copy_(tensor, non_blocking=True)

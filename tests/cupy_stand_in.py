@@ -7,14 +7,20 @@ NumPy's own functions do, which wait for nothing.
 from __future__ import annotations
 
 import ctypes
-import math
-import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fake_cuda import FREED, Card, CupyEvent, CupyStream, FakeCupy, HostBytes, own_streams
+from fake_cuda import (
+    FREED,
+    Card,
+    CupyEvent,
+    CupyStream,
+    FakeCupy,
+    by_dlpack,
+    own_streams,
+    values_of,
+)
 
 
 class LazyCard(Card):
@@ -102,56 +108,13 @@ class CupyWithKernels(FakeCupy):
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
-    def put(self, what: str, do: Callable[[], None]) -> None:
-        """Put work on the current stream."""
-
-        def work() -> bool:
-            do()
-            return True
-
-        self.cuda.get_current_stream().stream.put(what, work)
-
-    def _over(self, interface: dict[str, Any], owner: object) -> Array:
-        memory = HostBytes(interface, owner)
-        array = np.asarray(memory).view(Array)
-        array.cupy, array.index = self, self.selected
-        return array
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:  # type: ignore[override]
-        dtype = np.dtype(dtype)
-        stream = self.cuda.get_current_stream().stream.address
-        address = self.card.allocate(math.prod(shape) * dtype.itemsize, self.selected, stream)
-        interface = {"shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3}
-        array = self._over(interface, None)
-        weakref.finalize(array.base.base, self.card.free, address)
-        return array
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        array = self.empty(shape, dtype)
-        array.fill(0)
-        return array
-
-    def array(self, values: np.ndarray) -> Array:
-        """Host memory is read at once, as CuPy does with memory that is not pinned."""
-        array = self.empty(values.shape, values.dtype)
-        array[...] = values.copy()
-        return array
-
-    def asarray(self, value: Any, dtype: Any = None) -> Array:  # type: ignore[override]
-        if isinstance(value, Array):
-            return value
-        if hasattr(value, "__cuda_array_interface__"):
-            interface = value.__cuda_array_interface__
-            assert interface["stream"] is None, "CuPy would wait for it on the host"
-            return self._over(interface, value)
-        return self.array(np.asarray(value, dtype))
-
     def from_dlpack(self, array: Any) -> Array:  # type: ignore[override]
         kind, index = array.__dlpack_device__()
         assert kind == 2
-        given = array.__dlpack__(stream=self.cuda.get_current_stream().stream.address)
-        assert given.index == index
-        return given.view()
+        values, _ = by_dlpack(array, index, self.cuda.get_current_stream().stream.address)
+        given = values.view(Array)
+        given.cupy, given.index = self, index
+        return given
 
     @property
     def launches(self) -> list[Any]:
@@ -162,6 +125,6 @@ class CupyWithKernels(FakeCupy):
 def host(buffer: Any) -> np.ndarray:
     """A copy of what lies in a buffer on a device when all work is done."""
     buffer.synchronize()
-    values: np.ndarray = np.array(buffer.array.values)
+    values = values_of(buffer).copy()
     assert not (values == FREED).all(), "the memory was given to somebody else"
     return values

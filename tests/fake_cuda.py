@@ -14,7 +14,6 @@ import importlib.machinery
 import itertools
 import math
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -256,10 +255,36 @@ class DeviceArray:
         raise NotImplementedError
 
 
-def _over(card: Card, device: int, guard: Any) -> DeviceArray:
-    return DeviceArray(
-        card, device, np.asarray(HostBytes(guard.__cuda_array_interface__, guard)), guard
-    )
+def values_of(buffer: Any) -> np.ndarray:
+    """What lies in a buffer on a device at this moment."""
+    return np.asarray(HostBytes(buffer.array.__cuda_array_interface__, buffer.array))
+
+
+class _Capsule:
+    """One of DLPack's for memory of a device, as NumPy takes it: as if it were the host's."""
+
+    def __init__(self, capsule: Any, index: int) -> None:
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.argtypes, pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+        place = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + 8)
+        assert list(place) == [2, index]
+        place[:] = 1, 0
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def by_dlpack(array: Any, index: int, stream: int) -> tuple[np.ndarray, object]:
+    """The values that another library hands over, and what keeps them."""
+    given = array.__dlpack__(stream=stream)
+    if hasattr(given, "values"):
+        return given.values, given
+    values = np.from_dlpack(_Capsule(given, index))
+    return values, values
 
 
 class TorchStream:
@@ -310,7 +335,8 @@ class Driver:
         return 0
 
     def cuGetErrorName(self, status: int, text: Any) -> int:  # noqa: N802
-        text._obj.value = f"CUDA_ERROR_{status}".encode()
+        words = {2: "OUT_OF_MEMORY (out of memory)"}.get(status, str(status))
+        text._obj.value = f"CUDA_ERROR_{words}".encode()
         return 0
 
     cuGetErrorString = cuGetErrorName  # noqa: N815
@@ -392,6 +418,30 @@ class Driver:
 
     def cuMemcpyDtoDAsync_v2(self, target: int, source: int, nbytes: int, stream: int) -> int:  # noqa: N802
         return self._copy("copy", target, source, nbytes, stream)
+
+    def cuDeviceGetDefaultMemPool(self, pool: Any, device: int) -> int:  # noqa: N802
+        pool._obj.value = 1 + device
+        return 0
+
+    def cuMemPoolSetAttribute(self, pool: Any, attribute: int, value: Any) -> int:  # noqa: N802
+        assert (attribute, value._obj.value) == (4, 2**64 - 1), "memory is not kept for later"
+        return 0
+
+    def cuMemAllocAsync(self, address: Any, nbytes: int, stream: int) -> int:  # noqa: N802
+        assert nbytes, "CUDA_ERROR_INVALID_VALUE"
+        try:
+            address._obj.value = self.card.allocate(nbytes, self.contexts[-1], stream)
+        except FakeOutOfMemoryError:
+            return 2
+        return 0
+
+    def cuMemFreeAsync(self, address: int, stream: int) -> int:  # noqa: N802
+        if address not in self.card.blocks:
+            return 400  # of an earlier test's card
+        _, (device, own, _) = self.card.blocks[address]
+        assert (device, own) == (self.contexts[-1], stream or 1), "freed on another stream"
+        self.card.free(address)
+        return 0
 
     def cuMemsetD8Async(self, target: int, value: int, nbytes: int, stream: int) -> int:  # noqa: N802
         def do() -> bool:
@@ -644,16 +694,11 @@ class FakeTorch:
         assert (device, pin_memory) == ("cpu", True)
         return HostTensor(self, np.full(tensor.shape, JUNK, tensor.dtype), pinned=True)
 
-    def as_tensor(self, guard: Any, *, device: str) -> TorchTensor:
-        index = int(device.partition(":")[2])
-        return self._tensor(index, _over(self.card, index, guard).values, guard)
-
     def from_dlpack(self, array: Any) -> TorchTensor:
         kind, index = array.__dlpack_device__()
         assert kind == 2
         address = self._current_stream(index).stream.address
-        given = array.__dlpack__(stream=address)
-        return self._tensor(index, given.values, given)
+        return self._tensor(index, *by_dlpack(array, index, address))
 
 
 class CupyStream:
@@ -727,10 +772,7 @@ class CupyDeviceBlock:
 
 
 def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
-    """CuPy's class of streams, which destroys a stream with its object.
-
-    CuPy 14.0 destroys those of ``from_external`` too, and 14.2 does not.
-    """
+    """CuPy's class of streams, which destroys a stream with its object."""
 
     class Stream(base):  # type: ignore[misc, valid-type]
         def __init__(self, *, non_blocking: bool) -> None:
@@ -739,14 +781,6 @@ def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
 
         def __del__(self) -> None:
             self.stream.destroy()
-
-        @classmethod
-        def from_external(cls, given: Any) -> Any:
-            version, address = given.__cuda_stream__()
-            assert version == 0
-            stream = cls.__new__(cls)
-            base.__init__(stream, cupy, cupy.card.stream(cupy.selected, address))
-            return stream
 
     return Stream
 
@@ -771,7 +805,6 @@ class FakeCupy:
                 memcpyDeviceToHost=2,
             ),
             Device=partial(CupyDeviceBlock, self),
-            ExternalStream=self._external,
             get_current_stream=lambda: self.current[-1] if self.current else self.cuda.Stream.null,
             Event=lambda **options: CupyEvent(self, **options),
             nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
@@ -809,10 +842,6 @@ class FakeCupy:
         assert address == 0
         self._local.context = self.selected
 
-    def _external(self, address: int, index: int) -> CupyStream:
-        warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
-        return CupyStream(self, self.card.stream(index, address))
-
     def stream_at(self, address: int, index: int) -> CupyStream:
         """A stream that tests make of an address."""
         return CupyStream(self, self.card.stream(index, address))
@@ -830,22 +859,8 @@ class FakeCupy:
         what = {1: "copy in", 2: "copy out"}[kind]
         self.card.stream(self.selected, stream).put(what, do)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-        dtype = np.dtype(dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        stream = self.cuda.get_current_stream().stream.address
-        address = self.card.allocate(nbytes, self.selected, stream)
-        memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        values = np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
-        array = DeviceArray(self.card, self.selected, values, None)
-        weakref.finalize(array, self.card.free, address)
-        return array
-
-    def asarray(self, guard: Any) -> DeviceArray:
-        return _over(self.card, self.selected, guard)
-
     def from_dlpack(self, array: Any) -> DeviceArray:
         kind, index = array.__dlpack_device__()
         assert kind == 2
-        given = array.__dlpack__(stream=self.cuda.get_current_stream().stream.address)
-        return DeviceArray(self.card, index, given.values, given)
+        address = self.cuda.get_current_stream().stream.address
+        return DeviceArray(self.card, index, *by_dlpack(array, index, address))

@@ -826,9 +826,9 @@ def test_a_stream_of_another_device_is_noticed_where_dali_decodes(
 def test_a_stream_of_another_device_is_noticed_by_decoders_and_kernels(
     nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nv12 = sm.transfer_buffer(sm.convert_array(np.zeros((6, 4), np.uint8)), cuda_config=0)
     monkeypatch.setattr("spdl_media.devices.device_of_stream", lambda _: 1)
     config = sm.cuda_config(0, stream=0x4400)
-    nv12 = nvdec.zeros((6, 4), "uint8")
     for call in (
         lambda: sm.decode_packets_nvdec(sm.demux_video(CLIP), cuda=config),
         lambda: sm.streaming_load_video_nvdec(CLIP, config, num_frames=2),

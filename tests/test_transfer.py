@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import fake_cuda
 import numpy as np
 import pytest
-from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process
+from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process, values_of
 
 import spdl_media as sm
 from spdl_media import devices
@@ -85,9 +85,9 @@ def test_a_copy_begins_and_ends_on_the_stream(card: Card, library: Any) -> None:
         "copy in on stream 0x4400 of device 1",
         "event on stream 0x4400 of device 1",
     ]
-    assert (buffer.array.values.view(np.uint8) == fake_cuda.JUNK).all()
+    assert (values_of(buffer).view(np.uint8) == fake_cuda.JUNK).all()
     card.run()
-    np.testing.assert_array_equal(buffer.array.values, source.array)
+    np.testing.assert_array_equal(values_of(buffer), source.array)
 
 
 def test_without_a_stream_each_thread_has_its_own(card: Card, library: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_buffer_outlives_the_thread_whose_stream_made_it(card: Card, library: 
     for buffer in made:
         buffer.wait_on(reader)
     card.run()
-    assert [buffer.array.values.item() for buffer in made] == [0, 1, 2]
+    assert [values_of(buffer).item() for buffer in made] == [0, 1, 2]
     made.clear()
     del buffer
     gc.collect()
@@ -169,7 +169,7 @@ def test_the_lease_of_a_pool_is_held_until_the_copy_is_done(card: Card, library:
     card.run()
     waiting.join()
     assert second
-    np.testing.assert_array_equal(buffer.array.values, expected)
+    np.testing.assert_array_equal(values_of(buffer), expected)
 
 
 def test_a_source_that_is_read_already_is_not_kept(card: Card, library: Any) -> None:
@@ -304,7 +304,7 @@ def test_the_callers_allocator_is_used(card: Card, library: Any) -> None:
     buffer = sm.transfer_buffer(buffer_of(np.arange(5, dtype=np.int32)), cuda_config=config)
     buffer.synchronize()
     assert calls == [(20, 0, 0x4400)]
-    np.testing.assert_array_equal(buffer.array.values, np.arange(5))
+    np.testing.assert_array_equal(values_of(buffer), np.arange(5))
     view = buffer.array
     del buffer
     gc.collect()
@@ -671,7 +671,7 @@ def test_containers_keep_their_kind(card: Card, torch: FakeTorch) -> None:
     assert result["default"].default_factory is list
     assert (result["sample"].label, result["sample"].extra) == ("cat", None)
     assert isinstance(batch["sample"].image, fake_cuda.HostTensor)
-    np.testing.assert_array_equal(result["buffer"].array.values, [7, 8])
+    np.testing.assert_array_equal(values_of(result["buffer"]), [7, 8])
     assert result["array"] is array
     assert result["there"] is there
 
@@ -786,7 +786,7 @@ def test_with_cupy_alone_buffers_move_and_tensors_are_refused(
     card: Card, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = sm.transfer_tensor([buffer_of([1, 2])])
-    np.testing.assert_array_equal(result[0].array.values, [1, 2])
+    np.testing.assert_array_equal(values_of(result[0]), [1, 2])
     without = FakeTorch(Card(devices=0))
     monkeypatch.setitem(sys.modules, "torch", without)  # type: ignore[arg-type]  # a stand-in
     with pytest.raises(

@@ -23,7 +23,6 @@ from spdl_media.cuda.color_launch import (
     convert_on_device,
     convert_on_host,
     device_of,
-    in_place,
     on_device,
 )
 from spdl_media.cuda.color_plan import (
@@ -35,7 +34,7 @@ from spdl_media.cuda.color_plan import (
     make_plan,
 )
 from spdl_media.devices import Device
-from spdl_media.handover import Block
+from spdl_media.handover import Block, in_place
 from spdl_media.transfer import buffer_on_stream
 from spdl_media.values import PerChannel, Values, parse_values
 

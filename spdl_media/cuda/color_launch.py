@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media.buffer import CUDABuffer
-from spdl_media.config import CUDAConfig, as_cuda_config
+from spdl_media.config import as_cuda_config
 from spdl_media.cuda.color_formats import Planes
 from spdl_media.cuda.color_plan import Plan, Taps
 from spdl_media.cuda_driver import launch, wait_for
 from spdl_media.devices import Device, open_device
 from spdl_media.errors import TransferError
-from spdl_media.handover import Block
+from spdl_media.handover import Block, in_place
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -49,17 +49,6 @@ _ALIGNMENT = 16
 _MOST_WORK = 1 << 20
 
 
-class _Memory:
-    """Memory of a device in the form in which NumPy takes memory, for its address and strides alone."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, interface: dict[str, Any], owner: object) -> None:
-        names = ("shape", "typestr", "data", "strides")
-        self.__array_interface__ = {name: interface.get(name) for name in names} | {"version": 3}
-        self.owner = owner
-
-
 def device_of(array: Any) -> int | None:
     """Number of the CUDA device that an array lies on; ``None``: in host memory.
 
@@ -81,56 +70,54 @@ def color_device(arrays: Sequence[Any], cuda_config: Any, index: int) -> Device:
         TransferError: CUDA cannot be used in this process, or the stream is of another device.
         ValueError: There is no such device.
     """
-    config: CUDAConfig = as_cuda_config(index if cuda_config is None else cuda_config)
+    config = as_cuda_config(index if cuda_config is None else cuda_config)
     device = open_device(config, _PURPOSE)
     if config.device_index != index:
         raise ValueError(
             f"an array lies on CUDA device {index}, and device {config.device_index} is to work on it. Copy "
             "it there first, or name its own device"
         )
-    for array in arrays:
-        library, stream = _current_stream(array, index)
-        if library is not None:
-            return Device(library, index, stream if config.stream is None else config.stream)
+    streams = (_current_stream(array, index) for array in arrays)
+    stream = next((one for one in streams if one is not None), None)
+    if config.stream is None and stream is not None:
+        return Device(device.torch, index, stream)
     return device
 
 
-def _current_stream(array: Any, index: int) -> tuple[Any, int | None]:
-    """The library of an array, if it is PyTorch or CuPy, and the stream that it uses in this thread."""
+def _current_stream(array: Any, index: int) -> int | None:
+    """The stream that the library of an array, if it is PyTorch or CuPy, uses in this thread."""
     torch: Any = sys.modules.get("torch")
     cupy: Any = sys.modules.get("cupy")
     if torch is not None and isinstance(array, torch.Tensor):
-        return torch, int(torch.cuda.current_stream(index).cuda_stream)
+        return int(torch.cuda.current_stream(index).cuda_stream)
     if cupy is not None and isinstance(array, cupy.ndarray):
         with cupy.cuda.Device(index):
-            return cupy, int(cupy.cuda.get_current_stream().ptr)
-    return None, None
+            return int(cupy.cuda.get_current_stream().ptr)
+    return None
 
 
 def on_device(array: Any, device: Device) -> Array:
     """An array of the device as one of NumPy's, to be sliced and asked for its address, never to be read.
 
     The device's stream waits for what fills it.
+
+    Raises:
+        TypeError: It says by DLPack alone where it lies.
     """
     if isinstance(array, CUDABuffer):
         array.wait_on(device.stream)
         return in_place(array.array)
     if not hasattr(array, "__cuda_array_interface__"):
-        return in_place(device.from_dlpack(array))
+        raise TypeError(
+            f"{type(array).__name__} has no __cuda_array_interface__. torch.from_dlpack or cupy.from_dlpack "
+            "makes an array of it that has"
+        )
     stream = array.__cuda_array_interface__.get("stream")
     if stream is None:  # PyTorch names none, and means its current one
-        _, stream = _current_stream(array, device.index)
+        stream = _current_stream(array, device.index)
     if stream is not None:
         wait_for(device.index, device.stream, [stream])
     return in_place(array)
-
-
-def in_place(array: Any) -> Array:
-    """The same of an array that is ready."""
-    interface = array.__cuda_array_interface__
-    if 0 in interface["shape"]:
-        return np.empty(interface["shape"], interface["typestr"])
-    return np.asarray(_Memory(interface, array))
 
 
 @lru_cache(maxsize=1)
@@ -155,8 +142,8 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     """
     _check_work(plan)
     frames = np.concatenate([_frames(planes) for planes in batches])
-    frames["out"] = _address(out) + np.arange(len(frames)) * out.strides[0]
-    tables, axes = _tables(device.library, device.index, plan)
+    frames["out"] = out.ctypes.data + np.arange(len(frames)) * out.strides[0]
+    tables, axes = _tables(device.torch, device.index, plan)
     conversion = np.zeros(1, CONVERSION)
     for name, axis in zip(_AXES, axes, strict=True):
         conversion[name] = axis
@@ -196,15 +183,15 @@ def _frames(planes: Planes) -> Array:
                 f"{plane.strides} bytes. Copy the planes into contiguous arrays"
             )
         place = frames["planes"][:, index]
-        place["data"] = _address(plane) + np.arange(len(frames)) * plane.strides[0]
+        place["data"] = plane.ctypes.data + np.arange(len(frames)) * plane.strides[0]
         place["row_step"], place["sample_step"] = plane.strides[1:]
     return frames
 
 
 @lru_cache(maxsize=64)
-def _tables(library: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
+def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
     """The windows of a plan on a device, and where each axis has its own there."""
-    device = Device(library, index)  # the thread's own stream, on which no work of others waits
+    device = Device(torch, index)  # the thread's own stream, on which no work of others waits
     parts: list[bytes] = []
     axes = []
     for taps in (*plan.luma, *plan.chroma):
@@ -219,17 +206,11 @@ def _tables(library: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
     block = device.empty(table.shape, table.dtype)
     device.copy_in(block.array, table)
     device.record().synchronize()  # once for a plan, and nobody has to wait for it afterwards
+    start = np.uint64(in_place(block.array).ctypes.data)
     for axis in axes:
-        axis["first"] += np.uint64(_address(block.array))
-        axis["weights"] += np.uint64(_address(block.array))
+        axis["first"] += start
+        axis["weights"] += start
     return block, axes
-
-
-def _address(array: Any) -> int:
-    """Where the first element lies on the device."""
-    if isinstance(array, np.ndarray) and not hasattr(array, "__cuda_array_interface__"):
-        return int(array.ctypes.data)
-    return int(array.__cuda_array_interface__["data"][0])
 
 
 def convert_on_host(planes: Planes, plan: Plan, out: Array) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +28,11 @@ import numpy as np
 
 from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
-from spdl_media.cuda_driver import HISTORY, one_name
-from spdl_media.devices import no_such_device
+from spdl_media.cuda_driver import HISTORY
+from spdl_media.devices import Device, no_such_device
 from spdl_media.errors import MissingDependencyError, TransferError
-from spdl_media.handover import free_after, kept_stream
+from spdl_media.handover import Block, Guard
+from spdl_media.transfer import buffer_on_stream
 
 Settings: TypeAlias = Mapping[str, Any]
 DaliBatch: TypeAlias = Any
@@ -260,61 +260,8 @@ def slot_pool(index: int | None) -> SlotPool:
     return _POOLS.setdefault(index, SlotPool(lambda: Slot(index)))
 
 
-class DaliArray:
-    """A finished array of DALI's, whose memory goes back only after the streams that read it.
-
-    DALI gives memory to whoever asks next in the order of the stream that it was made on, and knows of no
-    other. So that stream waits for theirs before the memory goes, without PyTorch or CuPy, which need not be
-    there.
-
-    Args:
-        tensor: Of DALI.
-        stream: The stream that it was made on.
-
-    Thread safety: safe.
-    """
-
-    __slots__ = ("__weakref__", "_readers", "_tensor")
-
-    stream = None
-    """Nobody needs to wait: the array is complete."""
-
-    def __init__(self, tensor: Any, stream: int) -> None:
-        self._tensor = tensor
-        self._readers: dict[int, object] = {}
-        _, index = self.__dlpack_device__()
-        # Runs before the reference to the tensor goes. At exit nobody waits, and the driver may be gone.
-        weakref.finalize(self, _after_readers, index, stream, self._readers).atexit = False
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        interface: dict[str, Any] = self._tensor.__cuda_array_interface__
-        return interface
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        kind, index = self._tensor.__dlpack_device__()
-        return int(kind), int(index)
-
-    def hand_to(self, stream: int) -> None:
-        """Keep the memory for work on this stream."""
-        self._readers[one_name(stream)] = kept_stream(stream)
-
-    keep_for = hand_to
-
-    def synchronize(self) -> None:
-        """Nothing: the array is complete."""
-
-
-def _after_readers(index: int, stream: int, readers: dict[int, object]) -> None:
-    if set(readers) - {stream}:
-        free_after(index, stream, readers, readers.clear)
-
-
 def ready_buffer(tensor: Any, stream: int | None = None, **metadata: Any) -> CPUBuffer | CUDABuffer:
-    """The buffer over an array that is ready, of DALI or of a stand-in in host memory.
+    """The buffer over an array of DALI or of a stand-in in host memory.
 
     Args:
         tensor: The array.
@@ -323,7 +270,11 @@ def ready_buffer(tensor: Any, stream: int | None = None, **metadata: Any) -> CPU
     """
     if stream is None or not hasattr(tensor, "__cuda_array_interface__"):
         return CPUBuffer(np.asarray(tensor), **metadata)
-    array = DaliArray(tensor, stream)
-    interface = array.__cuda_array_interface__
-    shape, index = tuple(interface["shape"]), array.__dlpack_device__()[1]
-    return CUDABuffer(array, shape, interface["typestr"], index, ready=array, **metadata)
+    interface, (_, index) = tensor.__cuda_array_interface__, tensor.__dlpack_device__()
+    shape, dtype, address = (interface[name] for name in ("shape", "typestr", "data"))
+    # DALI gives memory to whoever asks next in the order of the stream that it was made on, and knows of no
+    # other, not even of those that its own DLPack hands it to.
+    kept = [tensor]
+    guard = Guard(int(index), stream, address[0], shape, np.dtype(dtype), kept.clear)
+    device = Device(None, int(index), stream)
+    return buffer_on_stream(Block(guard, guard.used_on), device, **metadata)

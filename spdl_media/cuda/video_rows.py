@@ -17,7 +17,7 @@ from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color_formats import Planes, yuv_format
-from spdl_media.cuda.color_launch import convert_on_device, in_place
+from spdl_media.cuda.color_launch import convert_on_device
 from spdl_media.cuda.color_plan import Look, Plan, Taps, make_plan, normalization, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
@@ -34,7 +34,7 @@ from spdl_media.geometry import (
     stored_flips,
     swaps_sides,
 )
-from spdl_media.handover import KEEPER, Block
+from spdl_media.handover import KEEPER, Block, in_place
 from spdl_media.operations import PictureOps
 from spdl_media.rows import Colors, colors_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
@@ -382,8 +382,8 @@ class DeviceRows:
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
         """The array, which has room for so many rows."""
         before, room = self._block, self._room
-        if before is not None and count <= len(before.array):
-            return self._device.array(before.array)
+        if before is not None and count <= len(array := self._device.array(before.array)):
+            return array
         while room < count:
             room *= 2
         row, fill = self._black(placement, stored)
@@ -453,4 +453,4 @@ class DeviceRows:
         assert block is not None
         del self.pts[:count]
         self._begin()
-        return self._device.buffer(Block(block.array[:count], block.used_on), colors)
+        return self._device.buffer(block.first(count), colors)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from color_kernel import DLPackArray, FakeArray, fake_cupy
 from effort import each
-from fake_cuda import Card, FakeCupy, FakeTorch, fresh_process
+from fake_cuda import Card, FakeCupy, FakeTorch, fresh_process, values_of
 
 import spdl_media as sm
 from spdl_media.config import cuda_config as cuda_config_of
@@ -174,7 +174,7 @@ def test_launch_is_asked_for_as_the_kernel_needs_it(cupy: FakeCupy) -> None:
     assert places["row_step"].tolist() == [[100, 70, 70]] * 3
     assert places["sample_step"].tolist() == [[1, 2, 2]] * 3
     assert (places["data"][:, 2] - places["data"][:, 1]).tolist() == [1, 1, 1]
-    out = result.array.values.ctypes.data
+    out = values_of(result).ctypes.data
     assert launch.frames["out"].tolist() == [out, out + 4200, out + 8400]
     steps = [int(launch.argument[f"out_{name}"][0]) for name in ("row", "pixel", "channel")]
     assert steps == [70, 1, 1400]
@@ -211,10 +211,14 @@ def test_only_sync_waits(cupy: FakeCupy, sync: bool) -> None:
 def test_device_may_be_named_by_its_number_or_left_out(cupy: FakeCupy) -> None:
     for cuda_config in (1, np.int64(1), None):
         yuv_to_rgb(on_device(Y, UV, device=1), "nv12", cuda_config=cuda_config)
-        yuv_to_rgb(
-            [DLPackArray(p) for p in on_device(Y, UV, device=1)], "nv12", cuda_config=cuda_config
-        )
-    assert [launch.device for launch in cupy.card.driver.launches] == [1] * 6
+    assert [launch.device for launch in cupy.card.driver.launches] == [1] * 3
+
+
+def test_an_array_with_dlpack_alone_is_refused_with_a_remedy(cupy: FakeCupy) -> None:
+    with pytest.raises(
+        TypeError, match=r"DLPackArray has no __cuda_array_interface__\. torch.from_dl"
+    ):
+        yuv_to_rgb([DLPackArray(p) for p in on_device(Y, UV, device=1)], "nv12")
 
 
 def test_threads_use_their_own_tables(cupy: FakeCupy) -> None:

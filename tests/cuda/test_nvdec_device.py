@@ -71,7 +71,7 @@ def test_the_decoder_works_in_the_context_that_kernels_run_in(
     driver = cupy.card.driver
     ffmpeg = FakeFFmpeg(lambda: driver.contexts[-1] if driver.contexts else None, active)
     monkeypatch.setattr(nvdec, "CodecContext", ffmpeg)
-    device = VideoDevice(Device(cupy, index))
+    device = VideoDevice(Device(None, index))
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
     context = device.open_decoder(PACKETS.codec, config, "a.mp4")
     assert (context.is_open, context.thread_count) == (True, 1)
