@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, Protocol
 
@@ -187,6 +187,8 @@ class PictureDecoder(OpenDecoder):
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
+        # Times of decoding whose frames have not come, while no packet has a time of presentation.
+        self._moments: list[int] | None = []
         # Ticks from frame to frame where packets do not tell; 0: unknown.
         self._step = usual_duration(codec)
         self._started = self._skips = False
@@ -201,9 +203,7 @@ class PictureDecoder(OpenDecoder):
     def metadata(self, metadata: PacketMetadata) -> None:
         self._metadata = metadata
         # Whole numbers, because a comparison of fractions takes 3 microseconds a frame.
-        first, stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
-        self._first = -math.inf if first is None else first
-        self._stop = math.inf if stop is None else stop
+        self._first, self._stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
 
     def decode(self, packet: AvPacket | None) -> Iterator[av.VideoFrame]:
         """Frames that are ready after this packet; ``None`` gives those that are still held back.
@@ -227,6 +227,10 @@ class PictureDecoder(OpenDecoder):
                 self.needs_key, self._first_key_pts = False, pts
             elif self._is_lead_in(pts):
                 self._leading.add(pts)
+            if pts is not None:
+                self._moments = None
+            elif self._moments is not None and packet.dts is not None:
+                heappush(self._moments, packet.dts)
         for frame in self._send(packet):
             frame.time_base = self._codec.time_base  # PyAV leaves it out of frames held back
             if self._wanted(frame):
@@ -249,7 +253,7 @@ class PictureDecoder(OpenDecoder):
         # A drained decoder takes no packets until it is flushed.
         self._context.flush_buffers()
         self.needs_key, self._first_key_pts, self._next_pts = True, None, None
-        self.discarded = frozenset()
+        self.discarded, self._moments = frozenset(), []
         self._leading.clear()
         self._packet_index = packet - 1
 
@@ -330,12 +334,16 @@ class PictureDecoder(OpenDecoder):
         self.num_skipped += pts is None or self._first <= pts < self._stop
 
     def _assign_pts(self, frame: av.VideoFrame) -> int | None:
-        """Raw streams have no timestamps: count frames at the stated rate, as players do."""
+        """The time of a frame that states none."""
         # A still has no time, although FFmpeg states a rate for it.
         if not self._step or self._codec.name in STILL_CODECS:
             return None
         pts = self._next_pts
-        if pts is None:
+        if self._moments:
+            # H.264 in AVI has times of decoding alone: the same moments in another order.
+            pts = heappop(self._moments)
+        # Raw streams have none at all: count frames at the stated rate, as players do.
+        elif pts is None:
             # The first frame stands at second 0 of the container.
             pts = round(self.metadata.zero / self._codec.time_base)
         frame.pts = pts

@@ -246,10 +246,10 @@ def _decode_animation(
             memoryview(data), packets.source, purpose=purpose, is_video=True
         ):
             pts = frame.pts or 0
-            if stop is not None and pts >= stop:
+            if pts >= stop:
                 filter.follow(replace(metadata, continues=True, goes_on=True))
                 break
-            if first is None or pts >= first or filter.has_rate:
+            if pts >= first or filter.has_rate:
                 yield from filter.push(frame, orientation)
         # Filters hold frames back also where the window ends first.
         yield from filter.flush()

@@ -29,7 +29,7 @@ from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import frame_numbers, make_index
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.packet_table import NO_TIME, read_table
+from spdl_media.packet_table import read_table
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
@@ -332,8 +332,7 @@ def sample_decode_video(
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
     index = make_index(table, codec, whole, config, "h264" if is_cut else "", lambda: coded)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
-    low, high = NO_TIME if first is None else first, 1 << 62 if stop is None else stop
-    window = np.flatnonzero((index.pts >= low) & (index.pts < high))
+    window = np.flatnonzero((index.pts >= first) & (index.pts < stop))
     numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
     decoder = FrameDecoder(codec, whole, index, config, lambda number: coded[number:])
     with naming(packets.source), ffmpeg_log():

@@ -132,12 +132,7 @@ class _Packets(Generic[C]):
         return tuple(
             float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
             for ticks in sorted(ticks for ticks in stated if ticks is not None)
-            if raw
-            or (
-                ticks not in self._discarded
-                and (first is None or first <= ticks)
-                and (stop is None or ticks < stop)
-            )
+            if raw or (ticks not in self._discarded and first <= ticks < stop)
         )
 
     def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:

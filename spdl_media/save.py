@@ -247,10 +247,7 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
         return False
     start, stop = video.window.ticks(video.time_base, metadata.zero)
     return any(packet.is_keyframe for packet in packets[:1]) and all(
-        packet.pts is not None
-        and packet.dts is not None
-        and (start is None or packet.pts >= start)
-        and (stop is None or packet.pts < stop)
+        packet.pts is not None and packet.dts is not None and start <= packet.pts < stop
         for packet in packets
     )
 

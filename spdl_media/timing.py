@@ -68,8 +68,8 @@ class Window:
         end = "inf" if self.end is None else f"{float(self.end):g}"
         return f"[{start}, {end})"
 
-    def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[int | None, int | None]:
-        """Convert the window to FFmpeg's timestamps ``(first, stop)``; ``None`` is an open side.
+    def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[float, float]:
+        """Convert the window to FFmpeg's timestamps ``(first, stop)``; an open side is an infinity.
 
         A timestamp lies in the window if ``first <= pts < stop``. Loops compare these whole numbers:
         a comparison of fractions takes longer than all else that is done for a packet.
@@ -78,11 +78,11 @@ class Window:
             time_base: Seconds in one unit of the timestamps.
             zero: Second 0 of the container on FFmpeg's clock.
         """
-        start, end = (
+        first, stop = (
             None if side is None else math.ceil((side - _TOLERANCE + zero) / time_base)
             for side in (self.start, self.end)
         )
-        return start, end
+        return -math.inf if first is None else first, math.inf if stop is None else stop
 
     def samples(self, sample_rate: int) -> tuple[int, int | None]:
         """The samples ``(first, stop)`` whose times lie in the window.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -237,8 +236,7 @@ def expected_frames(
     packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
 ) -> tuple[int, bool]:
     """How many frames are to be expected, and whether hardly more can come."""
-    start, end = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
-    first, stop = -math.inf if start is None else start, math.inf if end is None else end
+    first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
     pts = [packet.pts for packet in av_packets(packets)]
     count = max(1, sum(p is None or first <= p < stop for p in pts))
     if limit is not None and limit <= count:

@@ -329,6 +329,9 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     """Timestamp at or before which a key frame has to stand; ``None``: read from the start of the file."""
     if window.start is None or window.start <= 0:
         return None
+    # It has times of decoding, which FFmpeg delays by what it has read of the stream: others after a seek.
+    if container.format == "asf" and codec.name == "h264":
+        return None
     return _pts(window.start, codec, container.zero)
 
 

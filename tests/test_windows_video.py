@@ -379,6 +379,41 @@ def test_mp4_that_states_decoding_times_alone_stands_in_order() -> None:
     assert indices(sm.decode_packets(window, filter_desc=None)) == [15, 16, 17]
 
 
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_h264_in_avi_has_the_times_of_its_chunks(b_frames: int) -> None:
+    """Where frames were dropped, as in captures, AVI has empty chunks; H.264 in it has no other times."""
+    times = [number + 7 * (number > 10) + 20 * (number > 17) for number in range(NUM_FRAMES)]
+    base = Fraction(1, 10)
+    options = {"codec": "libx264", "max_b_frames": b_frames, "gop_size": 8}
+    track = VideoTrack(frames=planes(), pts=times, time_base=base, **options)
+    data = make_media([track], format="avi")
+    packets = sm.demux_video(data)
+    whole = sm.decode_packets(packets, filter_desc=None)
+    assert indices(whole) == list(range(NUM_FRAMES))
+    assert whole.timestamps == packets.get_timestamps()
+    if not b_frames:  # else the file has the times of decoding, which are other ones
+        assert whole.timestamps == pytest.approx([time / 10 for time in times])
+    for start in range(60):
+        window = sm.demux_video(data, timestamp=(start / 10, start / 10 + 1))
+        expected = [
+            k for k, time in enumerate(whole.timestamps) if start <= round(time * 10) < start + 10
+        ]
+        assert indices(sm.decode_packets(window, filter_desc=None)) == expected
+    with sm.VideoFile(data) as video:
+        assert video.timestamps == whole.timestamps
+
+
+def test_windows_of_asf_have_the_times_of_the_whole() -> None:
+    """FFmpeg delays them by frames that it takes the stream to reorder, and counts those as it reads."""
+    data = make_video(planes(), codec="libx264", format="asf", frame_rate=25, gop_size=4)
+    whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    for start in range(0, 1200, 30):
+        window = sm.demux_video(data, timestamp=(start / 1000, start / 1000 + 0.1))
+        times = [round(time * 1000) for time in whole.timestamps]
+        expected = [k for k, time in enumerate(times) if start <= time < start + 100]
+        assert indices(sm.decode_packets(window, filter_desc=None)) == expected
+
+
 def test_mxf_states_decoding_times_alone() -> None:
     options = {"codec": "libx264", "max_b_frames": 2, "gop_size": 8}
     data = make_video(planes(), format="mxf", frame_rate=25, **options)
