@@ -55,8 +55,9 @@ Kind: TypeAlias = Literal["video", "audio"]
 _SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
 
 # Images found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
-# where the file ends. In the others it states other times after a seek to the start, or lands behind it.
-_OPENED_ANEW = frozenset({"image2", "webp_anim", "asf", "h263", "wtv"})
+# where the file ends. In the others it states other times after a seek to the start, or lands behind it, in
+# Matroska behind what has times below 0.
+_OPENED_ANEW = frozenset({"image2", "webp_anim", "asf", "h263", "matroska,webm", "wtv"})
 
 # Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
 # places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek, and of
@@ -399,10 +400,9 @@ class Container:
             return False
         if self.av.streams.audio and not self.format.startswith(_SEEKS_TO_START):
             return False
-        # In MP4, packets that an edit list skips lie before the start.
-        before = 1_000_000 if "mp4" in self.format else 0
         try:
-            self.av.seek(min(start, 0) - before)
+            # What is decoded first may lie before the start, as what an edit list skips does.
+            self.av.seek(min(start, 0) - 1_000_000)
         except av.FFmpegError:
             return False
         return True

@@ -35,7 +35,7 @@ from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
 from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import PictureOps
-from spdl_media.packets import PacketMetadata, Packets, known_damage, metadata_of
+from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ticks_to_seconds
 
 
@@ -72,18 +72,6 @@ class FrameList:
         """The first frames, which are no longer kept."""
         taken, self.frames = self.frames[:size], self.frames[size:]
         return taken
-
-
-def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
-    """The error for packets whose file is known to be cut short, if these options call for one."""
-    metadata = metadata_of(packets)
-    if metadata.incomplete is None or config.on_corrupt != "raise":
-        return None
-    return DecodeError(
-        f"{known_damage(metadata, packets.codec)}. decode_config(on_corrupt='keep') "
-        "decodes what is there, as far as the decoder can",
-        source=metadata.source,
-    )
 
 
 class OpenDecoder:

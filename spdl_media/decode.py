@@ -13,7 +13,7 @@ import av
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import ffmpeg_log
-from spdl_media._picture_decoder import FrameList, PicturePath, Sink, cut_short_error
+from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder, in_turn
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.demux import read_with_pillow
@@ -30,6 +30,7 @@ from spdl_media.packets import (
     Packets,
     VideoPackets,
     av_packets,
+    cut_short_error,
     discarded_pts,
     metadata_of,
 )

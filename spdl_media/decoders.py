@@ -11,7 +11,7 @@ import numpy as np
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._picture_decoder import FrameList, PicturePath, cut_short_error
+from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -35,6 +35,7 @@ from spdl_media.packets import (
     PacketMetadata,
     VideoPackets,
     av_packets,
+    cut_short_error,
     discarded_pts,
     metadata_of,
 )

@@ -27,7 +27,7 @@ from spdl_media.image_frames import FrameMetadata, VideoFrames
 from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
-from spdl_media.packets import PacketMetadata, known_damage
+from spdl_media.packets import PacketMetadata, VideoPackets, cut_short_error
 from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import UNSURE_SEEKS, with_x264_build
@@ -140,17 +140,14 @@ class VideoSource:
         with container.reading():
             table = table or read_table(codec, restart())
             missing = container.missing_end(last) if last else None
+            found = VideoPackets((), codec, replace(self.metadata, incomplete=missing))
+            if error := cut_short_error(found, self._config):
+                raise error
             stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
             if checks and not len(table) and (stream.duration or stream.frames):
                 raise DecodeError(
                     "there is no frame in the file, and its header states some. "
                     "decode_config(on_corrupt='keep') opens it as a video of none",
-                    source=container.name,
-                )
-            if checks and missing is not None:
-                text = known_damage(PacketMetadata(incomplete=missing), codec)
-                raise DecodeError(
-                    f"{text}. decode_config(on_corrupt='keep') opens what is there",
                     source=container.name,
                 )
             return make_index(table, codec, self.metadata, self._config, container.format, restart)

@@ -14,7 +14,7 @@ import numpy as np
 
 from spdl_media._ffmpeg import forwards_log
 from spdl_media._jpeg import decode_downscaled
-from spdl_media._picture_decoder import FrameList, PicturePath, cut_short_error
+from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported, read_with_pillow
@@ -22,7 +22,14 @@ from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter, naming
 from spdl_media.image_frames import FrameMetadata, ImageFrames
 from spdl_media.operations import PictureOps
-from spdl_media.packets import ImagePackets, VideoPackets, av_packets, metadata_of, padded_image
+from spdl_media.packets import (
+    ImagePackets,
+    VideoPackets,
+    av_packets,
+    cut_short_error,
+    metadata_of,
+    padded_image,
+)
 
 PILLOW: Final = "pillow"
 """The name of a decoder of ``decode_config`` that is none of FFmpeg's."""

@@ -17,6 +17,8 @@ from av.packet import PacketSideData, PktSideDataT
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import STILL_CODECS, AudioCodec, Codec, VideoCodec, usual_duration
 from spdl_media.coded_units import is_hidden
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import DecodeError
 from spdl_media.geometry import rotation, swaps_sides
 from spdl_media.still_headers import JpegHead, StillHeader, still_header
 from spdl_media.timing import Window, ticks_to_seconds
@@ -316,11 +318,17 @@ def metadata_of(packets: Packets) -> PacketMetadata:
     return packets._metadata
 
 
-def known_damage(metadata: PacketMetadata, codec: Codec) -> str:
-    """The words of an error for data of which something is known to be missing or wrong."""
-    clause = metadata.incomplete or ""
+def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
+    """The error for packets whose file is known to be cut short, if these options call for one."""
+    clause = packets._metadata.incomplete
+    if clause is None or config.on_corrupt != "raise":
+        return None
     how = "cut short" if clause.startswith("the data ends") else "damaged"
-    return f"the {codec.name} data is {how}: {clause}"
+    return DecodeError(
+        f"the {packets.codec.name} data is {how}: {clause}. decode_config(on_corrupt='keep') decodes what is "
+        "there, as far as the decoder can",
+        source=packets.source,
+    )
 
 
 def discarded_pts(packets: Packets) -> frozenset[int]:

@@ -673,7 +673,7 @@ def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
     # One whose packets stand in no table promises nothing.
     cut = clip("matroska/ffv1/0/closed")[:-4000]
     with pytest.raises(
-        sm.DecodeError, match=r"cut short: the data ends after.*opens what is there"
+        sm.DecodeError, match=r"cut short: the data ends after.*decodes what is there"
     ):
         sm.VideoFile(cut)
     keep = sm.decode_config(on_corrupt="keep")

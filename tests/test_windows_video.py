@@ -414,6 +414,38 @@ def test_windows_of_asf_have_the_times_of_the_whole() -> None:
         assert indices(sm.decode_packets(window, filter_desc=None)) == expected
 
 
+@pytest.mark.parametrize("kind", ["webm/libvpx", "vob/mpeg2video", "mpegts/libx264", "mp4/libx264"])
+def test_files_that_begin_before_second_0_of_their_clock(kind: str) -> None:
+    format, codec = kind.split("/")
+    coded = make_video(planes(), codec=codec, format="matroska", frame_rate=25, gop_size=6)
+    file, options = io.BytesIO(), {"avoid_negative_ts": "disabled", "use_editlist": "0"}
+    if format != "mp4":
+        del options["use_editlist"]
+    with (
+        av.open(io.BytesIO(coded)) as source,
+        av.open(file, "w", format, options=options) as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        for packet in source.demux(video=0):
+            if packet.size:
+                early = round(Fraction(1, 25) / packet.time_base)
+                packet.pts, packet.dts = packet.pts - early, packet.dts - early
+                packet.stream = stream
+                target.mux(packet)
+    data = file.getvalue()
+    whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    assert indices(whole) == list(range(NUM_FRAMES))
+    # Matroska has no times below 0: two frames stand at second 0.
+    for first in range(2 if format == "webm" else 0, NUM_FRAMES):
+        time = whole.timestamps[first]
+        window = sm.demux_video(data, timestamp=(time - 0.02, time + 0.02))
+        assert indices(sm.decode_packets(window, filter_desc=None)) == [first]
+    with sm.VideoFile(data, filter_desc=None) as video:
+        assert video.timestamps == whole.timestamps
+        for number in (17, 0, 29, 3):
+            assert frame_index(video[number].planes[0]) == number
+
+
 def test_mxf_states_decoding_times_alone() -> None:
     options = {"codec": "libx264", "max_b_frames": 2, "gop_size": 8}
     data = make_video(planes(), format="mxf", frame_rate=25, **options)

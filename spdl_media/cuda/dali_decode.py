@@ -28,7 +28,6 @@ import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._optional import require
-from spdl_media._picture_decoder import cut_short_error
 from spdl_media.batch import ImageRequest, Loaded, decode_each, images_differ
 from spdl_media.bitstream import make_filter
 from spdl_media.buffer import Buffer, Failure
@@ -50,7 +49,14 @@ from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.inputs import Source
-from spdl_media.packets import VideoPackets, av_packets, copy_packet, discarded_pts, metadata_of
+from spdl_media.packets import (
+    VideoPackets,
+    av_packets,
+    copy_packet,
+    cut_short_error,
+    discarded_pts,
+    metadata_of,
+)
 from spdl_media.rows import no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
