@@ -36,11 +36,14 @@ _MAX_DIMENSIONS = 64
 _USUAL_SIZE = 128
 _USUAL = re.compile(
     rb"\x93NUMPY\x01\0(?P<length>..)"
-    rb"\{'descr': '(?P<descr>[<>|][biufcSUV][0-9]{1,9}|\|b1|[<>][mM]8(?:\[\w{1,9}\])?)', "
+    rb"\{'descr': '(?P<descr>[<>|][biufcSUV][0-9]{1,9}|\|b1|[<>][mM]8(?:\[(?:[1-9][0-9]*)?[a-zA-Z]+\])?)', "
     rb"'fortran_order': (?P<fortran>True|False), "
     rb"'shape': \((?P<shape>|[0-9]+,|[0-9]+(?:, [0-9]+)+)\), \} *\n",
     re.DOTALL,
 )
+# NumPy divides by the numbers in a unit of time, and those that it writes are never 0: of [s/0] it ends the
+# process at once, of [0s] when the array is converted.
+_OTHER_TIME = re.compile(r"(?:[mM]8|(?:datetime|timedelta)64)\[(?!(?:[1-9][0-9]*)?[^\W\d_]+\])")
 # Python 2 wrote whole numbers as 2L.
 _PYTHON_2_NUMBER = re.compile(r"\b([0-9]+)L(?=[,)])")
 
@@ -185,7 +188,10 @@ def _unusual_layout(content: Content, start: int, stop: int) -> _Layout:
 
 
 # What Python's parser and NumPy raise for text and types that they do not take, or nested too deeply.
-_READ_ERRORS = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError)
+_READ_ERRORS = (
+    *(ValueError, TypeError, SyntaxError, OverflowError, LookupError),
+    *(RecursionError, MemoryError),
+)
 
 
 def _parse_header(text: str, head_size: int) -> _Layout:
@@ -220,6 +226,9 @@ def _literal(text: str) -> Any:
 
 def _dtype(descr: Any) -> np.dtype[Any]:
     try:
+        # A type can stand in any place of a description, and be written with escapes in the header.
+        if _OTHER_TIME.search(repr(descr)):
+            raise ValueError("a unit of time is a name, or a number above 0 and a name")
         dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
         # NumPy 1.26 counts on from 0 where text is too long for it: 'S4294967297' becomes 'S1'.
         if isinstance(descr, str) and dtype.kind in "SUV" and not descr.endswith(dtype.str[2:]):

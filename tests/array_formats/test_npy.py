@@ -290,6 +290,9 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         (header("[('a', '<i2'), ('a', '<i2')]"), "is no type of NumPy"),
         (header("[('a',)]"), "is no type of NumPy"),
         (header("[5]"), "is no type of NumPy"),
+        (header("()"), "is no type of NumPy"),
+        (header("('<i2',)"), "is no type of NumPy"),
+        (header("[('a', ('<i2',))]"), "is no type of NumPy"),
         (header("[(5, '<i2')]"), "is no type of NumPy"),
         ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, not {'descr'"),
         ("{'descr': '<i2', 'fortran_order': False, 'shape': (2,), 'x': 1}", "must be a dictionary"),
@@ -313,6 +316,25 @@ def test_headers_that_cannot_be(text: str, match: str) -> None:
     assert caught.value.source == f"bytes of length {len(data)}"
     assert caught.value.offset == 0
     assert isinstance(caught.value, sm.DecodeError)
+
+
+@each("descr", [
+        "'<m8[s/0]'", "'M8[D/00]'", "b'm8[s/0]'", "'m8[s\\x2f0]'", "'i4,m8[s/0]'", "'timedelta64[2s/0]'",
+        "('|V8', 'm8[s/0]')", "('<m8[s/0]', (2,))", "[('a', '<i2'), ('b', '<M8[s/0]')]",
+        "('|V8', {'a': ('m8[s/0]', 0)})", "'<m8[0s]'", "'<M8[00us]'", "[('a', 'datetime64[0D]')]",
+    ])  # fmt: skip
+def test_units_of_time_by_which_numpy_divides_by_zero(descr: str) -> None:
+    # NumPy would end the process, or would when the array is converted.
+    with pytest.raises(sm.ArrayFormatError, match=r"is no type of NumPy: a unit of time"):
+        sm.load_npy(npy_with_header(header(descr), bytes(64)))
+
+
+@each("unit", ["s", "25s", "us", "M", "generic", "10Y"])
+def test_units_of_time_that_numpy_writes(unit: str) -> None:
+    array = np.zeros(2, f"M8[{unit}]")
+    assert sm.load_npy(npy(array)).dtype == array.dtype
+    record = np.zeros(2, [("a [km/h]", f"m8[{unit}]")])
+    assert sm.load_npy(npy(record)).dtype == record.dtype
 
 
 @pytest.mark.parametrize(
