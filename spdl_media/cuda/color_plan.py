@@ -61,6 +61,10 @@ class Taps:
     first: Array
     weights: Array
 
+    def part(self, places: slice) -> Taps:
+        """The windows of some of the places."""
+        return Taps(self.first[places], self.weights[:, places])
+
 
 @lru_cache(maxsize=512)
 def line_taps(

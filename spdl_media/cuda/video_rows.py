@@ -18,7 +18,7 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color_formats import Planes, yuv_format
 from spdl_media.cuda.color_launch import convert_on_device
-from spdl_media.cuda.color_plan import Look, Plan, Taps, make_plan, normalization, plane_plan
+from spdl_media.cuda.color_plan import Look, Plan, make_plan, normalization, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
@@ -30,7 +30,6 @@ from spdl_media.geometry import (
     Size,
     fits,
     place,
-    stored_box,
     stored_flips,
     swaps_sides,
 )
@@ -73,11 +72,6 @@ class Kind(NamedTuple):
     matrix: int
     range: int
 
-    @property
-    def chroma(self) -> Size:
-        """The size of planes of chroma."""
-        return -(-self.size[0] // 2), -(-self.size[1] // 2)
-
     def boxes(self, ops: PictureOps) -> tuple[Box, Box]:
         """What is cut out of the upright frame, and of its planes of chroma.
 
@@ -101,52 +95,34 @@ class Kind(NamedTuple):
         """
         return place(self.boxes(ops)[0][2:], ops.width, ops.height, ops.scale_mode)
 
-    def as_coded(
-        self, taps: Sequence[Taps], box: Box, size: Size, ops: PictureOps
-    ) -> tuple[Taps, Taps]:
-        """Windows of an upright box, mirrored or not, as windows of the coded plane.
+    def views(self, planes: Planes, ops: PictureOps) -> Planes:
+        """What is cut out of the planes of a frame, upright and mirrored or not."""
+        box, half = self.boxes(ops)
+        y, u, v = planes
+        return self._view(y, box, ops), self._view(u, half, ops), self._view(v, half, ops)
 
-        Args:
-            taps: Across and down what was cut out.
-            box: What was cut out of the upright plane.
-            size: Of the plane as it is coded.
-            ops: Whether it is mirrored.
-        """
-        x, y, w, h = stored_box(box, self.orientation, *size)
-        swaps, flips = swaps_sides(self.orientation), [*stored_flips(self.orientation)]
-        flips[swaps] ^= ops.mirror
-        across, down = taps[::-1] if swaps else taps
-        return _along(across, x, w, backwards=flips[0]), _along(down, y, h, backwards=flips[1])
-
-
-def _along(taps: Taps, start: int, length: int, *, backwards: bool) -> Taps:
-    """Windows of a part of a line as windows of the line, which may run backwards."""
-    first, weights = taps.first, taps.weights
-    if backwards:
-        first, weights = np.int32(length - len(weights)) - first, weights[::-1]
-    return Taps(first + np.int32(start), np.ascontiguousarray(weights))
-
-
-def _as_coded(array: Any, orientation: int) -> Any:
-    """The view of upright rows ``(frames, height, width, ...)`` whose axes are those of coded frames."""
-    return array.swapaxes(1, 2) if swaps_sides(orientation) else array
+    def _view(self, plane: Any, box: Box, ops: PictureOps) -> Any:
+        x, y, w, h = box
+        backwards, upwards = stored_flips(self.orientation)
+        plane = plane[:, :: -1 if upwards else 1, :: -1 if backwards else 1]
+        if swaps_sides(self.orientation):
+            plane = plane.swapaxes(1, 2)
+        return plane[:, y : y + h, x : x + w][:, :, :: -1 if ops.mirror else 1]
 
 
 @lru_cache(maxsize=256)
 def plan_of(kind: Kind, output: Output) -> Plan:
-    """The conversion of a frame, as it is coded, to the part of the canvas that it fills.
+    """The conversion of what :func:`source_of` cuts out to the part of the canvas that it fills.
 
     Raises:
         ConvertError: The crop does not lie inside the frame.
     """
-    ops, (box, half), placement = output.ops, kind.boxes(output.ops), kind.placement(output.ops)
+    ops, placement = output.ops, kind.placement(output.ops)
     scaled, left, top = placement.scaled, max(0, -placement.left), max(0, -placement.top)
+    source = kind.boxes(source_of(ops))[0][2:]
     if not ops.is_scaled:
-        # The box of what the whole frame becomes, as on the CPU, and chroma at its edges has neighbours.
-        x, y, w, _ = box
-        whole = replace(ops, box=None)
-        box, half = kind.boxes(whole)
-        scaled = box[2:]
+        x, y, w, _ = kind.boxes(ops)[0]
+        scaled = source
         left, top = left + (scaled[0] - x - w if ops.mirror else x), top + y
     look = Look(
         matrix=COLORSPACES.get(kind.matrix),
@@ -158,21 +134,23 @@ def plan_of(kind: Kind, output: Output) -> Plan:
         values=output.values,
         bgr=ops.pix_fmt == "bgr24",
     )
-    plan = make_plan(yuv_format(kind.stored), look, *box[2:])
+    plan = make_plan(yuv_format(kind.stored), look, *source)
     # What the canvas cuts off of the scaled frame is not computed.
     parts = [
         slice(start, start + min(sides))
         for start, *sides in zip((left, top), placement.scaled, placement.canvas, strict=True)
     ]
-    luma, chroma = (
-        [Taps(one.first[part], one.weights[:, part]) for one, part in zip(taps, parts, strict=True)]
+    (luma_x, luma_y), (chroma_x, chroma_y) = (
+        [one.part(part) for one, part in zip(taps, parts, strict=True)]
         for taps in (plan.luma, plan.chroma)
     )
-    return replace(
-        plan,
-        luma=kind.as_coded(luma, box, kind.size, ops),
-        chroma=kind.as_coded(chroma, half, kind.chroma, ops),
-    )
+    return replace(plan, luma=(luma_x, luma_y), chroma=(chroma_x, chroma_y))
+
+
+def source_of(ops: PictureOps) -> PictureOps:
+    """What is cut out of frames before they are converted."""
+    # The box of what the whole frame becomes, as on the CPU, where chroma at its edges has neighbours.
+    return ops if ops.is_scaled else replace(ops, box=None)
 
 
 class Shown(NamedTuple):
@@ -372,11 +350,10 @@ class DeviceRows:
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
         else:
+            # The conversion reads and writes in any strides, so views turn frames and order the axes.
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
-            # The conversion writes in any strides, so a view with the axes exchanged turns the frames.
-            into = _as_coded(placement.part_of(rows, 1), kind.orientation)
-            planes = [frame_planes(shown) for shown in frames]
-            self._device.convert(planes, plan_of(kind, output), into)
+            planes = [kind.views(frame_planes(shown), source_of(ops)) for shown in frames]
+            self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
         self._written = stop
 
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
@@ -422,19 +399,18 @@ class DeviceRows:
 
     def _write_planes(self, rows: Any, kind: Kind, frames: Sequence[Shown], canvas: Size) -> None:
         ops, (width, height) = self._output.ops, canvas
-        boxes = kind.boxes(ops)
         pairs = rows[:, height:].reshape(len(rows), -(-height // 2), -1, 2)
         targets = rows[:, :height, :width], pairs[..., 0], pairs[..., 1]
         typestr, unused = SEMI_PLANAR[kind.stored]
         bits = 8 * np.dtype(typestr).itemsize - unused
-        parts = zip(*map(frame_planes, frames), strict=True)
-        for number, (target, planes) in enumerate(zip(targets, parts, strict=True)):
-            box, size = (boxes[1], kind.chroma) if number else (boxes[0], kind.size)
+        parts = zip(*(kind.views(frame_planes(shown), ops) for shown in frames), strict=True)
+        for target, planes in zip(targets, parts, strict=True):
             algo: Any = ops.scale_algo
-            plan = plane_plan(box[2:], target.shape[2:0:-1], algo, bits, unused)
-            plan = replace(plan, luma=kind.as_coded(plan.luma, box, size, ops))
-            into = _as_coded(target, kind.orientation)[..., None]
-            self._device.convert([(plane, plane, plane) for plane in planes], plan, into)
+            sizes = planes[0].shape[2:0:-1], target.shape[2:0:-1]
+            plan = plane_plan(*sizes, algo, bits, unused)
+            self._device.convert(
+                [(plane, plane, plane) for plane in planes], plan, target[..., None]
+            )
 
     @property
     def count(self) -> int:

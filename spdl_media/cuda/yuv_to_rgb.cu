@@ -4,8 +4,8 @@
 // window of samples; the windows and weights of each column and row come from tables, which hold all that
 // differs between sizes, filters and places of chroma. Then a matrix makes RGB of the three.
 //
-// Crops, mirrored results and parts of a result are tables, too: a window may begin anywhere, and the windows of
-// a row may run backwards. Turned results are steps between pixels.
+// A part of a result is a part of the tables. Crops, mirrored and turned frames are addresses and steps, which may
+// be negative.
 //
 // The arithmetic is IEEE float32 without fused multiply-add, in the order written here. The reference in
 // color_launch.py does the same operations in the same order, and so gives the same bits. Compile with
