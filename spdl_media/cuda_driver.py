@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +58,6 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuMemFreeAsync": (c_void_p, c_void_p),
     "cuMemGetInfo_v2": (c_void_p, c_void_p),
     "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
-    "cuMemsetD8Async": (c_void_p, c_ubyte, c_size_t, c_void_p),
     "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
     "cuModuleLoadData": (c_void_p, c_char_p),
     "cuPointerGetAttribute": (c_void_p, c_int, c_void_p),

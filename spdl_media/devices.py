@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_size_t
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -144,42 +143,35 @@ def check_stream(config: CUDAConfig) -> None:
         )
 
 
-class _Streams(threading.local):
-    """Streams of each device that belong to a thread for as long as it lives.
+class _Streams(dict[int, int]):
+    """A thread's own streams by the number of their device.
 
     None is ever destroyed: buffers know streams by their address, and may outlive the thread that made them.
-    When a thread ends, its streams go to the next one that needs some.
+    When a thread ends, its streams go to the next one that needs some, and with them what pools hold for
+    each.
     """
 
     idle: dict[int, deque[int]] = {}  # noqa: RUF012  # of all threads
 
+    def __missing__(self, index: int) -> int:
+        try:
+            stream = self.idle.setdefault(index, deque()).pop()
+        except IndexError:  # no look beforehand would hold among threads
+            stream = new_stream(index)
+        self[index] = stream
+        return stream
+
+    def __del__(self) -> None:  # the thread alone holds this
+        for index, stream in self.items():
+            self.idle[index].append(stream)
+
+
+class _Thread(threading.local):
     def __init__(self) -> None:
-        self._lent: dict[int, _Lent] = {}
-
-    def of(self, index: int) -> int:
-        """The calling thread's stream of a device."""
-        if index not in self._lent:
-            idle = self.idle.setdefault(index, deque())
-            try:
-                stream = idle.pop()
-            except IndexError:  # no look beforehand would hold among threads
-                stream = new_stream(index)
-            self._lent[index] = _Lent(stream, idle)
-        return self._lent[index].stream
+        self.streams = _Streams()
 
 
-@dataclass(slots=True)
-class _Lent:
-    """A stream that goes back when the thread, which alone holds this, has ended."""
-
-    stream: int
-    idle: deque[int]
-
-    def __del__(self) -> None:
-        self.idle.append(self.stream)
-
-
-_STREAMS = _Streams()
+_THREAD = _Thread()
 
 
 class Device:
@@ -197,7 +189,7 @@ class Device:
 
     def __init__(self, torch: Any, index: int, stream: int | None = None) -> None:
         self.torch, self.index = torch, index
-        self.stream = _STREAMS.of(index) if stream is None else stream
+        self.stream = _THREAD.streams[index] if stream is None else stream
 
     def torch_stream(self, address: int) -> Any:
         """PyTorch's object of a stream."""
@@ -274,15 +266,16 @@ class Device:
                     "cuMemcpyDtoHAsync_v2", target.ctypes.data, address, target.nbytes, self.stream
                 )
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Begin to copy memory of the device to other memory of it."""
+    def copy(self, target: HostArray, source: HostArray) -> None:
+        """Begin to copy memory of the device, as :func:`in_place` has it, to other memory of it."""
         with current(self.index):
-            call("cuMemcpyDtoDAsync_v2", target, source, nbytes, self.stream)
-
-    def zero(self, address: int, nbytes: int) -> None:
-        """Begin to set memory of the device to zeros."""
-        with current(self.index):
-            call("cuMemsetD8Async", address, 0, nbytes, self.stream)
+            call(
+                "cuMemcpyDtoDAsync_v2",
+                target.ctypes.data,
+                source.ctypes.data,
+                source.nbytes,
+                self.stream,
+            )
 
     def record(self) -> Event:
         """An event behind all that was put on the stream."""

@@ -118,17 +118,22 @@ class _Memory:
     __slots__ = ("__array_interface__", "owner")
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
-        names = ("shape", "typestr", "data", "strides")
-        self.__array_interface__ = {name: interface.get(name) for name in names} | {"version": 3}
+        self.__array_interface__ = {**interface, "version": 3}
         self.owner = owner
 
 
 def in_place(array: Any) -> npt.NDArray[Any]:
     """An array of a device as one of NumPy's, to be sliced and asked for its address, never to be read."""
     interface = array.__cuda_array_interface__
+    names = ("shape", "typestr", "data", "strides")
+    return array_at({name: interface.get(name) for name in names}, array)
+
+
+def array_at(interface: dict[str, Any], owner: object) -> npt.NDArray[Any]:
+    """Such an array by what NumPy calls an interface, over memory that the owner keeps."""
     if 0 in interface["shape"]:
         return np.empty(interface["shape"], interface["typestr"])
-    return np.asarray(_Memory(interface, array))
+    return np.asarray(_Memory(interface, owner))
 
 
 def kept_stream(address: int) -> object:

@@ -15,7 +15,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -48,8 +48,8 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
-    monkeypatch.setattr(devices, "_STREAMS", devices._Streams())
-    monkeypatch.setattr(devices._Streams, "idle", {})
+    monkeypatch.setattr(devices, "_THREAD", devices._Thread())
+    devices._Streams.idle = defaultdict(deque)  # not put back: threads of this test may end later
     KEEPER._start()
     transfer = importlib.import_module("spdl_media.transfer")  # the package shows functions alone
     monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())

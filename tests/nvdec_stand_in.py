@@ -26,7 +26,7 @@ from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.cuda.video_path import DeviceClip, decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
-from spdl_media.handover import Block
+from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
 
 PITCH = 256
@@ -164,10 +164,8 @@ class StandIn(VideoDevice):
 
     def memory(self, shape: Any, row: Any, *, fill: bool) -> Block:
         array = np.full(shape, row if fill else 0x77, row.dtype)
-        return Block(array, lambda stream: None)
-
-    def array(self, values: Any) -> Any:
-        return values
+        guard = Guard(0, 1, array.ctypes.data, array.shape, array.dtype, [array].clear)
+        return Block(guard, guard.used_on)
 
     def convert(self, planes: Any, plan: Any, out: Any) -> None:
         self.launches.append(len(planes))
@@ -179,7 +177,7 @@ class StandIn(VideoDevice):
 
     def buffer(self, block: Block, colors: Any) -> Any:
         self.colors.append(colors)
-        return block.array
+        return in_place(block.array)
 
 
 class FakeFFmpeg:

@@ -159,7 +159,9 @@ class DeviceDecoder:
     that do.
 
     Args:
-        context: PyAV's.
+        open: Gives PyAV's decoder.
+        make_room: Lets go of decoders that wait for other clips, which take memory, too; whether there were
+            any.
         index: Number of the device.
 
     Attributes:
@@ -169,8 +171,9 @@ class DeviceDecoder:
     Thread safety: one thread at a time.
     """
 
-    def __init__(self, context: Any, index: int) -> None:
-        self._context, self._index = context, index
+    def __init__(self, open: Callable[[], Any], make_room: Callable[[], bool], index: int) -> None:
+        self._open, self._make_room, self._index = open, make_room, index
+        self._context = open()
         self._filter: Any = None
         self._headers: bytes | None = None
         self.is_sound, self.nbytes = True, 0
@@ -182,6 +185,8 @@ class DeviceDecoder:
             DecodeError: The codec's headers are damaged.
         """
         self._codec, self._source, self._is_first = codec, source, True
+        # The packets so far, until there is a frame: what is short of memory shows by then.
+        self._tried: list[Any] | None = []
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)
         # As many surfaces as H.264 may refer to, those that FFmpeg adds, and the frames of a launch.
@@ -202,10 +207,28 @@ class DeviceDecoder:
             TransferError: The device failed: it has no memory or no decoder left, or is gone.
             NotOnDeviceError: Frames are in host memory, or cannot be had but there.
         """
+        tried = self._tried
+        if tried is not None:
+            tried.append(packet)
+        try:
+            frames = self._decode(packet)
+        except TransferError:
+            if tried is None or not self._make_room():
+                raise
+            self._context = None  # which may hold what there is too little of
+            self._context, self.is_sound, self._headers = self._open(), True, None
+            self.begin(self._codec, self._source)
+            frames = [frame for one in tried for frame in self._decode(one)]
+            self._tried = None
+        if frames:
+            self._tried = None
+        return frames
+
+    def _decode(self, packet: Any) -> list[Any]:
         log = current_log()
         if log is None:
             with ffmpeg_log():
-                return self.decode(packet)
+                return self._decode(packet)
         start, frames = len(log), []
         try:
             for part in self._parts(packet):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
 from spdl_media.decode import decode_into
 from spdl_media.decoders import VideoDecoder
 from spdl_media.demuxer import Demuxer
-from spdl_media.errors import DecodeError, TransferError
+from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
 from spdl_media.operations import PictureOps
 from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
@@ -62,11 +64,11 @@ class DevicePath(PicturePath):
         found = device.decoders.take(self._key)
         if found is None:
             coded = replace(codec, extradata=None) if has_lengths(codec) else codec
+            open = partial(device.open_decoder, coded, config, metadata.source)
             try:
-                context = device.open_decoder(coded, config, metadata.source)
+                found = DeviceDecoder(open, device.decoders.clear, device.index)
             except DecodeError as error:
                 raise NotOnDeviceError(error.args[0]) from error
-            found = DeviceDecoder(context, device.index)
         found.begin(codec, metadata.source)
         self._lent: DeviceDecoder | None = found
         self.decoder = PictureDecoder(codec, metadata, config, found)
@@ -119,13 +121,21 @@ class DeviceClip(NamedTuple):
         return seconds_of(self.pts, self.time_base, self.zero)
 
 
-def decode_clip(packets: VideoPackets, device: VideoDevice, *options: Any) -> DeviceClip:
+def decode_clip(
+    packets: VideoPackets,
+    device: VideoDevice,
+    output: Output,
+    config: DecodeConfig,
+    num_frames: int | None = None,
+) -> DeviceClip:
     """Decode packets to an array on a device.
 
     Args:
         packets: Of a window.
         device: Where they are decoded.
-        options: What is made of frames, how to decode, and at most how many frames.
+        output: What is made of frames.
+        config: How to decode.
+        num_frames: At most so many frames; ``None``: all.
 
     Raises:
         NotOnDeviceError: NVDEC does not decode them.
@@ -133,22 +143,6 @@ def decode_clip(packets: VideoPackets, device: VideoDevice, *options: Any) -> De
         ConvertError: No frame lies in the window, or they make no one array.
         TransferError: The device has no memory or no decoder left, or is gone.
     """
-    try:
-        return _decode_clip(packets, device, *options)
-    except TransferError:
-        # Decoders that wait for other clips take memory, too.
-        if not device.decoders.clear():
-            raise
-    return _decode_clip(packets, device, *options)
-
-
-def _decode_clip(
-    packets: VideoPackets,
-    device: VideoDevice,
-    output: Output,
-    config: DecodeConfig,
-    num_frames: int | None = None,
-) -> DeviceClip:
     # There is more room if there are more.
     room, _ = expected_frames(packets, None, num_frames)
     rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
@@ -192,30 +186,13 @@ def decode_batches(
         first = next(chunks, None)  # which tells the codec
         if first is None:
             return
-        # Kept until frames are out: decoders that wait for other clips take memory, too.
-        untried: list[VideoPackets] | None = []
-        todo: Iterator[VideoPackets] = chain([first], chunks)
-        while True:
-            stream = None
-            try:
-                stream = _DeviceStream(first, device, *options)
-                for packets in todo:
-                    if untried is not None:
-                        untried.append(packets)
-                    for buffer in stream.decode(packets):
-                        untried = None
-                        yield buffer  # type: ignore[misc]  # a VideoDecoder gives frames
+        try:
+            with closing(_DeviceStream(first, device, *options)) as stream:
+                for packets in chain([first], chunks):
+                    yield from stream.decode(packets)  # type: ignore[misc]  # a VideoDecoder gives frames
                 yield from stream.flush()  # type: ignore[misc]  # likewise
-                return
-            except NotOnDeviceError as found:
-                raise not_on_nvdec(found, first.source) from found.__cause__
-            except TransferError:
-                if untried is None or not device.decoders.clear():
-                    raise
-                todo, untried = chain(untried, todo), []
-            finally:
-                if stream is not None:
-                    stream.close()
+        except NotOnDeviceError as found:
+            raise not_on_nvdec(found, first.source) from found.__cause__
 
 
 def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:

@@ -22,7 +22,7 @@ from spdl_media.cuda.color_plan import Look, Plan, make_plan, normalization, pla
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
-from spdl_media.errors import ConvertError
+from spdl_media.errors import ConvertError, TransferError
 from spdl_media.formats import COLOR_RANGES, COLORSPACES
 from spdl_media.geometry import (
     Box,
@@ -33,7 +33,7 @@ from spdl_media.geometry import (
     stored_flips,
     swaps_sides,
 )
-from spdl_media.handover import KEEPER, Block, in_place
+from spdl_media.handover import KEEPER, Block, array_at, in_place
 from spdl_media.operations import PictureOps
 from spdl_media.rows import Colors, colors_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
@@ -168,27 +168,21 @@ def _kind_of(shown: Shown) -> Kind:
     return Kind(format_name(frame), (shown.width, frame.height), shown.orientation, *colors)
 
 
-class _Surface:
-    """Memory of a frame, which it keeps alive: FFmpeg uses it again for a later one."""
-
-    def __init__(self, frame: Any, address: int, shape: Any, strides: Any, typestr: str) -> None:
-        self.frame = frame
-        interface = {"shape": shape, "strides": strides, "typestr": typestr, "version": 3}
-        self.__cuda_array_interface__ = {**interface, "data": (address, True)}
-
-
 def frame_planes(shown: Shown) -> Planes:
     """Y, U and V of a frame of NVDEC's, each ``(1, rows, samples)``, as :func:`in_place` has them.
 
-    PyAV's own DLPack export cuts the chroma of odd sizes and has fewer formats. No stream is stated: the
-    reader waits for the decoder by an event.
+    They keep the frame, whose memory FFmpeg else uses again for a later one. PyAV's own DLPack export cuts
+    the chroma of odd sizes and has fewer formats.
     """
     typestr = SEMI_PLANAR[format_name(shown.frame)][0]
     size, (luma, chroma) = np.dtype(typestr).itemsize, shown.frame.planes
     wide, high = shown.width, shown.frame.height
     half, pairs = (1, -(-high // 2), -(-wide // 2)), (0, chroma.line_size, 2 * size)
     y, u, v = (
-        in_place(_Surface(shown.frame, address, shape, strides, typestr))
+        array_at(
+            {"data": (address, True), "shape": shape, "strides": strides, "typestr": typestr},
+            shown.frame,
+        )
         for address, shape, strides in (
             (luma.buffer_ptr, (1, high, wide), (0, luma.line_size, size)),
             (chroma.buffer_ptr, half, pairs),
@@ -198,20 +192,13 @@ def frame_planes(shown: Shown) -> Planes:
     return y, u, v
 
 
-class VideoDevice:
-    """What decoding video needs of a device.
-
-    Args:
-        device: A stream of it.
+class VideoDevice(Device):
+    """A device that decodes video.
 
     Thread safety: safe.
     """
 
     decoders: DecoderPool = DECODERS
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.index = device.index
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
         """FFmpeg's decoder on this device; see :func:`open_on_device`, whose errors it raises."""
@@ -226,12 +213,11 @@ class VideoDevice:
         So the device's stream waits for the default one on the way in, and the other way round on the way
         out; the host waits for nothing.
         """
-        stream = self._device.stream
-        wait_for(self.index, stream, [LEGACY_DEFAULT])
+        wait_for(self.index, self.stream, [LEGACY_DEFAULT])
         try:
             yield
         finally:
-            wait_for(self.index, LEGACY_DEFAULT, [stream])
+            wait_for(self.index, LEGACY_DEFAULT, [self.stream])
 
     def memory(self, shape: Sequence[int], row: npt.NDArray[Any], *, fill: bool) -> Block:
         """Memory for rows like this one, and with ``fill`` of its values.
@@ -239,20 +225,19 @@ class VideoDevice:
         Raises:
             TransferError: There is not enough; the message has the sizes.
         """
-        block = self._device.empty(shape, row.dtype)
-        array = self.array(block.array)
-        if fill and not row.any():
-            self._device.zero(array.ctypes.data, array.nbytes)
-        elif fill:
-            self._device.copy_in(block.array, row)
-            KEEPER.keep((self.index, self._device.stream), self._device.record(), row)
+        try:
+            block = self.empty(shape, row.dtype)
+        except TransferError:
+            if not self.decoders.clear():  # those that wait for other clips take memory, too
+                raise
+            block = self.empty(shape, row.dtype)
+        if fill:
+            array = in_place(block.array)
+            self.copy_in(block.array, row)
+            KEEPER.keep((self.index, self.stream), self.record(), row)
             for other in array[1:]:
                 self.copy(other, array[0])
         return block
-
-    def array(self, values: Any) -> Any:
-        """An array in place, as one of NumPy's that must not be read."""
-        return in_place(values)
 
     def convert(self, planes: Sequence[Any], plan: Plan, out: Any) -> None:
         """Launch the conversion of frames to ``out``, ``(frames, rows, columns, 3)`` in any strides.
@@ -260,16 +245,12 @@ class VideoDevice:
         Raises:
             TransferError: The device refuses the launch.
         """
-        convert_on_device(self._device, planes, plan, out)
-
-    def copy(self, target: Any, source: Any) -> None:
-        """Copy an array without gaps to another."""
-        self._device.copy(target.ctypes.data, source.ctypes.data, source.nbytes)
+        convert_on_device(self, planes, plan, out)
 
     def buffer(self, block: Block, colors: Colors) -> Buffer:
         """The buffer over an array that is ready when the stream gets where it is now."""
         matrix, range = colors
-        return buffer_on_stream(block, self._device, colorspace=matrix, color_range=range)
+        return buffer_on_stream(block, self, colorspace=matrix, color_range=range)
 
 
 class DeviceRows:
@@ -359,15 +340,15 @@ class DeviceRows:
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
         """The array, which has room for so many rows."""
         before, room = self._block, self._room
-        if before is not None and count <= len(array := self._device.array(before.array)):
+        if before is not None and count <= len(array := in_place(before.array)):
             return array
         while room < count:
             room *= 2
         row, fill = self._black(placement, stored)
         self._block = self._device.memory((room, *row.shape), row, fill=fill)
-        array = self._device.array(self._block.array)
+        array = in_place(self._block.array)
         if before is not None:  # there are more frames than packets
-            self._device.copy(array, self._device.array(before.array)[: self._written])
+            self._device.copy(array, in_place(before.array)[: self._written])
         return array
 
     def _black(self, placement: Placement, stored: str) -> tuple[npt.NDArray[Any], bool]:

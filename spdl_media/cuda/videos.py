@@ -332,4 +332,5 @@ def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
     config = one_device(cuda, cuda_config)
     if missing := missing_library():
         raise missing
-    return VideoDevice(open_device(config, _PURPOSE))
+    device = open_device(config, _PURPOSE)
+    return VideoDevice(device.torch, device.index, device.stream)

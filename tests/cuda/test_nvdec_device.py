@@ -24,7 +24,6 @@ from spdl_media.cuda import nvdec
 from spdl_media.cuda.nvdec import DecoderPool, missing_library, open_on_device
 from spdl_media.cuda.video_rows import Shown, VideoDevice, frame_planes
 from spdl_media.cuda.videos import _video_device, decode_packets_nvdec
-from spdl_media.devices import Device
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
 
@@ -71,7 +70,7 @@ def test_the_decoder_works_in_the_context_that_kernels_run_in(
     driver = cupy.card.driver
     ffmpeg = FakeFFmpeg(lambda: driver.contexts[-1] if driver.contexts else None, active)
     monkeypatch.setattr(nvdec, "CodecContext", ffmpeg)
-    device = VideoDevice(Device(None, index))
+    device = VideoDevice(None, index)
     config = sm.decode_config(decoder_options={"skip_frame": "default"})
     context = device.open_decoder(PACKETS.codec, config, "a.mp4")
     assert (context.is_open, context.thread_count) == (True, 1)
@@ -174,7 +173,7 @@ def test_the_stand_in_is_a_device() -> None:
 
 
 def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
-    pool, decoders = DecoderPool(2), [nvdec.DeviceDecoder(None, 0) for _ in range(3)]
+    pool, decoders = DecoderPool(2), [nvdec.DeviceDecoder(dict, bool, 0) for _ in range(3)]
     assert pool.take("a") is None
     for key, decoder in zip("aab", decoders, strict=True):
         pool.give(key, decoder)
