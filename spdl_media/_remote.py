@@ -6,8 +6,6 @@ URLs are read in few requests that fetch little more than what is read.
 from __future__ import annotations
 
 import io
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from spdl_media._optional import require
+from spdl_media.destination import Draft
 from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import (
     Content,
@@ -158,19 +157,8 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
     """
     filesystem, remote = _filesystem(url, url, storage_options)
     # fsspec's own caches write to the last name, where another process takes a part for the whole.
-    with _fsspec_errors(url), written_whole(path) as part:
-        filesystem.get_file(remote, str(part))
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give another path to write to, whose file comes to the first one when it is whole."""
-    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with _fsspec_errors(url), Draft(path) as draft:
+        filesystem.get_file(remote, str(draft.path))
 
 
 def retried(call: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from spdl_media.errors import WriteError
 
@@ -48,17 +48,14 @@ def write_whole(dst: Target, data: bytes) -> None:
         TypeError: ``dst`` is neither a path nor a file object.
         WriteError: It cannot be written.
     """
-    draft = Draft(dst)
-    try:
-        with write_errors(draft.name):
-            draft.path.write_bytes(data)
-        draft.complete()
-    finally:
-        draft.remove()
+    with Draft(dst) as draft, write_errors(draft.name):
+        draft.path.write_bytes(data)
 
 
 class Draft:
     """A file that is not complete yet: beside its destination, or a temporary one for a file object.
+
+    A ``with`` block that ends without an error completes it, and any other leaves nothing behind.
 
     Attributes:
         name: What messages call the destination.
@@ -120,3 +117,13 @@ class Draft:
         """Leave nothing behind; without effect on a file that is complete."""
         with contextlib.suppress(OSError):
             self.path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.complete()
+        finally:
+            self.remove()

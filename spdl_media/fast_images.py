@@ -239,7 +239,7 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     """
     if ops.frame_rate is not None or ops.window or ops.num_frames is not None:
         return None
-    if (ops.filter_desc or "").strip() or ops.pad_color != "black":
+    if ops.filter_desc or ops.pad_color != "black":
         return None
     if not ops.is_scaled and (ops.crop_width or ops.crop_height):
         return None  # the graph crops what the decoder gave, before it is converted

@@ -47,8 +47,6 @@ class FilterDesc(str):
     ops: PictureOps | SoundOps
 
     def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
-        # Equal results have equal text, and so share a parsed graph.
-        ops = ops.normalized()
         # A graph that does nothing: without any graph, images would not be turned upright.
         desc = super().__new__(cls, ",".join(filter_text(ops)) or "null")
         desc.ops = ops

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from spdl_media._checks import check_choice, check_positive
 from spdl_media._ffmpeg import is_color
@@ -91,7 +91,7 @@ class PictureOps:
         if self.frame_rate is not None:
             object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
         _check_matrix_and_range(self)
-        _check_own_filters(self.filter_desc)
+        _check_own_filters(self)
 
     @property
     def is_scaled(self) -> bool:
@@ -181,27 +181,6 @@ class PictureOps:
             return self
         return self._uncut or replace(self, box=None, mirror=False)
 
-    def normalized(self) -> PictureOps:
-        """The same operations, and defaults for every value that has no effect beside the others."""
-        unused: dict[str, Any] = {}
-        if not self.is_scaled:
-            unused["scale_algo"] = "bicubic"
-        if self.width is None or self.height is None:
-            unused["scale_mode"] = None
-        if self.scale_mode != "pad" or "scale_mode" in unused:
-            unused["pad_color"] = "black"
-        if self.num_frames is None:
-            unused["pad_mode"] = None
-        if not (self.filter_desc or "").strip():
-            unused["filter_desc"] = None
-        # Scaling is exact with "auto", and without scaling "fast" is FFmpeg's own conversion, as "auto" is.
-        if not self.is_scaled:
-            unused["quality"] = "auto" if self.uses_default_conversion else "accurate"
-        elif self.quality == "auto":
-            unused["quality"] = "accurate"
-        unused["window"] = Window(*map(_to_microseconds, (self.window.start, self.window.end)))
-        return replace(self, **unused)
-
 
 @dataclass(frozen=True, slots=True)
 class SoundOps:
@@ -226,13 +205,7 @@ class SoundOps:
             _make_positive(self, name)
         if self.sample_fmt is not None:
             format_name("sample_fmt", self.sample_fmt)
-        _check_own_filters(self.filter_desc)
-
-    def normalized(self) -> SoundOps:
-        """The same operations, and defaults for every value that has no effect beside the others."""
-        window = Window(*map(_to_microseconds, (self.window.start, self.window.end)))
-        own = self.filter_desc if (self.filter_desc or "").strip() else None
-        return replace(self, window=window, filter_desc=own)
+        _check_own_filters(self)
 
 
 def picture_ops(desc: object) -> PictureOps | None:
@@ -255,14 +228,6 @@ def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:
         object.__setattr__(ops, name, check_positive(name, value))
 
 
-def _to_microseconds(seconds: Fraction | None) -> Fraction | None:
-    # FFmpeg reads times to the microsecond; a frame that stands at a third of a second is in the window
-    # that begins there, so times are rounded to the nearest, as it rounds them to ticks afterwards.
-    if seconds is None:
-        return None
-    return Fraction(math.floor(seconds * 1_000_000 + Fraction(1, 2)), 1_000_000)
-
-
 def _check_matrix_and_range(ops: PictureOps) -> None:
     check_choice("color_matrix", ops.color_matrix, (*get_args(ColorMatrix), None))
     check_choice("color_range", ops.color_range, (*get_args(ColorRange), None))
@@ -276,9 +241,12 @@ def _check_matrix_and_range(ops: PictureOps) -> None:
             )
 
 
-def _check_own_filters(filter_desc: object) -> None:
-    if filter_desc is not None and not isinstance(filter_desc, str):
-        raise TypeError(f"filter_desc must be a str, such as 'hflip', not {filter_desc!r}")
+def _check_own_filters(ops: PictureOps | SoundOps) -> None:
+    filters = ops.filter_desc
+    if filters is not None and not isinstance(filters, str):
+        raise TypeError(f"filter_desc must be a str, such as 'hflip', not {filters!r}")
+    if filters is not None and not filters.strip():
+        object.__setattr__(ops, "filter_desc", None)
 
 
 def _check_color(argument: str, color: str) -> None:
@@ -291,8 +259,7 @@ def _check_color(argument: str, color: str) -> None:
 
 def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     """The filters that perform operations, as text for FFmpeg's graph."""
-    text = ops.filter_desc or ""
-    own = [text] if text.strip() else []
+    own = [ops.filter_desc] if ops.filter_desc else []
     count = ops.num_frames
     if isinstance(ops, SoundOps):
         return [
@@ -430,7 +397,9 @@ def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
 
 
 def _seconds(value: Fraction) -> str:
-    count = int((_to_microseconds(value) or 0) * 1_000_000)
+    # FFmpeg reads times to the microsecond; a frame that stands at a third of a second is in the window
+    # that begins there, so times are rounded to the nearest, as it rounds them to ticks afterwards.
+    count = math.floor(value * 1_000_000 + Fraction(1, 2))
     return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
 
 

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int
-from spdl_media._remote import download, retried, written_whole
+from spdl_media._remote import download, retried
 from spdl_media.array_formats.samples import expanded, sample_offsets, samples_of
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
+from spdl_media.destination import Draft
 from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Input, local_path, open_input
 from spdl_media.readers import path_error
@@ -212,7 +213,7 @@ class _Reader:
                 return offsets
         offsets = np.array(self._use(index, lambda src: sample_offsets(Archive(src))))
         if kept:
-            with written_whole(kept) as part, part.open("wb") as file:
+            with Draft(kept) as draft, draft.path.open("wb") as file:
                 np.save(file, offsets)
         return offsets
 

@@ -25,9 +25,9 @@ from terminal import Terminal
 
 import spdl_media as sm
 from spdl_media.cli import check, main
-from spdl_media.cli.decoding import check_file
+from spdl_media.cli.bench import Measured, Setting, best_of, search
+from spdl_media.cli.check import check_file
 from spdl_media.cli.state import open_state
-from spdl_media.cli.tuning import Measured, Setting, best_of, search
 from spdl_media.testing import index_frames, make_tone, make_video
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -399,7 +399,7 @@ def test_a_check_never_holds_a_whole_video(tmp_path: Path, monkeypatch: pytest.M
                 sizes.append(len(chunk))
                 yield chunk
 
-    monkeypatch.setattr("spdl_media.cli.decoding.VideoDecoder", Watched)
+    monkeypatch.setattr("spdl_media.cli.check.VideoDecoder", Watched)
     assert check_file(tmp_path / "long.mkv") == ("sound", None)
     assert sum(sizes) > 290  # the last ones are those of flush()
     assert max(sizes) == 8
