@@ -50,19 +50,14 @@ from spdl_media.truncation import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
 
-# Formats with audio whose start is found by seeking. Matroska and Ogg say only once after opening how many
-# samples to skip at the start of a stream.
-_SEEKS_TO_START = ("mov,mp4", "mpegts", "avi")
-
-# Images found by the name of their file, and animated WebP: FFmpeg says that it has sought, and goes on
-# where the file ends. In the others it states other times after a seek to the start, or lands behind it, in
-# Matroska behind what has times below 0.
-_OPENED_ANEW = frozenset({"image2", "webp_anim", "asf", "h263", "matroska,webm", "wtv"})
+# Formats whose start is found by seeking. Matroska and Ogg say only once after opening how many samples to
+# skip at the start of a stream. Others have other times behind a seek, or FFmpeg lands behind the start.
+_SEEKS_TO_START = ("mov,mp4", "avi")
 
 # Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
 # places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek, and of
 # H.261 no packet tells whether it is a key frame.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h261", "h263"})
+_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h261", "h263", "rm"})
 
 
 # To try out the decoder takes half of the time to open a file of audio. These tell all without it.
@@ -394,15 +389,11 @@ class Container:
         self._fresh = True
 
     def _seek_to_start(self) -> bool:
-        start = self.av.start_time
-        # Some formats cannot seek by time, and raw streams, which have none, end up anywhere.
-        if start is None or self.format in _OPENED_ANEW:
-            return False
-        if self.av.streams.audio and not self.format.startswith(_SEEKS_TO_START):
+        if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START):
             return False
         try:
-            # What is decoded first may lie before the start, as what an edit list skips does.
-            self.av.seek(min(start, 0) - 1_000_000)
+            # In MP4, packets that an edit list skips lie before the start.
+            self.av.seek(min(self.av.start_time, 0) - 1_000_000)
         except av.FFmpegError:
             return False
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -124,29 +123,6 @@ class OpenDecoder:
         )
 
 
-class DecoderAtRest(threading.local):
-    """The open decoder that a thread has at rest, if any, and of what."""
-
-    codec: Codec | None = None
-    context: Any = None
-
-    def take(self, codec: Codec, config: DecodeConfig, source: str) -> Any:
-        """Take the decoder, or open one.
-
-        Raises:
-            DecodeError: This FFmpeg has no decoder for the codec.
-        """
-        # Taken while in use, so that a signal handler that decodes, too, does not find it.
-        context, self.context = self.context, None
-        if context is None or not (self.codec is codec or self.codec == codec):
-            context = make_decoder(codec, config, source)
-        return context
-
-    def put_back(self, codec: Codec, context: Any) -> None:
-        """Keep a decoder whose state is that of a fresh one."""
-        self.codec, self.context = codec, context
-
-
 class PictureDecoder(OpenDecoder):
     """Decodes packets in order and gives the frames that lie in the window.
 
@@ -199,28 +175,15 @@ class PictureDecoder(OpenDecoder):
         Raises:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
         """
-        if packet is not None:
-            self._packet_index += 1
-            self._step = packet.duration or self._step
-            pts = packet.pts
-            if not self._started and self.orientation == 1:
-                # PyAV's frame and its side data hold each other, until the garbage collector comes: look at
-                # it only if there is something to see.
-                self._states_orientation |= states_orientation(packet, self._codec)
-            if self.needs_key:
-                # It refers to frames that are not there.
-                if not packet.is_keyframe:
-                    self._skip(pts)
-                    return
-                self.needs_key, self._first_key_pts = False, pts
-            elif self._is_lead_in(pts):
-                self._leading.add(pts)
-            if pts is not None:
-                self._moments = None
-            elif self._moments is not None and packet.dts is not None:
-                heappush(self._moments, packet.dts)
+        if packet is not None and not self._takes(packet):
+            return
         for frame in self._send(packet):
             frame.time_base = self._codec.time_base  # PyAV leaves it out of frames held back
+            # FFmpeg passes on what ProRes states, and its scaler refuses numbers without a meaning.
+            if frame.color_primaries in _RESERVED:
+                frame.color_primaries = _UNSPECIFIED
+            if frame.color_trc in _RESERVED:
+                frame.color_trc = _UNSPECIFIED
             if self._wanted(frame):
                 yield frame
         if packet is None:
@@ -228,6 +191,29 @@ class PictureDecoder(OpenDecoder):
             for pts in self._leading - self.discarded:
                 self._skip(pts)
             self._leading.clear()
+
+    def _takes(self, packet: AvPacket) -> bool:
+        """Note what a packet says; False: the decoder shall not get it."""
+        pts = packet.pts
+        self._packet_index += 1
+        self._step = packet.duration or self._step
+        if not self._started and self.orientation == 1:
+            # PyAV's frame and its side data hold each other, until the garbage collector comes: look at
+            # it only if there is something to see.
+            self._states_orientation |= states_orientation(packet, self._codec)
+        if self.needs_key:
+            # It refers to frames that are not there.
+            if not packet.is_keyframe:
+                self._skip(pts)
+                return False
+            self.needs_key, self._first_key_pts = False, pts
+        elif self._is_lead_in(pts):
+            self._leading.add(pts)
+        if pts is not None:
+            self._moments = None
+        elif self._moments is not None and packet.dts is not None:
+            heappush(self._moments, packet.dts)
+        return True
 
     def drain(self) -> Iterator[av.VideoFrame]:
         """Frames that are held back, before packets that do not continue these; then it is as new."""
@@ -254,9 +240,7 @@ class PictureDecoder(OpenDecoder):
 
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
         log = current_log()
-        if log is None:
-            with ffmpeg_log():
-                return self._send(packet)
+        assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
         start = len(log)
         try:
             frames: list[av.VideoFrame] = self._context.decode(packet)
@@ -346,6 +330,9 @@ class PictureDecoder(OpenDecoder):
             remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
         return self._damage(text, pts, remedy)
 
+
+# Of primaries and transfer functions: ITU-T H.273, tables 2 and 3.
+_RESERVED, _UNSPECIFIED = (0, 3), 2
 
 # Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})

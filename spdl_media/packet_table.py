@@ -358,9 +358,11 @@ def _joined(runs: list[_Run]) -> Samples:
         dts.append(now + np.cumsum(rows[:, 0]) - rows[:, 0])
         places.append(position + np.cumsum(rows[:, 1]) - rows[:, 1])
         now += int(rows[:, 0].sum())
-    rows = np.concatenate([rows for _, rows, _ in runs])
+    rows, joined = np.concatenate([rows for _, rows, _ in runs]), np.concatenate(dts)
+    if (np.diff(joined) < 0).any():
+        raise ValueError("fragments that overlap, of which FFmpeg leaves some out")
     return Samples(
-        np.concatenate(dts),
+        joined,
         rows[:, 3],
         rows[:, 0],
         np.concatenate(places),

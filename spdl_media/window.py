@@ -78,6 +78,9 @@ class _VideoRun:
         if packet.is_keyframe and _at_or_before(packet, self._restart):
             self._kept.clear()
         self._kept.append(packet)
+        # Behind what an edit list hides, it goes back in time to what it shows next.
+        if packet.is_discard:
+            return False
         time = dts if pts is None else pts
         if time is None or time < self._stop:
             self._inside, self._late = len(self._kept), 0

@@ -328,3 +328,15 @@ def test_two_threads_in_one_decoder(clip: bytes) -> None:
     leave.set()
     thread.join(10)
     assert results[0] + sum(len(frames) for frames in decoder.flush()) == 40
+
+
+def test_reserved_numbers_of_colours_mean_nothing() -> None:
+    """Encoders of ProRes write 0 for colours that they do not know."""
+    pictures = [
+        tuple(np.uint16(4) * planes[0] for _ in range(3)) for planes in index_planes(3, 64, 48)
+    ]
+    data = make_video(pictures, codec="prores", format="mov", pix_fmt="yuv444p10le")
+    stated, reserved = b"\xc0\x00\x02\x02\x02", b"\xc0\x00\x00\x03\x02"
+    assert data.count(stated) == len(pictures)
+    found, expected = (sm.load_video(file) for file in (data.replace(stated, reserved), data))
+    assert np.array_equal(found.array, expected.array)
