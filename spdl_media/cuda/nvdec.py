@@ -310,7 +310,7 @@ class DeviceDecoder:
     def flush_buffers(self) -> None:
         """Start anew."""
         self._context.flush_buffers()
-        self._is_first = True
+        self._is_first, self._tried = True, [] if self._tried else self._tried
         if self._filter is not None:
             self._filter.flush()
 

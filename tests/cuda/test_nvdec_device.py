@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,42 @@ def test_a_view_keeps_the_frame_alive() -> None:
 def test_the_stand_in_is_a_device() -> None:
     device = StandIn()
     assert _video_device(device) is device
+
+
+class FullContext:
+    """A decoder that gives no frames, and finds its device full after so many packets."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.packets = room, list[Any]()
+
+    def decode(self, packet: Any) -> list[Any]:
+        if len(self.packets) == self.room:
+            raise sm.TransferError("the device is full")
+        self.packets.append(packet)
+        return []
+
+    def flush_buffers(self) -> None:
+        pass
+
+
+def test_a_decoder_that_begins_again_is_given_what_came_since_the_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvdec, "set_colors", lambda *_: None)
+    contexts = [FullContext(room) for room in (3, 3, 3)]
+    opened = iter(contexts)
+    decoder = nvdec.DeviceDecoder(lambda: next(opened), lambda: True, 0)
+    decoder.begin(replace(PACKETS.codec, extradata=None), "a.mp4")
+    for packet in "ab":
+        decoder.decode(packet)
+    decoder.flush_buffers()
+    for packet in "cd":
+        decoder.decode(packet)
+    assert contexts[1].packets == ["c", "d"]
+    assert decoder.is_sound
+    decoder.decode("e")
+    with pytest.raises(sm.TransferError, match="the device is full"):
+        decoder.decode("f")  # once is enough
 
 
 def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
