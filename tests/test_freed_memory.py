@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -53,6 +54,8 @@ def test_a_loop_over_a_pool_takes_no_new_pages(tmp_path: Path, heap: str) -> Non
         check=True,
         capture_output=True,
         text=True,
+        # Dask leaves one behind where it has started workers, and glibc then keeps to that limit.
+        env={name: value for name, value in os.environ.items() if "MALLOC" not in name},
     )
     # Without keep_freed_memory it is about 200.
     assert float(done.stdout) < 2
