@@ -225,12 +225,15 @@ def _pix_fmts(encoder: av.Codec) -> list[str]:
     return full if names[:1] == full[:1] else names
 
 
-def best_pix_fmt(encoder: av.Codec, given: str) -> str:
-    """An encoder's pixel format for frames: of lossless ones what keeps most, of others what players take."""
-    formats = _pix_fmts(encoder)
-    if not formats or (given in formats and (not encoder.lossy or is_yuv(given))):
+def best_pix_fmt(encoder: av.Codec, given: str, *, exact: bool = False) -> str:
+    """An encoder's pixel format for frames: of lossless ones what keeps most, of others what players take.
+
+    ``exact``: what keeps most in any case.
+    """
+    formats, is_lossy = _pix_fmts(encoder), encoder.lossy and not exact
+    if not formats or (given in formats and (not is_lossy or is_yuv(given))):
         return given
-    usual = [name for name in formats if name in ("yuv420p", "yuvj420p") and encoder.lossy]
+    usual = [name for name in formats if name in ("yuv420p", "yuvj420p") and is_lossy]
     best, _ = find_best_pix_fmt_of_list(usual or formats, given, True)  # noqa: FBT003  # alpha counts
     return str(best and best.name)
 

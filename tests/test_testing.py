@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+# One picture of a high index; index_frames would draw all before it, too.
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
+    _cells,
     frame_index,
     index_frames,
     index_planes,
@@ -26,9 +28,6 @@ from spdl_media.testing import (
     make_tone,
     make_video,
 )
-
-# One picture of a high index; index_frames would draw all before it, too.
-from spdl_media.testing.images import _cells
 
 W, H, N = 64, 48, 20
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import av
 import av.error
-from av.codec.context import CodecContext
+import numpy as np
 from av.container import OutputContainer
 from numpy.typing import NDArray
 
 from spdl_media._ffmpeg import check_codec_options
 from spdl_media.array_frames import channel_layout, frames_from_array
-from spdl_media.encode import find_encoder, open_encoder
+from spdl_media.destination import Draft
+from spdl_media.encode import (
+    best_pix_fmt,
+    best_sample_fmt,
+    find_encoder,
+    open_encoder,
+    set_all,
+)
 from spdl_media.geometry import display_matrix, rotation
-from spdl_media.testing.images import Image, best_pix_fmt, video_frame
+from spdl_media.image_frames import av_frames
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
@@ -40,8 +45,54 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vorbis": {"strict": "experimental"},
 }
 
+_SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt"}
+
 # Encoders that can leave a group of pictures open, and the option that holds their parameters.
 _OPEN_GOP_CODECS = {"libx264": "x264-params", "libx265": "x265-params"}
+
+
+# One image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)``, luma ``(H, W)``, or a sequence of planes.
+Image: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
+
+
+def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
+    """The shape of each plane, and the bits that each value has beyond 8."""
+    format = av.VideoFormat(pix_fmt, width, height)
+    components = sorted(format.components, key=lambda component: component.plane)
+    # Packed formats have several components in one plane.
+    if [component.plane for component in components] != list(range(len(components))):
+        raise ValueError(f"pix_fmt must be planar, such as 'yuv420p' or 'gbrp', not {pix_fmt!r}")
+    if not 8 <= components[0].bits <= 16:
+        raise ValueError(f"pix_fmt must have integers of 8 to 16 bits, not {pix_fmt!r}")
+    shapes = [(component.height, component.width) for component in components]
+    return shapes, components[0].bits - 8
+
+
+def _video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
+    """An image as a frame of ``pix_fmt``; luma and planes go in as they are.
+
+    Raises:
+        ValueError: Its shape or type does not fit.
+    """
+    if not isinstance(image, np.ndarray):
+        return _frame_of(tuple(image), pix_fmt)
+    frame = _frame_of(image)
+    if frame.format.name == "gray" and pix_fmt.startswith("yuv"):
+        shapes, shift = plane_shapes(pix_fmt, frame.width, frame.height)
+        dtype = np.uint16 if shift else np.uint8
+        neutral = [np.full(shape, 128 << shift, dtype) for shape in shapes[1:]]
+        return _frame_of((np.left_shift(image, shift, dtype=dtype), *neutral), pix_fmt)
+    return frame if pix_fmt == frame.format.name else frame.reformat(format=pix_fmt)
+
+
+def _frame_of(image: Any, pix_fmt: str | None = None) -> av.VideoFrame:
+    """One of FFmpeg's frames.
+
+    Raises:
+        ValueError: It is several, or its shape or type does not fit.
+    """
+    (frame,) = av_frames(frames_from_array(image, pix_fmt))  # type: ignore[arg-type]
+    return frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +188,21 @@ class AudioTrack:
             )
 
 
-_SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt"}
-
-
-def _video_options(track: VideoTrack) -> dict[str, str]:
-    """Options for the encoder of a video stream."""
+def _options(track: VideoTrack | AudioTrack) -> dict[str, str]:
+    """Options of the encoder of a stream."""
+    # FFmpeg would ignore those that the encoder does not have.
+    check_codec_options(track.codec, track.options, "w")
     options = dict(_OPTIONS.get(track.codec, {}))
-    if track.codec == "libx264" and track.max_b_frames:
-        # x264 makes no B frames when it is lossless; at 1 it is off by a level or two.
-        options["qp"] = "1"
-    if track.codec in _OPEN_GOP_CODECS:
+    if isinstance(track, VideoTrack) and track.codec in _OPEN_GOP_CODECS:
+        if track.codec == "libx264" and track.max_b_frames:
+            # x264 makes no B frames when it is lossless; at 1 it is off by a level or two.
+            options["qp"] = "1"
         # Where key frames and B frames stand must follow from the arguments, not from the images.
         name = _OPEN_GOP_CODECS[track.codec]
         fixed = f"scenecut=0:b-adapt=0:open-gop={int(track.open_gop)}"
         structure = f"{fixed}:keyint={track.gop_size}:min-keyint={track.gop_size}"
         options[name] = ":".join(filter(None, [options.get(name), structure]))
-    return options | _checked_options(track)
-
-
-def _time_base(track: VideoTrack) -> Fraction:
-    """Seconds a tick of the pts of a video stream."""
-    return track.time_base or 1 / Fraction(track.frame_rate)
-
-
-def _checked_options(track: VideoTrack | AudioTrack) -> dict[str, str]:
-    """The caller's options; FFmpeg would ignore those that the encoder does not have."""
-    check_codec_options(track.codec, track.options, "w")
-    return dict(track.options)
+    return {**options, **track.options}
 
 
 def make_video(
@@ -171,7 +210,6 @@ def make_video(
     *,
     format: str = "matroska",
     faststart: bool = False,
-    options: Mapping[str, str] | None = None,
     **track: Any,
 ) -> bytes:
     """Make a file with one video stream.
@@ -180,8 +218,7 @@ def make_video(
         frames: As for :class:`VideoTrack`.
         format: FFmpeg container format.
         faststart: As for :func:`make_media`.
-        options: More options of the encoder.
-        **track: The other arguments of :class:`VideoTrack`: ``codec``, ``pix_fmt``, ``frame_rate``, ...
+        **track: The other arguments of :class:`VideoTrack`: ``codec``, ``pix_fmt``, ``options``, ...
 
     Returns:
         The file's content.
@@ -191,8 +228,7 @@ def make_video(
             why.
         TypeError: Planes are not of the pixel format's depth.
     """
-    one = VideoTrack(frames=frames, options=options or {}, **track)
-    return make_media([one], format=format, faststart=faststart)
+    return make_media([VideoTrack(frames=frames, **track)], format=format, faststart=faststart)
 
 
 def make_audio(
@@ -200,7 +236,6 @@ def make_audio(
     sample_rate: int = 48000,
     *,
     format: str = "wav",
-    options: Mapping[str, str] | None = None,
     **track: Any,
 ) -> bytes:
     """Make a file with one audio stream.
@@ -209,8 +244,7 @@ def make_audio(
         samples: As for :class:`AudioTrack`.
         sample_rate: Samples a second.
         format: FFmpeg container format.
-        options: More options of the encoder.
-        **track: The other arguments of :class:`AudioTrack`: ``codec``, ``bit_rate``, ``start``.
+        **track: The other arguments of :class:`AudioTrack`: ``codec``, ``bit_rate``, ``start``, ``options``.
 
     Returns:
         The file's content.
@@ -219,8 +253,9 @@ def make_audio(
         ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
             why.
     """
-    one = AudioTrack(samples=samples, sample_rate=sample_rate, options=options or {}, **track)
-    return make_media([one], format=format)
+    return make_media(
+        [AudioTrack(samples=samples, sample_rate=sample_rate, **track)], format=format
+    )
 
 
 def make_media(
@@ -257,8 +292,15 @@ def make_media(
     if faststart:
         muxing["movflags"] = "+faststart" + muxing.get("movflags", "")
     codecs = "+".join(track.codec for track in tracks)
+    file = io.BytesIO()
     try:
-        return _mux(tracks, format, muxing, to_file=faststart)
+        # Not into memory at once: to move the index to the front, FFmpeg opens the file again, by name.
+        with (
+            Draft(file) as draft,
+            av.open(str(draft.path), "w", format=format, options=muxing) as container,
+        ):
+            _write(container, tracks)
+        return file.getvalue()
     except (av.error.FFmpegError, ValueError) as error:
         raise ValueError(f"cannot make {format} with {codecs}: {error}") from error
 
@@ -288,59 +330,20 @@ def make_image(
         ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
             why.
     """
-    try:
-        track = VideoTrack(
-            frames=[image],
-            codec=codec,
-            pix_fmt=pix_fmt or best_pix_fmt(codec, image),
-            frame_rate=1,
-            options=options or {},
-        )
-        if codec in _STILL_FORMATS:
-            return make_media([track], format=_STILL_FORMATS[codec])
-        frame = video_frame(image, track.pix_fmt)
-        frame.pts, frame.time_base = 0, _time_base(track)
-        context: Any = CodecContext.create(codec, "w")
-        _set_up_video(context, track, frame)
-        context.options = _video_options(track)
-        return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
-    except (av.error.FFmpegError, ValueError) as error:
-        raise ValueError(f"cannot make an image with {codec}: {error}") from error
+    if pix_fmt is None:
+        if not isinstance(image, np.ndarray):
+            raise ValueError("planes need a pix_fmt that says what they are")
+        given, encoder = _frame_of(image).format.name, find_encoder(codec, "video")
+        # The list of JPEG's begins with 4:2:0, which loses most of the chroma.
+        pix_fmt = "yuvj444p" if codec == "mjpeg" else best_pix_fmt(encoder, given, exact=True)
+    track = VideoTrack(
+        frames=[image], codec=codec, pix_fmt=pix_fmt, frame_rate=1, options=options or {}
+    )
+    # The packets of most encoders are files by themselves.
+    return make_media([track], format=_STILL_FORMATS.get(codec, "image2pipe"))
 
 
-# The packets of these are no files by themselves.
 _STILL_FORMATS = {"apng": "apng", "gif": "gif", "libsvtav1": "avif"}
-
-
-def _set_up_video(context: Any, track: VideoTrack, frame: av.VideoFrame) -> None:
-    context.width, context.height = frame.width, frame.height
-    context.pix_fmt = track.pix_fmt
-    context.time_base = _time_base(track)
-    context.gop_size = track.gop_size
-    context.max_b_frames = track.max_b_frames
-    # The same bytes on every machine, whatever its number of cores.
-    context.thread_count = 1
-
-
-def _mux(
-    tracks: Sequence[VideoTrack | AudioTrack],
-    format: str,
-    options: dict[str, str],
-    *,
-    to_file: bool,
-) -> bytes:
-    if not to_file:
-        sink = io.BytesIO()
-        with av.open(sink, "w", format=format, options=options) as container:
-            _write(container, tracks)
-        return sink.getvalue()
-    # FFmpeg opens the file a second time, by name, to move the index to the front.
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "media")
-        with av.open(path, "w", format=format, options=options) as container:
-            _write(container, tracks)
-        with open(path, "rb") as file:
-            return file.read()
 
 
 def _write(container: OutputContainer, tracks: Sequence[VideoTrack | AudioTrack]) -> None:
@@ -362,40 +365,44 @@ def _write(container: OutputContainer, tracks: Sequence[VideoTrack | AudioTrack]
 
 
 def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any]:
-    first = video_frame(track.frames[0], track.pix_fmt)
-    stream: Any = container.add_stream(
-        track.codec, rate=Fraction(track.frame_rate), options=_video_options(track)
+    first = _video_frame(track.frames[0], track.pix_fmt)
+    rate = Fraction(track.frame_rate)
+    stream: Any = container.add_stream(track.codec, rate=rate, options=_options(track))
+    stream.time_base = time_base = track.time_base or 1 / rate
+    set_all(
+        stream.codec_context,
+        width=first.width,
+        height=first.height,
+        pix_fmt=track.pix_fmt,
+        time_base=time_base,
+        gop_size=track.gop_size,
+        max_b_frames=track.max_b_frames,
+        # The same bytes on every machine, whatever its number of cores.
+        thread_count=1,
     )
-    _set_up_video(stream.codec_context, track, first)
-    stream.time_base = _time_base(track)
     if track.orientation != 1:
         stream.set_display_matrix(display_matrix(track.orientation))
     open_encoder(stream.codec_context)
     yield None
     for number, image in enumerate(track.frames):
-        frame = video_frame(image, track.pix_fmt)
+        frame = _video_frame(image, track.pix_fmt)
         if (frame.width, frame.height) != (first.width, first.height):
             raise ValueError(
                 f"frame {number} is {frame.width} x {frame.height}, "
                 f"the first one {first.width} x {first.height}"
             )
         frame.pts = number if track.pts is None else track.pts[number]
-        frame.time_base = _time_base(track)
+        frame.time_base = time_base
         yield from stream.encode(frame)
     yield from stream.encode(None)
 
 
 def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any]:
     given = _SAMPLE_FORMATS[track.samples.dtype.name]
-    options = {**_OPTIONS.get(track.codec, {}), **_checked_options(track)}
-    stream: Any = container.add_stream(track.codec, rate=track.sample_rate, options=options)
+    stream: Any = container.add_stream(track.codec, rate=track.sample_rate, options=_options(track))
     stream.layout = channel_layout(track.samples.shape[1])
-    # The encoder's own format that is closest to the samples as they are.
-    formats = [format.name for format in find_encoder(track.codec, "audio").audio_formats or ()]
-    likes = [name for name in (given, f"{given}p") if name in formats]
-    stream.codec_context.format = (likes or formats or [given])[0]
-    if track.bit_rate is not None:
-        stream.codec_context.bit_rate = track.bit_rate
+    sample_fmt = best_sample_fmt(find_encoder(track.codec, "audio"), given)
+    set_all(stream.codec_context, format=sample_fmt, bit_rate=track.bit_rate)
     yield None
     # One frame a second; the encoder cuts them to its own size.
     for first in range(0, len(track.samples), track.sample_rate):
