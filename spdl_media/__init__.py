@@ -12,10 +12,9 @@ The modules with public names, of which each imports only those above it:
 ``inputs``        a path, a URL, bytes, an array or a file object
 ``codec``         what a decoder must know of a stream
 ``packets``       coded data as plain values: reusable, picklable, free to share
-``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`
+``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`; :func:`apply_bsf`
 ``demuxer``       :class:`Demuxer`: many windows, streams and chunks of one source
 ``_probe``        :func:`probe`: what is in a source
-``bitstream``     :func:`apply_bsf`
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
 ``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: what is cut out
 ``frames``        decoded planes with their metadata
@@ -68,7 +67,6 @@ from spdl_media.array_frames import (
     frames_from_array,
 )
 from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
-from spdl_media.bitstream import apply_bsf
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
 from spdl_media.clips import Clip, async_load_clip, load_clip, sample_windows
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
@@ -84,8 +82,8 @@ from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
-from spdl_media.demux import demux_image
-from spdl_media.demuxer import Demuxer, demux_audio, demux_video
+from spdl_media.demux import apply_bsf, demux_audio, demux_image, demux_video
+from spdl_media.demuxer import Demuxer
 from spdl_media.encode import (
     AudioEncodeConfig,
     VideoEncodeConfig,

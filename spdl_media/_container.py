@@ -23,13 +23,17 @@ from spdl_media._ffmpeg import (
     ffmpeg_log,
     says_checksum_failed,
 )
-from spdl_media.audio_clock import counted_starts, filled_in, straightened
+from spdl_media.audio_clock import (
+    counted_starts,
+    filled_in,
+    is_mp3,
+    mp3_frame_size,
+    straightened,
+)
 from spdl_media.boxes import missing_packets, signed_format
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
-    id3_size,
-    mp3_frame_size,
     muxed_matrix,
     read_audio_codec,
     read_video_codec,
@@ -56,8 +60,9 @@ _SEEKS_TO_START = ("mov,mp4", "avi")
 
 # Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
 # places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek, and of
-# H.261 no packet tells whether it is a key frame.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "webp_anim", "h261", "h263", "rm"})
+# H.261 no packet tells whether it is a key frame. In an MPEG program stream a packet has a timestamp only now
+# and then; after a seek, those in between are counted from the wrong one.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
 
 
 # To try out the decoder takes half of the time to open a file of audio. These tell all without it.
@@ -65,23 +70,6 @@ _TELL_STREAMS = frozenset({"ogg", "mov"})
 
 NO_DECODERS = "none"
 """In the place of decoders' names."""
-
-# As many frames of MP3 in a row are enough for FFmpeg, too.
-_MP3_FRAMES = 7
-
-
-def _known_format(input: Input) -> tuple[str, str] | None:
-    """The format that the first bytes state: its name for opening, and all of its names."""
-    head = input.head(HEAD_SIZE)
-    if (names := signed_format(head)) is not None:
-        return names
-    start = id3_size(head)
-    for _ in range(_MP3_FRAMES):
-        size = mp3_frame_size(bytes(head[start : start + 4]))
-        if size is None:
-            return None
-        start += size
-    return "mp3", "mp3"
 
 
 class Container:
@@ -128,7 +116,8 @@ class Container:
     def _open_file(self) -> tuple[InputContainer, str]:
         # What cannot seek is opened once.
         if self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
-            known = _known_format(self._input)
+            head = self._input.head(HEAD_SIZE)
+            known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
             if known is not None:
                 # What is damaged is told in the words for a file of any format.
                 with suppress(DemuxError):
@@ -189,40 +178,36 @@ class Container:
         return self.audio(index)[1] if kinds.get(index) == "audio" else self.video(index)[1]
 
     def _stream(self, kind: Kind, index: int | None) -> Any:  # a stream of that kind
-        stream = self._best(kind) if index is None else self._numbered(kind, index)
+        streams: list[Any] = list(self.av.streams)
+        stream: Any
+        if index is None:
+            stream, problem = self.av.streams.best(kind), f"there is no {kind} stream"
+        else:
+            index = check_int("stream_index", index, at_least=None)
+            stream = streams[index] if 0 <= index < len(streams) else None
+            problem = f"there is no stream {index}"
+            if stream is not None and stream.type != kind:
+                stream, problem = None, f"stream {index} is {stream.type}, not {kind}"
+        if stream is None:
+            kinds = ", ".join(f"{each.index}: {each.type}" for each in streams)
+            listed = f"the streams are {kinds}" if kinds else "it has no streams"
+            raise self.error(f"{problem}; {listed}")
+        if index is None and kind == "video":
+            self._check_whole()
         if stream.codec_context is None:
             raise self.error(f"this FFmpeg has no decoder for {kind} stream {stream.index}")
         return stream
 
-    def _best(self, kind: Kind) -> av.stream.Stream:
-        stream = self.av.streams.best(kind)
-        if stream is None:
-            raise self.error(f"there is no {kind} stream; {self._listed()}")
-        # FFmpeg shows a HEIF image made of tiles as one stream a tile, and a thumbnail beside them. In a
-        # movie, a dependent stream is a layer that its main stream can do without.
+    def _check_whole(self) -> None:
+        """Refuse a HEIF image made of tiles, which FFmpeg shows as one stream a tile beside a thumbnail."""
+        # In a movie, a dependent stream is a layer that its main stream can do without.
         tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
-        if kind == "video" and tiles and self.av.duration is None:
+        if tiles and self.av.duration is None:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 "anew without tiles, or take one of them: demux_video(src, stream_index="
                 f"{tiles[0].index})"
             )
-        return stream
-
-    def _numbered(self, kind: Kind, index: int) -> av.stream.Stream:
-        index = check_int("stream_index", index, at_least=None)
-        streams = list(self.av.streams)
-        if not 0 <= index < len(streams):
-            raise self.error(f"there is no stream {index}; {self._listed()}")
-        if streams[index].type != kind:
-            raise self.error(
-                f"stream {index} is {streams[index].type}, not {kind}; {self._listed()}"
-            )
-        return streams[index]
-
-    def _listed(self) -> str:
-        kinds = [f"{stream.index}: {stream.type}" for stream in self.av.streams]
-        return f"the streams are {', '.join(kinds)}" if kinds else "it has no streams"
 
     @cached_property
     def zero(self) -> Fraction:
@@ -400,9 +385,8 @@ class Container:
 
     def seek(self, pts: int, index: int) -> bool:
         """Go to about this timestamp of a stream; False where the format or the source cannot."""
-        if not self._input.seekable or self.format in _SEEKS_ASTRAY:
-            return False
-        if self.format.endswith("_pipe"):
+        astray = self.format in _SEEKS_ASTRAY or self.format.endswith("_pipe")
+        if astray or not self._input.seekable:
             return False
         self._select((index,))
         self._fresh = False  # a seek that fails has moved the place as well
@@ -411,6 +395,33 @@ class Container:
         except (av.FFmpegError, OverflowError):  # or a time that no file has
             return False
         return True
+
+    def places(
+        self, indices: Sequence[int], pts: int | None, *, keep: bool = True, mend: bool = True
+    ) -> Iterator[tuple[Iterator[AvPacket], bool]]:
+        """Packets from about a timestamp on, from further and further back, at last from the file's start.
+
+        MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames that
+        are asked for. The caller stops where decoding can begin.
+
+        Args:
+            indices: Of the streams; the first one is sought in.
+            pts: Where to seek to; ``None``: the start of the file.
+            keep: As for :meth:`packets`, as is ``mend``.
+            mend: What FFmpeg states wrongly is put right.
+
+        Yields:
+            Packets, and whether their place was sought.
+        """
+        base = as_fraction(self.av.streams[indices[0]].time_base)
+        back = 0
+        while pts is not None and self.seek(pts - back, indices[0]):
+            yield self.packets(indices, keep=keep, mend=mend), True
+            if (pts - back) * base < self.zero:
+                break
+            back = back * 2 or round(1 / base)
+        self.rewind()
+        yield self.packets(indices, keep=keep, mend=mend), False
 
     # Orientation.
 
@@ -429,15 +440,11 @@ class Container:
             first = next(iter(packets), None)
             return 1 if first is None else still_orientation(memoryview(first))
         if index not in self._orientations:
-            self._orientations[index] = self._stated_orientation(index)
+            is_stated = any(name in self.format for name in ("mp4", "matroska"))
+            matrix = muxed_matrix(self.av.streams[index]) if is_stated else None
+            # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
+            self._orientations[index] = matrix_orientation(matrix) if matrix else 1
         return self._orientations[index]
-
-    def _stated_orientation(self, index: int) -> int:
-        if not any(name in self.format for name in ("mp4", "matroska")):
-            return 1
-        # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
-        matrix = muxed_matrix(self.av.streams[index])
-        return matrix_orientation(matrix) if matrix else 1
 
     def content(self) -> bytes | memoryview:
         """The whole file of an image."""

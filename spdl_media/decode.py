@@ -16,12 +16,11 @@ from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder, in_turn
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.demux import read_with_pillow
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.filters import PictureFilter, naming
 from spdl_media.frames import AudioFrames, Frames
-from spdl_media.image_decoder import PILLOW, decode_image, pillow_purpose
+from spdl_media.image_decoder import PILLOW, decode_image, pillow_purpose, read_with_pillow
 from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (

@@ -1,4 +1,4 @@
-"""From a source to the packet of an image.
+"""From a source to packets, and packets through FFmpeg's bitstream filters.
 
 One image is the whole file, or the first key frame of a container.
 Images that FFmpeg reads wrongly or not at all are one packet for Pillow, with pillow-heif for HEIC. Both are
@@ -9,36 +9,46 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import av
-import numpy as np
+from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
 from spdl_media._container import Container
-from spdl_media._optional import require
-from spdl_media.boxes import Bytes
-from spdl_media.codec import VideoCodec
+from spdl_media._ffmpeg import AvPacket, TranslatedErrors
+from spdl_media.codec import Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.errors import DecodeError, DemuxError, MediaError
+from spdl_media.demuxer import Demuxer
+from spdl_media.errors import DemuxError, MediaError
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.packets import ImagePackets, PacketMetadata, make_packet
+from spdl_media.packets import (
+    AudioPackets,
+    ImagePackets,
+    PacketMetadata,
+    VideoPackets,
+    av_packets,
+    copy_packet,
+    make_packet,
+)
 from spdl_media.still_headers import read_jpeg_head
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
     container_still,
-    is_avif,
     pillow_reason,
     still_codec,
     still_orientation,
 )
+from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.truncation import check_complete
-from spdl_media.window import PILLOW_TIME_BASE, first_image, pillow_packets
+from spdl_media.window import first_image, pillow_packets
 
-__all__ = ("demux_image",)
+__all__ = ("apply_bsf", "demux_audio", "demux_image", "demux_video")
+
+P = TypeVar("P", AudioPackets, VideoPackets, ImagePackets)
 
 
 def demux_image(
@@ -152,18 +162,6 @@ def _still_stream(decoder: str) -> VideoCodec:
     return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder, color=color)
 
 
-class _PillowFrame(NamedTuple):
-    """One image of a file.
-
-    Attributes:
-        frame: ``rgb24``, ``rgba``, ``gray``, ``gray16le`` or ``grayf32le``, full range, not turned upright.
-        orientation: The EXIF number of the file's orientation.
-    """
-
-    frame: av.VideoFrame
-    orientation: int
-
-
 def is_unsupported(error: MediaError) -> bool:
     """Whether FFmpeg says of an image that it does not know its kind, rather than that it is damaged."""
     return _UNSUPPORTED.search(error.message) is not None
@@ -175,86 +173,154 @@ _UNSUPPORTED = re.compile(
 )
 
 
-def read_with_pillow(
-    data: Bytes, source: str, *, purpose: str, is_video: bool = False
-) -> Iterator[_PillowFrame]:
-    """Decode an image, or the frames of an animation one after the other.
+def demux_video(
+    src: Source,
+    *,
+    timestamp: Timestamp | Window | None = None,
+    stream_index: int | None = None,
+    demux_config: DemuxConfig | None = None,
+    name: str | None = None,
+) -> VideoPackets:
+    """Read the packets of a video stream, all or those that a window needs.
 
     Args:
-        data: The whole file.
-        source: What it was read from, for messages.
-        purpose: What needs Pillow, the subject of the message where it is missing.
-        is_video: Give all frames of an animation.
+        src: As for :func:`demux_image`.
+        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock, whose 0 is the
+            container's start; ``None`` leaves a side open. Decoding gives exactly the frames with
+            ``start <= t < end``.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        demux_config: How to open the source.
+        name: What to call the source in messages.
 
-    Yields:
-        The frames in order, each composed as its animation says. Without ``is_video``, the one that programs
-        show which know no animations; of an icon the largest image, of a HEIC the primary one.
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
 
     Raises:
-        MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
-        DecodeError: The data is damaged, or Pillow does not know the format.
+        SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
+        DemuxError: It is not a media file, or has no such stream.
+        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    image_module: Any = require("pillow", purpose)
-    if bytes(memoryview(data).cast("B")[4:8]) == b"ftyp" and not is_avif(
-        memoryview(data).cast("B")
+    window = parse_window(timestamp)
+    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
+        return demuxer.demux_video(window, stream_index=stream_index)
+
+
+def demux_audio(
+    src: Source,
+    *,
+    timestamp: Timestamp | Window | None = None,
+    stream_index: int | None = None,
+    demux_config: DemuxConfig | None = None,
+    name: str | None = None,
+) -> AudioPackets:
+    """Read the packets of an audio stream, all or those that a window needs.
+
+    Args:
+        src: As for :func:`demux_image`.
+        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Decoding gives
+            exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)``.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
+        demux_config: How to open the source.
+        name: What to call the source in messages.
+
+    Returns:
+        The packets from where decoding has to begin, in decoding order. They are independent of the
+        source.
+
+    Raises:
+        SourceError: It cannot be opened or read.
+        MissingDependencyError: It is a URL, and fsspec is not installed.
+        DemuxError: It is not a media file, or has no such stream.
+        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
+            does not know.
+
+    Thread safety: safe, if no other thread uses a file-like ``src``.
+    """
+    window = parse_window(timestamp)
+    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
+        return demuxer.demux_audio(window, stream_index=stream_index)
+
+
+def apply_bsf(packets: P, bsf: str) -> P:
+    """Send packets through a bitstream filter, such as ``"h264_mp4toannexb"``.
+
+    Args:
+        packets: From ``demux_*``. Not consumed.
+        bsf: One filter, or several joined by commas, each with its options as in
+            ``"h264_metadata=video_full_range_flag=1"``.
+
+    Returns:
+        New packets of the same kind, with data of their own.
+
+    Raises:
+        ValueError: There is no filter of that name, or it does not take this codec or these options.
+        DemuxError: The filter cannot read the packets.
+
+    Thread safety: safe.
+
+    See:
+        FFmpeg's bitstream filters: https://ffmpeg.org/ffmpeg-bitstream-filters.html
+    """
+    _check_names(bsf)
+    context, codec = make_filter(bsf, packets.codec)
+    filtered: list[AvPacket] = []
+    with TranslatedErrors(
+        lambda text: DemuxError(
+            f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets: {text}",
+            source=packets.source,
+        )
     ):
-        require("pillow-heif", purpose).register_heif_opener()
+        # With None the filter gives what it has held back.
+        for packet in (*map(copy_packet, av_packets(packets)), None):
+            filtered.extend(context.filter(packet))
+    for packet in filtered:
+        # Filters leave it unset.
+        packet.time_base = packets.time_base
+    return packets.with_packets(filtered, codec)  # type: ignore[arg-type]  # the kind stays
+
+
+def make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
+    """The filter, and the codec's parameters as they are after it.
+
+    Raises:
+        ValueError: There is no such filter, or it does not take this codec or these options.
+    """
     try:
-        with image_module.open(io.BytesIO(data)) as image:
-            count = getattr(image, "n_frames", 1)
-            # The pages of a TIFF are images of their own.
-            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
-            # An animated PNG may have an image for programs that show no animations: it is not a frame.
-            first = int(bool(image.info.get("default_image")))
-            time = 0
-            # The one at which the file was opened is the primary one.
-            for index in range(first, count) if is_video and is_animation else [None]:
-                if index is not None:
-                    image.seek(index)
-                frame = _as_frame(image)
-                frame.pts, frame.time_base = time, PILLOW_TIME_BASE
-                # Animations stand as they are, whatever their metadata says, as FFmpeg has them.
-                turn = 1 if is_animation else image.getexif().get(0x0112, 1)
-                # Files also have numbers that Exif does not know.
-                yield _PillowFrame(frame, turn if turn in range(1, 9) else 1)
-                # Pillow has milliseconds, the unit of PILLOW_TIME_BASE.
-                time += round(image.info.get("duration", 0))
-    except MemoryError:
-        raise
-    # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
-    except Exception as error:
-        reason = purpose.removeprefix(f"{source}: ")
-        what = reason if reason.startswith(("a ", "an ")) else "the image"
-        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
+        if not isinstance(codec, VideoCodec) or codec.name not in _RAW_FORMATS:
+            return BitStreamFilterContext(bsf, av.Codec(codec.decoder, "r")), codec
+        # These filters read the parameter sets, which PyAV passes on only from a stream.
+        before, after = _stream_of(codec), _stream_of(codec)
+        context = BitStreamFilterContext(bsf, before, after)
+        return context, replace(codec, extradata=after.codec_context.extradata)
+    except (av.FFmpegError, ValueError) as error:
+        raise ValueError(
+            f"bitstream filter {bsf!r} cannot be used on {codec.name} packets: {error}"
+        ) from error
 
 
-def _as_frame(image: Any) -> av.VideoFrame:
-    """Pillow's pixels in the nearest of FFmpeg's formats."""
-    mode = image.mode
-    if mode.startswith("I;16"):
-        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
-    if mode == "F":
-        return _new_frame(np.asarray(image), "grayf32le")
-    if mode == "I":
-        raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
-    if mode == "LAB":
-        # Pillow's convert() has no way from Lab to RGB.
-        cms: Any = require("pillow-cms", "a Lab image")
-        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
-        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
-    if image.has_transparency_data:
-        return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
-    if mode in ("1", "L"):
-        return _new_frame(np.asarray(image.convert("L")), "gray")
-    return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
+# Codecs whose raw stream FFmpeg opens as a format of the same name.
+_RAW_FORMATS = frozenset({"h264", "hevc", "vvc"})
 
 
-_FULL_RANGE, _RGB_MATRIX = 2, 0  # FFmpeg's numbers of the range and of the matrix of RGB
+def _stream_of(codec: VideoCodec) -> av.VideoStream:
+    """A stream with these parameters and no file: made of a raw stream that holds nothing but start codes."""
+    empty = av.open(io.BytesIO(b"\0\0\0\1" * 16), format=codec.name)
+    target = av.open(io.BytesIO(), "w", format="mov")
+    stream = target.add_stream_from_template(empty.streams.video[0], opaque=True)
+    context = stream.codec_context
+    context.width, context.height = codec.width, codec.height
+    context.extradata = codec.extradata
+    target.start_encoding()
+    return stream
 
 
-def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
-    frame.color_range = _FULL_RANGE
-    if pix_fmt.startswith("rgb"):
-        frame.colorspace = _RGB_MATRIX
-    return frame
+def _check_names(bsf: str) -> None:
+    plain = re.sub(r"\\.|'[^']*'", "", bsf)  # commas there do not part filters
+    for name in (part.partition("=")[0].strip() for part in plain.split(",")):
+        if name not in bitstream_filters_available:
+            raise ValueError(f"this FFmpeg has no bitstream filter {name!r}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from fractions import Fraction
-from typing import Self, overload
+from typing import Self, TypeAlias, overload
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container
-from spdl_media.chunks import Duration, by_count, by_time, check_limits
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Input, Source, open_input
@@ -25,7 +27,14 @@ from spdl_media.window import (
     read_video,
 )
 
-__all__ = ("Demuxer", "demux_audio", "demux_video")
+__all__ = ("Demuxer",)
+
+Duration: TypeAlias = float | Fraction | Decimal | None
+_Chunk: TypeAlias = dict[int, list[AvPacket]]
+
+# How far, in seconds, the streams of a file may run apart in it. A stream whose next packet is not found
+# within this is taken to have none, so that a chunk stays bounded when a stream ends early or pauses.
+_MAX_INTERLEAVE = Fraction(10)
 
 
 class Demuxer:
@@ -280,7 +289,7 @@ class Demuxer:
             DemuxError: There is no such stream.
             RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
         """
-        check_limits(duration, num_packets)
+        _check_limits(duration, num_packets)
         # Several streams give dictionaries, also where "several" is one.
         single = indices is None or hasattr(indices, "__index__")
         chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
@@ -311,9 +320,9 @@ class Demuxer:
             codecs = {index: container.codec(index) for index in indices}
             packets, turn = container.packets(indices), container.turn
         if num_packets is not None:
-            chunks = by_count(packets, num_packets)
+            chunks = _by_count(packets, num_packets)
         else:
-            chunks = by_time(packets, container, indices, Fraction(str(duration)))
+            chunks = _by_time(packets, container, indices, Fraction(str(duration)))
         begun: set[int] = set()
         while True:
             with self._opened():
@@ -339,74 +348,97 @@ class Demuxer:
             begun |= chunk.keys()
 
 
-def demux_video(
-    src: Source,
-    *,
-    timestamp: Timestamp | Window | None = None,
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
-    name: str | None = None,
-) -> VideoPackets:
-    """Read the packets of a video stream, all or those that a window needs.
+# Where the packets of long streams are cut into chunks.
 
-    Args:
-        src: As for :func:`demux_image`.
-        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock, whose 0 is the
-            container's start; ``None`` leaves a side open. Decoding gives exactly the frames with
-            ``start <= t < end``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
 
-    Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
-        source.
+def _check_limits(duration: Duration, num_packets: int | None) -> None:
+    """Refuse limits of a chunk that are not exactly one positive number.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
-        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
-            does not know.
-
-    Thread safety: safe, if no other thread uses a file-like ``src``.
+        ValueError: They are none or both, or not positive.
+        TypeError: One is no number.
     """
-    window = parse_window(timestamp)
-    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
-        return demuxer.demux_video(window, stream_index=stream_index)
+    if (duration is None) == (num_packets is None):
+        raise ValueError(
+            "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
+            f"duration={duration!r}, num_packets={num_packets!r}"
+        )
+    if num_packets is not None:
+        check_int("num_packets", num_packets)
+    elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
+        raise TypeError(f"duration must be a number of seconds, not {duration!r}")
+    elif not 0 < duration < float("inf"):
+        raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
 
 
-def demux_audio(
-    src: Source,
-    *,
-    timestamp: Timestamp | Window | None = None,
-    stream_index: int | None = None,
-    demux_config: DemuxConfig | None = None,
-    name: str | None = None,
-) -> AudioPackets:
-    """Read the packets of an audio stream, all or those that a window needs.
+def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:
+    """Packets as they are read, in chunks of so many of a stream."""
+    chunk: _Chunk = {}
+    for packet in packets:
+        # The next packet of a full stream opens a chunk, so that the last one is never empty.
+        if len(chunk.get(packet.stream_index, ())) == num_packets:
+            yield chunk
+            chunk = {}
+        chunk.setdefault(packet.stream_index, []).append(packet)
+    if chunk:
+        yield chunk
 
-    Args:
-        src: As for :func:`demux_image`.
-        timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Decoding gives
-            exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
 
-    Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
-        source.
+def _by_time(
+    packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
+) -> Iterator[_Chunk]:
+    """Packets as they are read, in chunks of so many seconds."""
+    clocks = {index: _Clock(container, index, duration) for index in indices}
+    chunks: dict[int, _Chunk] = {}  # those that are open, by their number
+    current, reached = 0, dict.fromkeys(indices, 0)
+    for packet in packets:
+        index = packet.stream_index
+        earliest, number, latest = clocks[index].numbers(packet)
+        if latest < current:
+            # The clock was set back, as where recordings are joined. Nothing would ever be past the end.
+            yield from (chunks.pop(each) for each in sorted(chunks))
+            current, reached = number, dict.fromkeys(indices, number)
+        # Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are
+        # cut in decoding order, or the frames that refer to it could not be decoded.
+        reached[index] = max(reached[index], number)
+        chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
+        while max(chunks) > current and (
+            # A stream that has not come by now has paused or ended.
+            earliest > current
+            or all(reached[i] > current or clocks[i].last <= current for i in indices)
+        ):
+            if current in chunks:
+                yield chunks.pop(current)
+            # Times may jump by days.
+            current = min(chunks)
+    yield from (chunks[number] for number in sorted(chunks))
 
-    Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
-        ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
-            does not know.
 
-    Thread safety: safe, if no other thread uses a file-like ``src``.
-    """
-    window = parse_window(timestamp)
-    with Demuxer(src, demux_config=demux_config, name=name) as demuxer:
-        return demuxer.demux_audio(window, stream_index=stream_index)
+class _Clock:
+    """Says in which chunk the packets of a stream lie."""
+
+    def __init__(self, container: Container, index: int, duration: Fraction) -> None:
+        stream = container.av.streams[index]
+        time_base: Fraction = as_fraction(stream.time_base)
+        # In whole numbers, so that no fraction is computed for a packet: of parts, so many a chunk.
+        factor, shift = time_base / duration, -container.zero / duration
+        slack = _MAX_INTERLEAVE / duration
+        self._parts = math.lcm(factor.denominator, shift.denominator, slack.denominator)
+        self._factor, self._shift, self._slack = (
+            int(number * self._parts) for number in (factor, shift, slack)
+        )
+        # Raw streams have no timestamps: theirs are counted from second 0.
+        self._next = math.ceil(container.zero / time_base)
+        end = stream.duration and ((stream.start_time or 0) + stream.duration) * factor + shift
+        # The last chunk by the header.
+        self.last = math.ceil(end) - 1 if end else math.inf
+
+    def numbers(self, packet: AvPacket) -> tuple[int, int, int]:
+        """The chunk of a packet, between those of the times around it at which other streams may be."""
+        ticks = packet.dts if packet.pts is None else packet.pts
+        if ticks is None:
+            ticks = self._next
+        # A packet without a time follows the one before it.
+        self._next = ticks + (packet.duration or 0)
+        place, parts = ticks * self._factor + self._shift, self._parts
+        return (place - self._slack) // parts, place // parts, (place + self._slack) // parts

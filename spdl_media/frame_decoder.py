@@ -30,7 +30,7 @@ from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import PacketMetadata, VideoPackets, cut_short_error
 from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 from spdl_media.timing import ticks_to_seconds
-from spdl_media.window import UNSURE_SEEKS, with_x264_build
+from spdl_media.window import with_x264_build
 
 P = TypeVar("P")
 
@@ -157,40 +157,35 @@ class VideoSource:
         container, index = self.opened(), self.index
         # Where packets are frames, nothing of them had to be put right when the index was made.
         mend = not index.is_exact
-        packets = None
-        if not index.is_counted and container.format not in UNSURE_SEEKS:
-            packets = self._sought(container, int(np.searchsorted(index.keys, number)), mend=mend)
-        if packets is None:
-            container.rewind()
-            found = container.packets([self._stream], keep=False, mend=mend)
-            packets = islice(found, number, None)
+        key = int(np.searchsorted(index.keys, number))
+        target = None if index.is_counted else self._place_of(key)
+        for packets, is_sought in container.places([self._stream], target, keep=False, mend=mend):
+            found = self._from_key(packets, key) if is_sought else islice(packets, number, None)
+            if found is not None:
+                break
         keeps = self._config.on_corrupt == "keep" or container.format.startswith("mpeg")
-        for packet in packets:
+        for packet in found or ():
             # It has fewer bytes than its header states: the file ends inside of it.
             if packet.is_corrupt and not keeps:
                 return
             yield packet
 
-    def _sought(self, container: Container, key: int, *, mend: bool) -> Iterator[AvPacket] | None:
-        """The packets from a key frame on; ``None``: it cannot be found by seeking."""
+    def _place_of(self, key: int) -> int:
+        """Timestamp to seek to for a key frame."""
         index = self.index
-        pts, dts = int(index.key_pts[key]), int(index.key_dts[key])
+        pts = int(index.key_pts[key])
         # MP4 is sought by times of decoding, of which the next key frame's may be before this one is shown.
         later = int(index.key_dts[key + 1]) if key + 1 < len(index.keys) else NO_TIME
-        target = pts if later == NO_TIME else min(pts, later - 1)
-        first, back = int(index.key_pts[0]), 0
-        second = round(1 / self.codec.time_base)
-        while container.seek(target - back, self._stream):
-            packets = container.packets([self._stream], keep=False, mend=mend)
-            for packet in packets:
-                if packet.pts == pts and (dts == NO_TIME or packet.dts in (None, dts)):
-                    return chain([packet], packets)
-                if packet.dts is not None and dts != NO_TIME and packet.dts > dts:
-                    break
-            if target - back < first:
-                break
-            # MPEG-TS lands late, and between key frames.
-            back = back * 2 or second
+        return pts if later == NO_TIME else min(pts, later - 1)
+
+    def _from_key(self, packets: Iterator[AvPacket], key: int) -> Iterator[AvPacket] | None:
+        """The packets from a key frame on; ``None``: they begin behind it."""
+        pts, dts = int(self.index.key_pts[key]), int(self.index.key_dts[key])
+        for packet in packets:
+            if packet.pts == pts and (dts == NO_TIME or packet.dts in (None, dts)):
+                return chain([packet], packets)
+            if packet.dts is not None and dts != NO_TIME and packet.dts > dts:
+                return None
         return None
 
 

@@ -20,7 +20,8 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.codec import AudioCodec, id3_size, mp3_frame_size, mp3_sample_rate
+from spdl_media.audio_clock import id3_size, mp3_frame_size, mp3_sample_rate
+from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
 from spdl_media.packets import make_packet
 from spdl_media.timing import Window

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -14,10 +16,12 @@ import numpy as np
 
 from spdl_media._ffmpeg import forwards_log
 from spdl_media._jpeg import decode_downscaled
+from spdl_media._optional import require
 from spdl_media._picture_decoder import FrameList, PicturePath
+from spdl_media.boxes import Bytes
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
-from spdl_media.demux import is_unsupported, read_with_pillow
+from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter, naming
 from spdl_media.image_frames import FrameMetadata, ImageFrames
@@ -30,6 +34,8 @@ from spdl_media.packets import (
     metadata_of,
     padded_image,
 )
+from spdl_media.stills import is_avif
+from spdl_media.window import PILLOW_TIME_BASE
 
 PILLOW: Final = "pillow"
 """The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
@@ -111,9 +117,9 @@ def _decode_by_pillow(
     packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
 ) -> ImageFrames:
     data, purpose = av_packets(packets)[0], pillow_purpose(packets)
-    image = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
-    upright = packets.with_metadata(orientation=image.orientation)
-    return filtered(image.frame, upright, filter_desc, config)
+    frame, orientation = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
+    stated = packets.with_metadata(orientation=orientation)
+    return filtered(frame, stated, filter_desc, config)
 
 
 def pillow_purpose(packets: VideoPackets) -> str:
@@ -240,3 +246,89 @@ def keep_freed_memory() -> None:
     # Only a block that has a mapping of its own raises the limit. The first ones may fill holes of the heap.
     blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
     del blocks
+
+
+def read_with_pillow(
+    data: Bytes, source: str, *, purpose: str, is_video: bool = False
+) -> Iterator[tuple[av.VideoFrame, int]]:
+    """Decode an image, or the frames of an animation one after the other, by Pillow.
+
+    Args:
+        data: The whole file.
+        source: What it was read from, for messages.
+        purpose: What needs Pillow, the subject of the message where it is missing.
+        is_video: Give all frames of an animation.
+
+    Yields:
+        The frames in order, each composed as its animation says, and the EXIF number of their orientation.
+        They are ``rgb24``, ``rgba``, ``gray``, ``gray16le`` or ``grayf32le`` of full range. Without
+        ``is_video``, the one that programs show which know no animations; of an icon the largest image, of a
+        HEIC the primary one.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
+        DecodeError: The data is damaged, or Pillow does not know the format.
+    """
+    image_module: Any = require("pillow", purpose)
+    view = memoryview(data).cast("B")
+    if bytes(view[4:8]) == b"ftyp" and not is_avif(view):
+        require("pillow-heif", purpose).register_heif_opener()
+    try:
+        with image_module.open(io.BytesIO(data)) as image:
+            count = getattr(image, "n_frames", 1)
+            # The pages of a TIFF are images of their own.
+            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
+            # An animated PNG may have an image for programs that show no animations: it is not a frame.
+            first = int(bool(image.info.get("default_image")))
+            time = 0
+            # The one at which the file was opened is the primary one.
+            for index in range(first, count) if is_video and is_animation else [None]:
+                if index is not None:
+                    image.seek(index)
+                frame = _as_frame(image)
+                frame.pts, frame.time_base = time, PILLOW_TIME_BASE
+                # Animations stand as they are, whatever their metadata says, as FFmpeg has them.
+                turn = 1 if is_animation else image.getexif().get(0x0112, 1)
+                # Files also have numbers that Exif does not know.
+                yield frame, turn if turn in range(1, 9) else 1
+                # Pillow has milliseconds, the unit of PILLOW_TIME_BASE.
+                time += round(image.info.get("duration", 0))
+    except MemoryError:
+        raise
+    # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
+    except Exception as error:
+        reason = purpose.removeprefix(f"{source}: ")
+        what = reason if reason.startswith(("a ", "an ")) else "the image"
+        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
+
+
+def _as_frame(image: Any) -> av.VideoFrame:
+    """Pillow's pixels in the nearest of FFmpeg's formats."""
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
+    if mode == "F":
+        return _new_frame(np.asarray(image), "grayf32le")
+    if mode == "I":
+        raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
+    if mode == "LAB":
+        # Pillow's convert() has no way from Lab to RGB.
+        cms: Any = require("pillow-cms", "a Lab image")
+        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
+        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
+    if image.has_transparency_data:
+        return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
+    if mode in ("1", "L"):
+        return _new_frame(np.asarray(image.convert("L")), "gray")
+    return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
+
+
+_FULL_RANGE, _RGB_MATRIX = 2, 0  # FFmpeg's numbers of the range and of the matrix of RGB
+
+
+def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
+    frame.color_range = _FULL_RANGE
+    if pix_fmt.startswith("rgb"):
+        frame.colorspace = _RGB_MATRIX
+    return frame

@@ -34,7 +34,7 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
-from spdl_media.demuxer import demux_video
+from spdl_media.demux import demux_video
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
@@ -30,6 +30,9 @@ from spdl_media.timing import Window
 
 P = TypeVar("P", VideoPackets, ImagePackets)
 
+Begins: TypeAlias = Callable[[AvPacket], bool | None]
+"""Whether decoding can begin at a packet; ``None``: not there, but perhaps at a later one."""
+
 # MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
 # give after a seek what they give when decoded from the start, but for the last bit of two: MP2, whose
 # dither goes on from frame to frame, and Opus for speech, whose predictors still remember it after 5 s. What
@@ -38,10 +41,6 @@ AUDIO_PREROLL = Fraction(1, 2)
 
 # Packets of lossless codecs know nothing of each other.
 _WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
-
-# A packet of an MPEG program stream has a timestamp only now and then; after a seek, those in between are
-# counted from the wrong one.
-UNSURE_SEEKS = frozenset({"mpeg"})
 
 # Decoders that, started in mid-stream, soon give what they give from the start. The predictors of ADPCM,
 # WMA and speech codecs remember, and seeks in WAV are off by up to two blocks of ADPCM.
@@ -109,14 +108,9 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
     """
     index, codec = container.video(stream_index)
     start = _video_start(container, codec, window)
-
-    def from_key_frame(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
-        key = next((packet for packet in packets if packet.is_keyframe), None)
-        return None if key is None or not _at_or_before(key, start) else [key]
-
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
-        packets, _ = _from_place(container, [index], codec, start, window, from_key_frame)
+        packets, _ = _begun(container, start, {index: _key_test(start)})
         stop = _pts(window.end, codec, container.zero, up=True)
         run = _VideoRun(stop)
         if stop is None:
@@ -174,32 +168,35 @@ def audio_packets(
     """
     index, codec = container.audio(stream_index)
     start = _audio_start(container, codec, window)
-    tells = _teller(container, index, codec)
-
-    def from_preroll(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
-        first = next(packets, None)
-        if first is None or not _at_or_before(first, start):
-            return None
-        # Seeks land at the start of a page of Ogg or a cluster of Matroska, a second and more too early.
-        for packet in packets:
-            if not _at_or_before(packet, start):
-                return [first, packet] if tells(first) else []
-            first = packet
-        return [first] if tells(first) else []
-
-    packets, exact = _from_place(container, [index], codec, start, window, from_preroll, keep=keep)
+    begins = _sample_test(container, index, codec, start)
+    packets, exact = _begun(container, start, {index: begins}, keep=keep)
+    if exact:
+        packets = _from_last(packets, codec, start, begins)
     stop = _audio_stop(container, codec, window, exact=exact)
-    return index, codec, packets if stop is None else _up_to(packets, stop)
+    return index, codec, packets if stop is None else _until(packets, stop)
 
 
-def _teller(container: Container, index: int, codec: AudioCodec) -> Callable[[AvPacket], bool]:
-    """Says whether the timestamp of a packet tells with which sample it begins."""
-    if container.counts_samples(index):
-        return lambda _: True
-    return lambda packet: tells_sample(codec, packet.pts or 0, packet.duration or 0)
+def _from_last(
+    packets: Iterator[AvPacket], codec: AudioCodec, start: int | None, begins: Begins
+) -> Iterator[AvPacket]:
+    """The packets from the last one at which decoding may begin."""
+    # Seeks land at the start of a page of Ogg or a cluster of Matroska, a second and more too early.
+    kept: list[AvPacket] = []
+    for packet in packets:
+        if not _at_or_before(packet, start):
+            return chain(kept, (packet,), packets)
+        if _may_restart(packet, codec, begins):
+            kept.clear()
+        kept.append(packet)
+    return iter(kept)
 
 
-def _up_to(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
+def _may_restart(packet: AvPacket, codec: AudioCodec, begins: Begins) -> bool:
+    # At the stream's stated start, packets before it may still be needed to decode it.
+    return packet.pts != codec.start_pts and begins(packet) is True
+
+
+def _until(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
         # One past the end too: it shows whether something before it is missing.
@@ -229,22 +226,17 @@ def read_clip(
     audio_index, audio_codec = container.audio(streams[1])
     video_start = _video_start(container, codec, window)
     audio_start = _audio_start(container, audio_codec, window)
-    tells = _teller(container, audio_index, audio_codec)
+    begins = _sample_test(container, audio_index, audio_codec, audio_start)
     # The file is sought in the video stream, at the time where the audio begins.
     place = None
     if video_start is not None and audio_start is not None:
         place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
-
-    def from_both(packets: Iterator[AvPacket]) -> list[AvPacket] | None:
-        return _head_of_both(packets, index, tells, video_start, audio_start)
-
     with container.reading():
         codec = with_x264_build(container, index, codec, video_start)
-        indices = (index, audio_index)
-        packets, exact = _from_place(container, indices, codec, place, window, from_both)
+        tests = {index: _key_test(video_start), audio_index: begins}
+        packets, exact = _begun(container, place, tests)
         frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
-        restart = audio_start if exact else None
         samples: list[AvPacket] = []
         heard = False
         for packet in packets:
@@ -252,9 +244,7 @@ def read_clip(
                 if not frames.complete:
                     frames.add(packet)
             elif not heard:
-                # At the stream's stated start, packets before it may still be needed to decode it.
-                may_begin = _at_or_before(packet, restart) and packet.pts != audio_codec.start_pts
-                if may_begin and tells(packet):
+                if exact and _may_restart(packet, audio_codec, begins):
                     samples.clear()
                 samples.append(packet)
                 heard = stop is not None and packet.pts is not None and packet.pts >= stop
@@ -264,33 +254,6 @@ def read_clip(
         our_packets(container, index, codec, frames.packets(), window, goes_on=frames.goes_on),
         our_packets(container, audio_index, audio_codec, samples, of_audio),
     )
-
-
-def _head_of_both(
-    packets: Iterator[AvPacket],
-    video_index: int,
-    tells: Callable[[AvPacket], bool],
-    video_start: int | None,
-    audio_start: int | None,
-) -> list[AvPacket] | None:
-    """Read until the first key frame and the first audio are there, if both are early enough."""
-    head: list[AvPacket] = []
-    has_key = has_audio = False
-    for packet in packets:
-        if packet.stream_index == video_index:
-            if not has_key and not packet.is_keyframe:
-                continue
-            if not has_key and not _at_or_before(packet, video_start):
-                return None
-            has_key = True
-        elif not has_audio:
-            if not tells(packet) or not _at_or_before(packet, audio_start):
-                return None
-            has_audio = True
-        head.append(packet)
-        if has_key and has_audio:
-            return head
-    return None
 
 
 def our_packets(
@@ -378,45 +341,47 @@ def _audio_stop(
     return _pts(window.end, codec, container.zero + slack, up=True)
 
 
-def _from_place(
-    container: Container,
-    indices: Sequence[int],
-    codec: Codec,
-    pts: int | None,
-    window: Window,
-    read_head: Callable[[Iterator[AvPacket]], list[AvPacket] | None],
-    *,
-    keep: bool = True,
+def _key_test(start: int | None) -> Begins:
+    """Says of packets of a video whether decoding may begin there."""
+    return lambda packet: _at_or_before(packet, start) if packet.is_keyframe else None
+
+
+def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
+    """The same of audio, where the timestamp must tell with which sample the packet begins as well."""
+    counts = container.counts_samples(index)
+
+    def begins(packet: AvPacket) -> bool:
+        return _at_or_before(packet, start) and (
+            counts or tells_sample(codec, packet.pts or 0, packet.duration or 0)
+        )
+
+    return begins
+
+
+def _begun(
+    container: Container, place: int | None, tests: dict[int, Begins], *, keep: bool = True
 ) -> tuple[Iterator[AvPacket], bool]:
     """Packets from a place where decoding can begin, and whether it was sought (else the file's start).
 
     Args:
         container: The open container.
-        indices: Of the streams; the first one is sought in.
-        codec: Of that stream.
-        pts: Where to seek to; ``None``: read from the start of the file.
-        window: What is asked for.
-        read_head: Reads packets until decoding can begin, and gives those to begin with. ``None``: look
-            further back. Nothing: no place but the start will do.
+        place: Timestamp of the first stream to seek to; ``None``: read from the start of the file.
+        tests: By the index of each stream, the test of its packets.
         keep: The packets outlive the container.
     """
-    unsure = container.format in UNSURE_SEEKS
-    if pts is not None and window.start is not None and not unsure:
-        # MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames
-        # that are asked for. Go back further, twice as far each time, at last past the start.
-        back = Fraction(0)
-        while back <= window.start + 1 and container.seek(
-            pts - math.ceil(back / codec.time_base), indices[0]
-        ):
-            packets = container.packets(indices, keep=keep)
-            head = read_head(packets)
-            if head:
-                return chain(head, packets), True
-            if head is not None:
+    for packets, is_sought in container.places([*tests], place, keep=keep):
+        head: list[AvPacket] = []
+        waiting = set(tests) if is_sought else set()
+        while waiting and (packet := next(packets, None)) is not None:
+            begins = packet.stream_index not in waiting or tests[packet.stream_index](packet)
+            if begins is False:
                 break
-            back = back * 2 or Fraction(1)
-    container.rewind()
-    return container.packets(indices, keep=keep), False
+            if begins:
+                waiting.discard(packet.stream_index)
+                head.append(packet)
+        if not waiting:
+            break
+    return chain(head, packets), is_sought
 
 
 def first_image(container: Container) -> ImagePackets:

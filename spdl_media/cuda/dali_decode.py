@@ -29,7 +29,6 @@ from av.bitstream import BitStreamFilterContext
 
 from spdl_media._optional import require
 from spdl_media.batch import ImageRequest, Loaded, decode_each, images_differ
-from spdl_media.bitstream import make_filter
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_units import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config
@@ -44,7 +43,7 @@ from spdl_media.cuda.dali import (
     slot_pool,
 )
 from spdl_media.cuda.nvdec import has_lengths
-from spdl_media.demux import demux_image
+from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides

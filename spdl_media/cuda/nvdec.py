@@ -24,10 +24,10 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
 from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
-from spdl_media.bitstream import make_filter
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda_driver import driver_version
+from spdl_media.demux import make_filter
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
 from spdl_media.packets import with_data
 
