@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -43,29 +44,26 @@ from spdl_media.timing import Window
 
 __all__ = ("AudioDecoder", "VideoDecoder", "sample_decode_video")
 
-C = TypeVar("C", VideoCodec, AudioCodec)
 P = TypeVar("P", VideoPackets, AudioPackets)
 F = TypeVar("F", VideoFrames, AudioFrames)
 
 
-class _Decoder(Generic[C, P, F]):
+class _Decoder(Generic[P, F]):
     """Base of the streaming decoders: packets wait until their frames are asked for."""
 
-    _codecs: type[C]
+    _kind: str
+    _codecs: type[Codec]
     _takes: type[P]
     _gives: type[F]
-    _kind: str
     _filter: Callable[[str | Default | None], Any]
-    _codec: C
-    _flushed = False
-    # What is open: it decodes, and is closed and made anew at the end of a stream.
+    # It decodes, and is closed and made anew at the end of a stream.
     _decoder: Any
     # What has come out, and is not cut off yet.
     _ready: Any
 
     def __init__(
         self,
-        codec: C,
+        codec: Codec,
         *,
         filter_desc: str | Default | None = DEFAULT_FILTER,
         decode_config: DecodeConfig | None = None,
@@ -74,15 +72,14 @@ class _Decoder(Generic[C, P, F]):
         if not isinstance(codec, self._codecs):
             name = type(self).__name__
             raise TypeError(f"{name} takes the codec of {self._kind} packets, not {codec!r}")
-        if num_frames is not None:
-            check_int("num_frames", num_frames)
-        self._codec = codec
+        self._codec: Any = codec
+        self._num_frames = None if num_frames is None else check_int("num_frames", num_frames)
         self._guard = OneThread(type(self).__name__)
         self._config = as_decode_config(decode_config)
-        self._num_frames = num_frames
-        self._waiting: deque[tuple[P | None, AvPacket | None]] = deque()
-        self._cut_short: DecodeError | None = None
         self._filter_desc = self._filter(filter_desc)
+        # Steps that are due when frames are asked for.
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._cut_short: DecodeError | None = None
         self._start()
 
     def decode(self, packets: P) -> Iterator[F]:
@@ -108,10 +105,9 @@ class _Decoder(Generic[C, P, F]):
                     f"this {type(self).__name__} was made for {_stream_key(self._codec)}, but the "
                     f"packets are {_stream_key(packets.codec)}; make one from packets.codec"
                 )
-            # The packets themselves stand before what they hold, so that their window and clock count from
-            # there on, and not for what still waits.
-            self._waiting.append((packets, None))
-            self._waiting.extend((None, packet) for packet in av_packets(packets))
+            # Their window and clock count from here on, and not for what still waits.
+            self._waiting.append(partial(self._accept, packets))
+            self._waiting.extend(partial(self._push, packet) for packet in av_packets(packets))
             # Raised when all frames that there are have come out.
             self._cut_short = cut_short_error(packets, self._config)
         return self._chunks(flush=False)
@@ -148,11 +144,7 @@ class _Decoder(Generic[C, P, F]):
     def _fill(self, *, flush: bool) -> None:
         while self._num_frames is None or self._ready.count < self._num_frames:
             if self._waiting:
-                packets, packet = self._waiting.popleft()
-                if packets is None:
-                    self._push(packet)
-                else:
-                    self._accept(packets)
+                self._waiting.popleft()()
             elif flush and not self._flushed:
                 self._flushed = True
                 # None drains the decoder and the filters.
@@ -187,7 +179,7 @@ def _stream_key(codec: Codec) -> str:
     return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
 
 
-class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
+class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     """Decodes a video stream chunk by chunk, for streams too long to hold.
 
     Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
@@ -215,7 +207,7 @@ class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
             ...  # the rest
     """
 
-    _codecs, _takes, _gives, _kind = VideoCodec, VideoPackets, VideoFrames, "video"
+    _kind, _codecs, _takes, _gives = "video", VideoCodec, VideoPackets, VideoFrames
     _filter = staticmethod(picture_filter)
 
     def _start(self) -> None:
@@ -238,7 +230,7 @@ class VideoDecoder(_Decoder[VideoCodec, VideoPackets, VideoFrames]):
         self._decoder.push(packet, self._ready)
 
 
-class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
+class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     """Decodes an audio stream chunk by chunk, for streams too long to hold.
 
     Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
@@ -257,7 +249,7 @@ class AudioDecoder(_Decoder[AudioCodec, AudioPackets, AudioFrames]):
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
 
-    _codecs, _takes, _gives, _kind = AudioCodec, AudioPackets, AudioFrames, "audio"
+    _kind, _codecs, _takes, _gives = "audio", AudioCodec, AudioPackets, AudioFrames
     _filter = staticmethod(sample_filter)
 
     def _start(self) -> None:

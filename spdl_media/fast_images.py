@@ -18,7 +18,8 @@ from spdl_media.formats import RGB_8BIT, chroma_steps, is_yuv, like_frame, plane
 from spdl_media.geometry import CHROMA_GRID, Box, Placement, Size, fits, middle, place
 from spdl_media.operations import PictureOps
 
-HALF_CHROMA = "yuv420p"
+_HALF_CHROMA = "yuv420p"
+_BICUBIC = int(Interpolation.BICUBIC)
 GBR, FULL_RANGE = 0, 2
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
 # The scale filter's names where PyAV has others; the rest are PyAV's in lower case.
@@ -48,13 +49,6 @@ _MAX_SCALERS = 32
 _EDGE, _MAX_PIXELS = 128, 2**28
 
 
-class _Conversion(NamedTuple):
-    """One call of the scaler: the format that it gives, and its flags."""
-
-    pix_fmt: str
-    flags: int
-
-
 class Plan(NamedTuple):
     """Plan for images of one size.
 
@@ -77,19 +71,22 @@ def _flags(names: str) -> int:
 class FastChain:
     """The conversions of operations that need no graph. What they cut out first is not its business.
 
-    Attributes:
+    Args:
         ops: The operations.
+        formats: What the scaler gives, one after the other.
+        before: So many conversions come before the borders.
+        flags: Of the scaler, for the first of them.
+
+    Attributes:
         plan: :meth:`_plan`, of which the last results are kept.
 
     Thread safety: free to share; each thread has scalers of its own.
     """
 
-    def __init__(self, ops: PictureOps, conversions: tuple[_Conversion, ...], before: int) -> None:
-        self.ops = ops
-        self._conversions = conversions
-        # So many conversions come before the borders.
-        self._before = before
-        self._is_yuv = conversions[-1].pix_fmt in _YUV
+    def __init__(self, ops: PictureOps, formats: tuple[str, ...], before: int, flags: int) -> None:
+        self.ops, self._formats, self._before = ops, formats, before
+        self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
+        self._is_yuv = formats[-1] in _YUV
         # Computing a plan takes 8 microseconds, and images of one size come in many.
         self.plan = lru_cache(maxsize=64)(self._plan)
 
@@ -97,9 +94,9 @@ class FastChain:
         """The sizes for an upright image of this size; ``None``: a crop is larger than the image."""
         ops = self.ops
         # Borders of RGB are placed to the pixel; those of YUV on whole samples of chroma.
-        format = self._conversions[-1].pix_fmt
-        is_exact = self._is_yuv or format in ("gbrp", "gbrap")
-        sample, grid = (chroma_steps(format), CHROMA_GRID) if is_exact else ((1, 1), 1)
+        last = self._formats[-1]
+        is_exact = self._is_yuv or last in ("gbrp", "gbrap")
+        sample, grid = (chroma_steps(last), CHROMA_GRID) if is_exact else ((1, 1), 1)
         placement = place(size, ops.width, ops.height, ops.scale_mode, sample=sample, grid=grid)
         canvas = placement.canvas
         crop = middle(canvas, (ops.crop_width or canvas[0], ops.crop_height or canvas[1]), grid)
@@ -110,7 +107,7 @@ class FastChain:
 
     def takes(self, frame: av.VideoFrame) -> bool:
         """Whether the scaler alone converts such a frame as a graph does."""
-        needs_range = self._is_yuv or self._conversions[0].pix_fmt == HALF_CHROMA
+        needs_range = self._is_yuv or self._formats[0] == _HALF_CHROMA
         return _same_without_graph(frame.format.name) and (not needs_range or _keeps_range(frame))
 
     def run(self, frame: av.VideoFrame, plan: Plan) -> av.VideoFrame:
@@ -122,35 +119,30 @@ class FastChain:
         if self._changes_nothing(frame, plan):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
             return frame
-        steps = list(zip(self._conversions, self._scalers(frame, plan), strict=True))
-        for conversion, scaler in steps[: self._before]:
-            frame = self._convert(frame, conversion, plan.placement.scaled, scaler)
+        steps = list(zip(self._formats, self._flags, self._scalers(frame, plan), strict=True))
+        for step in steps[: self._before]:
+            frame = self._convert(frame, plan.placement.scaled, *step)
         frame = placed(placed(frame, plan.placement), plan.crop, mirror=plan.mirror)
-        for conversion, scaler in steps[self._before :]:
-            frame = self._convert(frame, conversion, (frame.width, frame.height), scaler)
+        for step in steps[self._before :]:
+            frame = self._convert(frame, (frame.width, frame.height), *step)
         return frame
 
     def _convert(
-        self,
-        frame: av.VideoFrame,
-        conversion: _Conversion,
-        size: Size,
-        scaler: VideoReformatter,
+        self, frame: av.VideoFrame, size: Size, pix_fmt: str, flags: int, scaler: VideoReformatter
     ) -> av.VideoFrame:
-        tags = self._tags(frame, conversion.pix_fmt)
-        if conversion.pix_fmt == HALF_CHROMA and not self._is_yuv and frame.format.name in RGB_8BIT:
-            # PNG says that its range is full, as RGB's always is. The scaler alone then makes YUV of full
-            # range; in a graph it is of limited range, whatever is said.
-            frame.color_range = _UNKNOWN_RANGE
+        # Matrix and range of the result, as a graph states them.
+        tags = (_BT601 if self._is_yuv else GBR), FULL_RANGE
+        if pix_fmt == _HALF_CHROMA and not self._is_yuv:
+            tags = int(frame.colorspace), int(frame.color_range)
+            if frame.format.name in RGB_8BIT:
+                tags = _UNKNOWN_MATRIX, _UNKNOWN_RANGE
+                # PNG says that its range is full, as RGB's always is. The scaler alone then makes YUV of full
+                # range; in a graph it is of limited range, whatever is said.
+                frame.color_range = _UNKNOWN_RANGE
         colors = _JPEG_COLORS if self._is_yuv else {}
         try:
             result = scaler.reformat(
-                frame,
-                *size,
-                conversion.pix_fmt,
-                interpolation=conversion.flags,
-                threads=1,
-                **colors,
+                frame, *size, pix_fmt, interpolation=flags, threads=1, **colors
             )
         except av.FFmpegError as error:
             raise self._cannot_make(frame, size, error) from error
@@ -158,22 +150,12 @@ class FastChain:
             result.colorspace, result.color_range = tags
         return result
 
-    def _tags(self, frame: av.VideoFrame, pix_fmt: str) -> tuple[int, int]:
-        """Matrix and range of the result, as a graph states them."""
-        if self._is_yuv:
-            return _BT601, FULL_RANGE
-        if pix_fmt != HALF_CHROMA:
-            return GBR, FULL_RANGE
-        if frame.format.name in RGB_8BIT:
-            return _UNKNOWN_MATRIX, _UNKNOWN_RANGE
-        return int(frame.colorspace), int(frame.color_range)
-
     def _changes_nothing(self, frame: av.VideoFrame, plan: Plan) -> bool:
         """Packed RGB of this size already: through planar RGB and back, it would come out as it is."""
         return (
-            self._conversions[-1].pix_fmt == frame.format.name
+            self._formats[-1] == frame.format.name
             and frame.format.name in RGB_8BIT
-            and self._conversions[0].pix_fmt != HALF_CHROMA
+            and self._formats[0] != _HALF_CHROMA
             and plan.placement.scaled == (frame.width, frame.height)
             and not (plan.mirror or _has_margins(plan))
         )
@@ -185,8 +167,9 @@ class FastChain:
         """
         kept: dict[object, list[VideoReformatter]] = _kept.__dict__.setdefault("sets", {})
         scaled, final = plan.placement.scaled, plan.crop.canvas
-        key = (self._conversions, scaled, final, frame.width, frame.height, frame.format.name)
-        found = kept.pop(key, None) or [VideoReformatter() for _ in self._conversions]
+        sizes = scaled, final, frame.width, frame.height
+        key = (self._formats, self._flags, sizes, frame.format.name)
+        found = kept.pop(key, None) or [VideoReformatter() for _ in self._formats]
         kept[key] = found  # the last one, so that the first is the one not used for longest
         if len(kept) > _MAX_SCALERS:
             del kept[next(iter(kept))]
@@ -208,10 +191,9 @@ class FastChain:
 
     def from_rgb(self) -> FastChain:
         """The chain for RGB images, which gain nothing from the yuv420p shortcut."""
-        if self._conversions[0].pix_fmt != HALF_CHROMA or self._is_yuv:
+        if self._formats[0] != _HALF_CHROMA or self._is_yuv:
             return self
-        first = self._conversions[0]._replace(pix_fmt="gbrp")
-        return FastChain(self.ops, (first, self._conversions[1]), 1)
+        return FastChain(self.ops, ("gbrp", self._formats[1]), 1, self._flags[0])
 
     @property
     def scales_first(self) -> bool:
@@ -237,9 +219,7 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     Args:
         ops: Without a cut, so that chains are few.
     """
-    if ops.frame_rate is not None or ops.window or ops.num_frames is not None:
-        return None
-    if ops.filter_desc or ops.pad_color != "black":
+    if not ops.gives_one or ops.pad_color != "black":
         return None
     if not ops.is_scaled and (ops.crop_width or ops.crop_height):
         return None  # the graph crops what the decoder gave, before it is converted
@@ -248,12 +228,10 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     is_jpeg = (ops.color_matrix, ops.color_range) == ("bt601", "pc")
     if not (target in RGB_8BIT or (target in _YUV and is_jpeg)):
         return None
-    bicubic = int(Interpolation.BICUBIC)
-    first = bicubic if ops.uses_default_conversion else _flags(ops.flags)
-    before = (() if ops.uses_default_conversion else ops.formats) or (target,)
-    names = before if before[-1] == target else (*before, target)
-    conversions = [_Conversion(name, bicubic if step else first) for step, name in enumerate(names)]
-    return FastChain(ops, tuple(conversions), len(before))
+    is_default = ops.uses_default_conversion
+    before = (() if is_default else ops.formats) or (target,)
+    formats = before if before[-1] == target else (*before, target)
+    return FastChain(ops, formats, len(before), _BICUBIC if is_default else _flags(ops.flags))
 
 
 def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None:
@@ -265,9 +243,8 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.takes(frame):
         return None
-    if ops.is_exact_conversion and converts_first(frame, ops):
-        part = part_around(frame, ops.box)
-        if part is None or carries_more(frame):
+    if (part := part_to_convert(frame, ops)) is not None:
+        if carries_more(frame):
             return None
         outer, (x, y, w, h) = part
         whole = whole_samples(frame, outer)
@@ -369,31 +346,42 @@ def _has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
     return width % across != 0 or height % down != 0
 
 
-def converts_first(frame: av.VideoFrame, ops: PictureOps, turn: str = "") -> bool:
-    """Whether chroma of less than full size would lose its place before an exact conversion."""
-    if not _has_full_chroma(ops.pix_fmt or ""):
-        return False
-    name = frame.format.name
-    if turn or _has_cut_chroma(name, frame.width, frame.height):
-        return True
-    # A box begins and ends amid chroma samples. So a larger one of whole samples is converted and then
-    # cut, which gives the same part of the whole image's conversion, bit for bit.
-    return (ops.box is not None or ops.mirror) and max(chroma_steps(name)) > 1
-
-
 # What is converted beyond a box: a sample of chroma in 4:1:0 at least, and up to a multiple of twice that,
 # where FFmpeg's patterns of rounding begin anew.
 _MARGIN = 4
 
 
-def part_around(frame: av.VideoFrame, box: Box | None) -> tuple[Box, Box] | None:
-    """The part of an image to convert for a box, and the box within it; ``None``: the box lies outside."""
-    size: Size = frame.width, frame.height
-    x, y, w, h = box or (0, 0, *size)
-    if not fits((x, y, w, h), *size):
+def part_to_convert(
+    frame: av.VideoFrame, ops: PictureOps, turn: str = ""
+) -> tuple[Box, Box] | None:
+    """The part of an image that is converted exactly before its box is cut out, and the box within it.
+
+    A box begins and ends amid samples of chroma, and at the edge a sample may be for fewer pixels. So a larger
+    part of whole samples is converted and then cut, which gives the same part of the whole image's
+    conversion, bit for bit.
+
+    Args:
+        frame: The image.
+        ops: What is done with it.
+        turn: The filters that turn it upright, before its box is cut out.
+
+    Returns:
+        ``None``: the cut comes first, or the box does not lie inside.
+    """
+    if not (ops.is_exact_conversion and _has_full_chroma(ops.pix_fmt or "")):
         return None
-    left, right = _around(x, x + w, size[0])
-    top, bottom = _around(y, y + h, size[1])
+    name, width, height = frame.format.name, frame.width, frame.height
+    is_cut = ops.box is not None or ops.mirror
+    if not (turn or _has_cut_chroma(name, width, height)) and not (
+        is_cut and max(chroma_steps(name)) > 1
+    ):
+        return None
+    # Boxes are those of upright images.
+    x, y, w, h = (0, 0, width, height) if turn or ops.box is None else ops.box
+    if not fits((x, y, w, h), width, height):
+        return None
+    left, right = _around(x, x + w, width)
+    top, bottom = _around(y, y + h, height)
     return (left, top, right - left, bottom - top), (x - left, y - top, w, h)
 
 

@@ -16,9 +16,8 @@ from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.fast_images import (
-    converts_first,
     full_range_gray,
-    part_around,
+    part_to_convert,
     whole_samples,
     without_graph,
 )
@@ -393,10 +392,7 @@ class PictureFilter:
         ops = self._ops
         if ops is None:
             return _joined(turn, str(self._desc)), None
-        part = None
-        if ops.is_exact_conversion and converts_first(frame, ops, turn):
-            # Boxes are those of upright images.
-            part = part_around(frame, None if turn else ops.box)
+        part = part_to_convert(frame, ops, turn)
         if part is None:
             return _joined(turn, *filter_text(ops)) or "null", None
         outer, inner = part
