@@ -356,8 +356,8 @@ def part_to_convert(
 ) -> tuple[Box, Box] | None:
     """The part of an image that is converted exactly before its box is cut out, and the box within it.
 
-    A box begins and ends amid samples of chroma, and at the edge a sample may be for fewer pixels. So a larger
-    part of whole samples is converted and then cut, which gives the same part of the whole image's
+    A box begins and ends amid samples of chroma, and at the edge a sample may be for fewer pixels. So a
+    larger part of whole samples is converted and then cut, which gives the same part of the whole image's
     conversion, bit for bit.
 
     Args:
