@@ -56,6 +56,7 @@ class _Decoder(Generic[P, F]):
     _takes: type[P]
     _gives: type[F]
     _filter: Callable[[str | Default | None], Any]
+    _flushed = False
     # It decodes, and is closed and made anew at the end of a stream.
     _decoder: Any
     # What has come out, and is not cut off yet.
@@ -164,11 +165,12 @@ class _Decoder(Generic[P, F]):
 
     def _start(self) -> None:
         """Open a decoder and filters for a stream."""
-        self._flushed = False
+        raise NotImplementedError
 
     def _restart(self) -> None:
         # Filters that were flushed take no more frames, so the next stream gets new ones.
         self._decoder.close()
+        self._flushed = False
         self._start()
 
 
@@ -211,7 +213,6 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     _filter = staticmethod(picture_filter)
 
     def _start(self) -> None:
-        super()._start()
         self._decoder = self._new_path()
         self._ready = FrameList()
 
@@ -253,7 +254,6 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     _filter = staticmethod(sample_filter)
 
     def _start(self) -> None:
-        super()._start()
         self._decoder = SampleDecoder(self._codec, PacketMetadata(), self._config)
         self._ready = SampleChunks(self._codec, PacketMetadata().zero, self._filter_desc)
 
