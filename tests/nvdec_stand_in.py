@@ -11,7 +11,8 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -23,11 +24,13 @@ from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.cuda.color_launch import convert_on_host
 from spdl_media.cuda.nvdec import DecoderPool
-from spdl_media.cuda.video_path import DeviceClip, decode_clip
+from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
 from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
+from spdl_media.packets import metadata_of
+from spdl_media.video_rows import seconds_of
 
 PITCH = 256
 STORED = {
@@ -169,8 +172,7 @@ class StandIn(VideoDevice):
 
     def convert(self, planes: Any, plan: Any, out: Any) -> None:
         self.launches.append(len(planes))
-        for number, frame in enumerate(planes):
-            convert_on_host(frame, plan, out[number][None])
+        convert_on_host(planes, plan, out)
 
     def copy(self, target: Any, source: Any) -> None:
         target[: len(source)] = source
@@ -216,6 +218,15 @@ class FakeFFmpeg:
         return CodecContext.create(name, mode)
 
 
+class DeviceClip(NamedTuple):
+    """Frames on a device, with their times."""
+
+    buffer: Any
+    pts: tuple[int | None, ...]
+    time_base: Fraction
+    timestamps: tuple[float, ...]
+
+
 def clip_of(
     packets: sm.VideoPackets,
     device: Any,
@@ -230,7 +241,9 @@ def clip_of(
     """Decode packets on a device, with the options of ``load_video``."""
     config = as_decode_config(decode_config)
     output = Output(PictureOps(frame_rate=frame_rate, **options), layout, values)
-    return decode_clip(packets, device, output, config, num_frames)
+    buffer, pts, time_base = decode_clip(packets, device, output, config, num_frames)
+    seconds = seconds_of(pts, time_base, metadata_of(packets).zero)
+    return DeviceClip(buffer, tuple(pts), time_base, seconds)
 
 
 def load_video_nvdec(src: Any, timestamp: Any = None, *, cuda: Any, **options: Any) -> Any:

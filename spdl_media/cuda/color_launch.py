@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from spdl_media.buffer import CUDABuffer
-from spdl_media.config import as_cuda_config
-from spdl_media.cuda.color_formats import Planes
 from spdl_media.cuda.color_plan import Plan, Taps
-from spdl_media.cuda_driver import launch, wait_for
-from spdl_media.devices import Device, open_device
+from spdl_media.cuda_driver import launch
+from spdl_media.devices import Device
 from spdl_media.errors import TransferError
+from spdl_media.formats import Array
 from spdl_media.handover import Block, in_place
 
-Array: TypeAlias = npt.NDArray[Any]
+Planes: TypeAlias = tuple[Any, Any, Any]
+"""Y, U, V of several frames, each ``(frames, rows, samples)``. Without chroma, U and V are Y."""
 
 # The structs of the kernel, as its compiler lays them out.
 _AXIS = np.dtype([("first", "u8"), ("weights", "u8"), ("taps", "i4"), ("size", "i4")], align=True)
@@ -42,82 +39,10 @@ CONVERSION = np.dtype(
     align=True,
 )
 
-_PURPOSE = "converting colours on a CUDA device"
 _BLOCK = (32, 8, 1)
 _ALIGNMENT = 16
 # Samples that one thread sums up for a pixel, at most: some hundredths of a second.
 _MOST_WORK = 1 << 20
-
-
-def device_of(array: Any) -> int | None:
-    """Number of the CUDA device that an array lies on; ``None``: in host memory.
-
-    Arrays with ``__cuda_array_interface__`` alone do not say, and are taken to lie on the first.
-    """
-    if callable(getattr(array, "__dlpack_device__", None)):
-        kind, index = array.__dlpack_device__()
-        # kDLCUDA and kDLCUDAManaged; pinned memory (3) is host memory.
-        return int(index) if int(kind) in (2, 13) else None
-    return 0 if hasattr(array, "__cuda_array_interface__") else None
-
-
-def color_device(arrays: Sequence[Any], cuda_config: Any, index: int) -> Device:
-    """The device that a configuration or a number names, or the one with this index.
-
-    Without a stream in the configuration it is the current one of the arrays' library, PyTorch or CuPy.
-
-    Raises:
-        TransferError: CUDA cannot be used in this process, or the stream is of another device.
-        ValueError: There is no such device.
-    """
-    config = as_cuda_config(index if cuda_config is None else cuda_config)
-    device = open_device(config, _PURPOSE)
-    if config.device_index != index:
-        raise ValueError(
-            f"an array lies on CUDA device {index}, and device {config.device_index} is to work on it. Copy "
-            "it there first, or name its own device"
-        )
-    streams = (_current_stream(array, index) for array in arrays)
-    stream = next((one for one in streams if one is not None), None)
-    if config.stream is None and stream is not None:
-        return Device(device.torch, index, stream)
-    return device
-
-
-def _current_stream(array: Any, index: int) -> int | None:
-    """The stream that the library of an array, if it is PyTorch or CuPy, uses in this thread."""
-    torch: Any = sys.modules.get("torch")
-    cupy: Any = sys.modules.get("cupy")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return int(torch.cuda.current_stream(index).cuda_stream)
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        with cupy.cuda.Device(index):
-            return int(cupy.cuda.get_current_stream().ptr)
-    return None
-
-
-def on_device(array: Any, device: Device) -> Array:
-    """An array of the device as one of NumPy's, to be sliced and asked for its address, never to be read.
-
-    The device's stream waits for what fills it.
-
-    Raises:
-        TypeError: It says by DLPack alone where it lies.
-    """
-    if isinstance(array, CUDABuffer):
-        array.wait_on(device.stream)
-        return in_place(array.array)
-    if not hasattr(array, "__cuda_array_interface__"):
-        raise TypeError(
-            f"{type(array).__name__} has no __cuda_array_interface__. torch.from_dlpack or cupy.from_dlpack "
-            "makes an array of it that has"
-        )
-    stream = array.__cuda_array_interface__.get("stream")
-    if stream is None:  # PyTorch names none, and means its current one
-        stream = _current_stream(array, device.index)
-    if stream is not None:
-        wait_for(device.index, device.stream, [stream])
-    return in_place(array)
 
 
 @lru_cache(maxsize=1)
@@ -131,7 +56,7 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
 
     Args:
         device: Where the planes and the result lie.
-        batches: Y, U and V of frames, each ``(frames, rows, samples)``, all of one size and type.
+        batches: The planes of frames that are all of one size and type.
         plan: What to do.
         out: Filled with the result, ``(frames, height, width, 3)`` in any strides; by the plan of one plane
             ``(frames, height, width, 1)``.
@@ -140,7 +65,13 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
         TransferError: A pixel of the result stands for too many samples, or the driver refuses the launch.
         ValueError: Planes whose rows begin amid a sample.
     """
-    _check_work(plan)
+    work = max(len(one[0].weights) * len(one[1].weights) for one in (plan.luma, plan.chroma))
+    if work > _MOST_WORK:
+        raise TransferError(
+            f"each pixel of {plan.width}x{plan.height} would sum up {work} samples on the device, and "
+            f"{_MOST_WORK} are the most. Scale to a larger size first, or let the CPU decode and scale: "
+            "decoder='cpu'"
+        )
     frames = np.concatenate([_frames(planes) for planes in batches])
     frames["out"] = out.ctypes.data + np.arange(len(frames)) * out.strides[0]
     tables, axes = _tables(device.torch, device.index, plan)
@@ -161,16 +92,6 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
         conversion["frames"][0, : len(part)] = part
         launch(device.index, device.stream, kernel, (*blocks, len(part)), _BLOCK, conversion)
     tables.used_on(device.stream)
-
-
-def _check_work(plan: Plan) -> None:
-    work = max(len(one[0].weights) * len(one[1].weights) for one in (plan.luma, plan.chroma))
-    if work > _MOST_WORK:
-        raise TransferError(
-            f"each pixel of {plan.width}x{plan.height} would sum up {work} samples on the device, and "
-            f"{_MOST_WORK} are the most. Scale to a larger size first, or let the CPU decode and scale: "
-            "decoder='cpu'"
-        )
 
 
 def _frames(planes: Planes) -> Array:
@@ -213,31 +134,27 @@ def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
     return block, axes
 
 
-def convert_on_host(planes: Planes, plan: Plan, out: Array) -> None:
+def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:
     """Convert frames by NumPy: the reference of ``yuv_to_rgb.cu``, operation by operation.
 
     All arithmetic is float32, each product and each sum rounded on its own, in the order of the kernel.
-
-    Args:
-        planes: Y, U and V, each ``(frames, rows, samples)``.
-        plan: What to do.
-        out: Filled with the result, ``(frames, height, width, 3)`` in any strides.
+    The arguments are those of :func:`convert_on_device`.
     """
-    for frame in range(len(out)):
+    frames = (frame for planes in batches for frame in zip(*planes, strict=True))
+    for target, (luma, *chroma) in zip(out, frames, strict=True):
+        y = _resample(luma, plan.luma, plan)
         if plan.dtype == "samples":
-            value = np.rint(np.clip(_resample(planes[0][frame], plan.luma, plan), 0, plan.scale[0]))
-            out[frame, :, :, 0] = value.astype(out.dtype) << plan.shift
+            value = np.rint(np.clip(y, 0, plan.scale[0]))
+            target[..., 0] = value.astype(out.dtype) << plan.shift
             continue
-        y = _resample(planes[0][frame], plan.luma, plan)
-        u = _resample(planes[1][frame], plan.chroma, plan)
-        v = _resample(planes[2][frame], plan.chroma, plan)
+        u, v = (_resample(plane, plan.chroma, plan) for plane in chroma)
         for channel, weights in enumerate(plan.matrix):
             value = weights[0] * y + weights[1] * u + weights[2] * v + weights[3]
             value = np.clip(value, np.float32(0), np.float32(255))
             if plan.dtype == "uint8":
-                out[frame, :, :, channel] = np.rint(value)
+                target[..., channel] = np.rint(value)
             else:
-                out[frame, :, :, channel] = value * plan.scale[channel] + plan.bias[channel]
+                target[..., channel] = value * plan.scale[channel] + plan.bias[channel]
 
 
 def _resample(plane: Array, taps: tuple[Taps, Taps], plan: Plan) -> Array:

@@ -1,4 +1,4 @@
-"""Everything that a conversion needs to know but the images themselves, as numbers.
+"""Everything that a conversion needs to know but the images themselves: formats, windows, matrices.
 
 Windows and weights are the filters of FFmpeg's scaler, its rounding of positions and its treatment of edges
 included, so that images come out as the CPU path makes them: within half a level before the result is
@@ -12,38 +12,84 @@ See:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
+import av
 import numpy as np
-import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_int
-from spdl_media.cuda.color_formats import YUVFormat
-from spdl_media.formats import COLORSPACES
+from spdl_media.formats import COLORSPACES, Array
+from spdl_media.geometry import Size
 from spdl_media.values import Values
-
-Array: TypeAlias = npt.NDArray[Any]
-RGBLayout: TypeAlias = Literal["NHWC", "NCHW"]
-Size: TypeAlias = tuple[int, int]
 
 ScaleAlgo: TypeAlias = Literal["bicubic", "bilinear"]
 SCALE_ALGOS = get_args(ScaleAlgo)
 
-# Places of chroma samples, from the first to the last pixel that each stands for.
-CHROMA_PLACES = MappingProxyType(
-    {
-        "left": (0.0, 0.5),
-        "center": (0.5, 0.5),
-        "topleft": (0.0, 0.0),
-        "top": (0.5, 0.0),
-        "bottomleft": (0.0, 1.0),
-        "bottom": (0.5, 1.0),
-    }
-)
-"""FFmpeg's names of chroma locations, and the place across and down."""
+
+@dataclass(frozen=True, slots=True)
+class YUVFormat:
+    """How the samples of a pixel format lie in its planes.
+
+    Attributes:
+        name: FFmpeg's name of the format, without byte order.
+        sub_x: Pixels across for one sample of chroma; 0: there is no chroma.
+        sub_y: Pixels down for one sample of chroma.
+        pairs: Where U and V alternate in one plane, their places in a pair, else ``None``.
+        bits: Bits of a sample.
+        shift: Unused bits below them.
+        full_range: The name itself says full range (``yuvj``, ``gray``).
+    """
+
+    name: str
+    sub_x: int = 0
+    sub_y: int = 0
+    pairs: tuple[int, int] | None = None
+    bits: int = 8
+    shift: int = 0
+    full_range: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the type of a sample."""
+        return "uint8" if self.bits == 8 else "uint16"
+
+    def chroma_shape(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and samples in a row of U."""
+        return -(-height // self.sub_y), -(-width // self.sub_x)
+
+
+@lru_cache(maxsize=256)
+def yuv_format(pix_fmt: str) -> YUVFormat:
+    """The format of this name; its byte order is that of the arrays.
+
+    Raises:
+        ValueError: It is no YUV format that is known here.
+    """
+    try:
+        parts = av.VideoFormat(pix_fmt, 16, 16).components
+    except ValueError:
+        parts = ()
+    # The arrays have their byte order in their type.
+    name = re.sub(r"(?<=[\db])(le|be)$", "", pix_fmt)
+    planes, bits = [part.plane for part in parts], parts[0].bits if parts else 0
+    if 8 <= bits <= 16 and planes == [0] and name.startswith("gray"):
+        return YUVFormat(name, bits=bits, full_range=True)
+    if 8 <= bits <= 16 and planes in ([0, 1, 1], [0, 1, 2]):
+        sub = 16 // parts[1].width, 16 // parts[1].height
+        order = (1, 0) if name in ("nv21", "nv42") else (0, 1)
+        is_high = name.startswith("p") or name.endswith("msb")
+        shift = 16 - bits if is_high else 0
+        pairs = order if planes[2] == 1 else None
+        return YUVFormat(name, *sub, pairs, bits, shift, name.startswith("yuvj"))
+    raise ValueError(
+        f"pix_fmt {pix_fmt!r} is not known here. It may be nv12, nv21, nv16, nv24, nv42, p010, p012, p016 "
+        "and their kin (p210, p410), yuv420p, yuvj420p, yuv422p, yuv444p, yuv440p, yuv411p, yuv410p, their "
+        "deep variants (yuv420p10, yuv444p12msb), or gray. decode_packets converts others on the CPU"
+    )
+
 
 _CUBIC = 0.6  # FFmpeg's default; Pillow and PyTorch take 0.5
 _REACH = MappingProxyType({"bicubic": 2, "bilinear": 1})
@@ -67,26 +113,25 @@ class Taps:
 
 
 @lru_cache(maxsize=512)
-def line_taps(
-    length: int, size: int, sub: int, place: float, algo: ScaleAlgo, *, stretch: bool
-) -> Taps:
+def line_taps(length: int, size: int, sub: int, algo: ScaleAlgo, *, stretch: bool = True) -> Taps:
     """The windows from a line of a plane to one of the result.
 
     Args:
         length: Pixels in a line of the image.
         size: Pixels in a line of the result.
-        sub: Pixels for one sample; 1 for luma.
-        place: Where among these the sample stands, from 0, the first, to 1, the last.
+        sub: Pixels for one sample, which stands amid them; 1 for luma; 0: there are no samples.
         algo: The filter. It is as wide as needed to take in all samples where the line becomes shorter.
         stretch: The last sample counts in full, also where it stands for fewer than ``sub`` pixels. FFmpeg's
             scaler has it so; the CPU path scales so, and mends it where the size stays the same.
     """
+    if not sub:
+        return _frozen(np.zeros(size), np.zeros((0, size)))
     samples = -(-length // sub)
     if sub == 1 and length == size:
         return _frozen(np.arange(size), np.ones((1, size)))
     # FFmpeg counts positions in steps of 2**-16.
     step = ((samples << 16) + size // 2) // size / 65536 if stretch else length / (sub * size)
-    centers = (np.arange(size) + 0.5) * step - (0.5 + place * (sub - 1)) / sub
+    centers = (np.arange(size) + 0.5) * step - 0.5
     reach = _REACH[algo]
     width = 1 + (2 * reach if step <= 1 else math.ceil(2 * reach * samples / size))
     width = max(1, min(width, samples - 2))
@@ -96,11 +141,6 @@ def line_taps(
     weights = _kernel(algo, (places - centers[:, None]) / max(1.0, step))
     weights /= weights.sum(1, keepdims=True)
     return _inside(places, weights, samples)
-
-
-def no_taps(size: int) -> Taps:
-    """Windows of nothing, for images without chroma."""
-    return _frozen(np.zeros(size), np.zeros((0, size)))
 
 
 def _kernel(algo: ScaleAlgo, distance: Array) -> Array:
@@ -225,57 +265,55 @@ class Plan:
         """Pixels in a row of the result."""
         return len(self.luma[0].first)
 
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Colour metadata of planes, and output options. See ``yuv_to_rgb``."""
-
-    matrix: str | None = None
-    color_range: str | None = None
-    chroma_location: str | None = None
-    width: int | None = None
-    height: int | None = None
-    scale_algo: ScaleAlgo | None = None
-    values: Values | None = None
-    is_scaled: bool = False  # though the size is the same, as by FFmpeg's filter
-    bgr: bool = False
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("color_range", ("tv", "pc")),
-            ("chroma_location", tuple(CHROMA_PLACES)),
-            ("scale_algo", SCALE_ALGOS),
-        ):
-            check_choice(name, getattr(self, name), (*allowed, None))
-        for name in ("width", "height"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name))
+    def part(self, left: int, top: int, width: int, height: int) -> Plan:
+        """The conversion to a part of the result."""
+        columns, rows = slice(left, left + width), slice(top, top + height)
+        luma, chroma = (
+            (across.part(columns), down.part(rows)) for across, down in (self.luma, self.chroma)
+        )
+        return replace(self, luma=luma, chroma=chroma)
 
 
 @lru_cache(maxsize=256)
-def make_plan(format: YUVFormat, look: Look, width: int, height: int) -> Plan:
+def make_plan(
+    format: YUVFormat,
+    source: Size,
+    size: Size,
+    matrix: str | None = None,
+    color_range: str | None = None,
+    *,
+    algo: ScaleAlgo | None = None,
+    values: Values | None = None,
+    bgr: bool = False,
+) -> Plan:
     """Work out how images of one size are converted.
+
+    Args:
+        format: Of their planes.
+        source: Their width and height.
+        size: Those of the result.
+        matrix: As in ``yuv_to_rgb``, as are the next two.
+        color_range: ``"tv"`` or ``"pc"``.
+        algo: The filter, which also scales an image to its own size, as FFmpeg's filter does.
+        values: The numbers that levels become.
+        bgr: Blue comes first.
 
     Raises:
         ValueError: An unknown matrix, or a range that contradicts the format.
     """
-    size = (look.width or width, look.height or height)
-    algo = look.scale_algo or ("bilinear" if size == (width, height) else "bicubic")
-    matrix = _matrix(format, look)
-    is_float = look.values is not None and look.values.is_float
-    scale, bias = normalization(look.values)
+    is_scaled = algo is not None or size != source
+    algo = algo or ("bicubic" if is_scaled else "bilinear")
+    scale, bias = normalization(values)
+    subs, rgb = (format.sub_x, format.sub_y), _matrix(format, matrix, color_range)
     return Plan(
-        luma=(
-            line_taps(width, size[0], 1, 0.0, algo, stretch=True),
-            line_taps(height, size[1], 1, 0.0, algo, stretch=True),
-        ),
-        chroma=_chroma_taps(format, look, (width, height), size, algo),
-        matrix=np.ascontiguousarray(matrix[::-1] if look.bgr else matrix, np.float32),
+        luma=_windows(source, size, algo),
+        chroma=_windows(source, size, algo, subs, stretch=is_scaled),
+        matrix=np.ascontiguousarray(rgb[::-1] if bgr else rgb, np.float32),
         scale=scale,
         bias=bias,
         ceiling=_CEILING * 2 ** (format.bits - 8),
         shift=format.shift,
-        dtype="float32" if is_float else "uint8",
+        dtype="float32" if values is not None and values.is_float else "uint8",
     )
 
 
@@ -290,13 +328,9 @@ def plane_plan(source: Size, size: Size, algo: ScaleAlgo, bits: int, shift: int)
         bits: Bits of a sample.
         shift: Unused bits below them, which are zero in the result.
     """
-    across, down = (
-        line_taps(length, to, 1, 0.0, algo, stretch=True)
-        for length, to in zip(source, size, strict=True)
-    )
     return Plan(
-        luma=(across, down),
-        chroma=(no_taps(size[0]), no_taps(size[1])),
+        luma=_windows(source, size, algo),
+        chroma=_windows(source, size, algo, (0, 0)),
         matrix=np.zeros((3, 4), np.float32),
         scale=np.full(3, (1 << bits) - 1, np.float32),
         bias=np.zeros(3, np.float32),
@@ -306,31 +340,29 @@ def plane_plan(source: Size, size: Size, algo: ScaleAlgo, bits: int, shift: int)
     )
 
 
-def _matrix(format: YUVFormat, look: Look) -> Array:
+def _windows(
+    source: Size, size: Size, algo: ScaleAlgo, subs: Size = (1, 1), *, stretch: bool = True
+) -> tuple[Taps, Taps]:
+    """The windows across and down, for planes with a sample for so many pixels across and down."""
+    (across, wide, sub_x), (down, high, sub_y) = zip(source, size, subs, strict=True)
+    return (
+        line_taps(across, wide, sub_x, algo, stretch=stretch),
+        line_taps(down, high, sub_y, algo, stretch=stretch),
+    )
+
+
+def _matrix(format: YUVFormat, matrix: str | None, color_range: str | None) -> Array:
     if not format.sub_x:
         # Gray has full range in FFmpeg, whatever it states, and is gray in every matrix.
-        matrix = rgb_matrix(DEFAULT_MATRIX, full_range=True, bits=format.bits)
-        return np.column_stack([matrix[:, 0], np.zeros((3, 3))])
-    if format.full_range and look.color_range == "tv":
+        found = rgb_matrix(DEFAULT_MATRIX, full_range=True, bits=format.bits)
+        return np.column_stack([found[:, 0], np.zeros((3, 3))])
+    if format.full_range and color_range == "tv":
         raise ValueError(
             f"color_range='tv' contradicts {format.name}, which always has full range. Leave it out, or name "
             "the format without its j"
         )
-    full_range = format.full_range or look.color_range == "pc"
-    return rgb_matrix(look.matrix or DEFAULT_MATRIX, full_range=full_range, bits=format.bits)
-
-
-def _chroma_taps(
-    format: YUVFormat, look: Look, source: Size, size: Size, algo: ScaleAlgo
-) -> tuple[Taps, Taps]:
-    if not format.sub_x:
-        return no_taps(size[0]), no_taps(size[1])
-    across, down = CHROMA_PLACES[look.chroma_location or "center"]
-    scaled = look.is_scaled or size != source
-    return (
-        line_taps(source[0], size[0], format.sub_x, across, algo, stretch=scaled),
-        line_taps(source[1], size[1], format.sub_y, down, algo, stretch=scaled),
-    )
+    full_range = format.full_range or color_range == "pc"
+    return rgb_matrix(matrix or DEFAULT_MATRIX, full_range=full_range, bits=format.bits)
 
 
 def normalization(values: Values | None) -> tuple[Array, Array]:

@@ -159,9 +159,7 @@ class DeviceDecoder:
     that do.
 
     Args:
-        open: Gives PyAV's decoder.
-        make_room: Lets go of decoders that wait for other clips, which take memory, too; whether there were
-            any.
+        context: PyAV's decoder.
         index: Number of the device.
 
     Attributes:
@@ -171,9 +169,8 @@ class DeviceDecoder:
     Thread safety: one thread at a time.
     """
 
-    def __init__(self, open: Callable[[], Any], make_room: Callable[[], bool], index: int) -> None:
-        self._open, self._make_room, self._index = open, make_room, index
-        self._context = open()
+    def __init__(self, context: Any, index: int) -> None:
+        self._context, self._index = context, index
         self._filter: Any = None
         self._headers: bytes | None = None
         self.is_sound, self.nbytes = True, 0
@@ -185,8 +182,6 @@ class DeviceDecoder:
             DecodeError: The codec's headers are damaged.
         """
         self._codec, self._source, self._is_first = codec, source, True
-        # The packets so far, until there is a frame: what is short of memory shows by then.
-        self._tried: list[Any] | None = []
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)
         # As many surfaces as H.264 may refer to, those that FFmpeg adds, and the frames of a launch.
@@ -207,28 +202,8 @@ class DeviceDecoder:
             TransferError: The device failed: it has no memory or no decoder left, or is gone.
             NotOnDeviceError: Frames are in host memory, or cannot be had but there.
         """
-        tried = self._tried
-        if tried is not None:
-            tried.append(packet)
-        try:
-            frames = self._decode(packet)
-        except TransferError:
-            if tried is None or not self._make_room():
-                raise
-            self._context = None  # which may hold what there is too little of
-            self._context, self.is_sound, self._headers = self._open(), True, None
-            self.begin(self._codec, self._source)
-            frames = [frame for one in tried for frame in self._decode(one)]
-            self._tried = None
-        if frames:
-            self._tried = None
-        return frames
-
-    def _decode(self, packet: Any) -> list[Any]:
         log = current_log()
-        if log is None:
-            with ffmpeg_log():
-                return self._decode(packet)
+        assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
         start, frames = len(log), []
         try:
             for part in self._parts(packet):
@@ -310,7 +285,7 @@ class DeviceDecoder:
     def flush_buffers(self) -> None:
         """Start anew."""
         self._context.flush_buffers()
-        self._is_first, self._tried = True, [] if self._tried else self._tried
+        self._is_first = True
         if self._filter is not None:
             self._filter.flush()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
+from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder, PicturePath
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
@@ -23,14 +21,20 @@ from spdl_media.cuda.nvdec import (
 )
 from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
 from spdl_media.decode import decode_into
-from spdl_media.decoders import VideoDecoder
 from spdl_media.demuxer import Demuxer
-from spdl_media.errors import DecodeError
+from spdl_media.errors import DecodeError, TransferError
 from spdl_media.filters import PictureFilter
 from spdl_media.operations import PictureOps
-from spdl_media.packets import PacketMetadata, VideoPackets, metadata_of
+from spdl_media.packets import (
+    PacketMetadata,
+    VideoPackets,
+    av_packets,
+    cut_short_error,
+    discarded_pts,
+    metadata_of,
+)
 from spdl_media.rows import no_frames
-from spdl_media.video_rows import expected_frames, seconds_of
+from spdl_media.video_rows import expected_frames
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 _CHUNK = 64
@@ -45,6 +49,7 @@ class DevicePath(PicturePath):
         metadata: Of the packets.
         ops: Of which the frame rate counts.
         config: How to decode.
+        makes_room: Decoders that wait for clips go, if one is opened.
 
     Raises:
         NotOnDeviceError: The hardware does not take the stream, or does not open.
@@ -57,18 +62,22 @@ class DevicePath(PicturePath):
         metadata: PacketMetadata,
         ops: PictureOps | None,
         config: DecodeConfig,
+        *,
+        makes_room: bool = False,
     ) -> None:
         if refusal := nvdec_refusal(codec):
             raise NotOnDeviceError(refusal)
         self._device, self._key = device, decoder_key(codec, config, device.index)
         found = device.decoders.take(self._key)
         if found is None:
+            if makes_room:
+                device.decoders.clear()
             coded = replace(codec, extradata=None) if has_lengths(codec) else codec
-            open = partial(device.open_decoder, coded, config, metadata.source)
             try:
-                found = DeviceDecoder(open, device.decoders.clear, device.index)
+                context = device.open_decoder(coded, config, metadata.source)
             except DecodeError as error:
                 raise NotOnDeviceError(error.args[0]) from error
+            found = DeviceDecoder(context, device.index)
         found.begin(codec, metadata.source)
         self._lent: DeviceDecoder | None = found
         self.decoder = PictureDecoder(codec, metadata, config, found)
@@ -100,34 +109,13 @@ class _Moments(PictureFilter):
         return [Shown(frame, frame.pts, orientation if self._orient else 1, width)]
 
 
-class DeviceClip(NamedTuple):
-    """Frames on a device, with their times, which are those that the CPU path gives.
-
-    Attributes:
-        buffer: The frames, one behind the other.
-        pts: In units of ``time_base``.
-        time_base: Seconds in one unit.
-        zero: Second 0 of the container, in seconds.
-    """
-
-    buffer: Buffer
-    pts: tuple[int | None, ...]
-    time_base: Fraction
-    zero: Fraction
-
-    @property
-    def timestamps(self) -> tuple[float, ...]:
-        """Seconds of each frame on the container's clock."""
-        return seconds_of(self.pts, self.time_base, self.zero)
-
-
 def decode_clip(
     packets: VideoPackets,
     device: VideoDevice,
     output: Output,
     config: DecodeConfig,
     num_frames: int | None = None,
-) -> DeviceClip:
+) -> tuple[Buffer, list[int | None], Fraction]:
     """Decode packets to an array on a device.
 
     Args:
@@ -137,6 +125,9 @@ def decode_clip(
         config: How to decode.
         num_frames: At most so many frames; ``None``: all.
 
+    Returns:
+        The array, the times of its frames, which are those of the CPU path, and their unit in seconds.
+
     Raises:
         NotOnDeviceError: NVDEC does not decode them.
         DecodeError: The data is damaged.
@@ -145,20 +136,30 @@ def decode_clip(
     """
     # There is more room if there are more.
     room, _ = expected_frames(packets, None, num_frames)
-    rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
     # The rows do all else that is asked for.
     ops = PictureOps(frame_rate=output.ops.frame_rate)
-    paths: list[DevicePath] = []
 
-    def make_path(*arguments: Any) -> DevicePath:
-        paths.append(DevicePath(device, *arguments))
-        return paths[0]
+    def decoded() -> tuple[Buffer, list[int | None], Fraction]:
+        rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
+        paths: list[DevicePath] = []
 
-    decode_into(rows, packets, ops, config, num_frames, make_path)
-    if not rows.count:
-        raise no_frames(packets)
-    times = tuple(rows.pts), paths[0].time_base, metadata_of(packets).zero
-    return DeviceClip(rows.take(rows.count), *times)
+        def make_path(*arguments: Any) -> DevicePath:
+            paths.append(DevicePath(device, *arguments))
+            return paths[0]
+
+        decode_into(rows, packets, ops, config, num_frames, make_path)
+        if not rows.pts:
+            raise no_frames(packets)
+        pts = rows.pts
+        return rows.take(), pts, paths[0].time_base
+
+    try:
+        return decoded()
+    except TransferError:
+        # Decoders that wait for other clips take memory, too.
+        if not device.decoders.clear():
+            raise
+    return decoded()
 
 
 def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
@@ -169,66 +170,72 @@ def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
     )
 
 
+class _Batches(DeviceRows):
+    """Rows that become an array whenever there are so many."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ready: list[Buffer] = []
+
+    def put(self, shown: Shown) -> bool:
+        if super().put(shown):
+            self.ready.append(self.take())
+        return False
+
+
 def decode_batches(
     demuxer: Demuxer,
     device: VideoDevice,
-    options: tuple[Callable[[VideoPackets], Output], DecodeConfig, int],
+    output: Callable[[VideoPackets], Output],
+    config: DecodeConfig,
+    num_frames: int,
     stream_index: int | None,
 ) -> Iterator[Buffer]:
     """Decode a whole stream, so many frames an array.
 
     Raises:
-        NotOnDeviceError: NVDEC does not decode it.
-        TransferError: As for :func:`decode_clip`, as are the others.
+        DecodeError: The data is damaged or cut short, or NVDEC does not decode it.
+        TransferError: As for :func:`decode_clip`, as is ConvertError.
+        TypeError: The stream is no video.
     """
-    with demuxer:
-        chunks = _video_chunks(demuxer, stream_index)
-        first = next(chunks, None)  # which tells the codec
-        if first is None:
-            return
-        try:
-            with closing(_DeviceStream(first, device, *options)) as stream:
-                for packets in chain([first], chunks):
-                    yield from stream.decode(packets)  # type: ignore[misc]  # a VideoDecoder gives frames
-                yield from stream.flush()  # type: ignore[misc]  # likewise
-        except NotOnDeviceError as found:
-            raise not_on_nvdec(found, first.source) from found.__cause__
-
-
-def _video_chunks(demuxer: Demuxer, stream_index: int | None) -> Iterator[VideoPackets]:
     index = demuxer.video_stream_index if stream_index is None else stream_index
-    for packets in demuxer.streaming_demux(index, num_packets=_CHUNK):
-        if not isinstance(packets, VideoPackets):
-            raise TypeError(f"stream {index} holds {type(packets).__name__}, not video")
-        yield packets
+    path: Any = None
+    with demuxer:
+        try:
+            for packets in demuxer.streaming_demux(index, num_packets=_CHUNK):
+                if not isinstance(packets, VideoPackets):
+                    raise TypeError(f"stream {index} holds {type(packets).__name__}, not video")
+                metadata, source = metadata_of(packets), packets.source
+                if path is None:
+                    rows: Any = _Batches(device, output(packets), num_frames, source, num_frames)
+                    # A stream cannot begin again where it lacks room, as a clip does.
+                    path = DevicePath(
+                        device, packets.codec, metadata, None, config, makes_room=True
+                    )
+                path.follow(metadata, rows)
+                path.decoder.discarded |= discarded_pts(packets)
+                missing = cut_short_error(packets, config)
+                yield from _full_batches(path, rows, av_packets(packets))
+            if path is not None:
+                yield from _full_batches(path, rows, [None])
+                if rows.pts:
+                    yield rows.take()
+                # All frames that there are have come out.
+                if missing is not None:
+                    raise missing
+        except NotOnDeviceError as found:
+            raise not_on_nvdec(found, source) from found.__cause__
+        finally:
+            if path is not None:
+                path.close()
 
 
-class _DeviceStream(VideoDecoder):
-    """A decoder of a whole stream, whose chunks are batches on a device."""
-
-    def __init__(
-        self,
-        first: VideoPackets,
-        device: VideoDevice,
-        output: Callable[[VideoPackets], Output],
-        config: DecodeConfig,
-        num_frames: int,
-    ) -> None:
-        self._device, self._first = device, metadata_of(first)
-        super().__init__(first.codec, decode_config=config, num_frames=num_frames)
-        self._ready: Any = DeviceRows(
-            device, output(first), num_frames, first.source, is_batch=True
-        )
-
-    def _new_path(self) -> PicturePath:
-        return DevicePath(self._device, self._codec, self._first, None, self._config)
-
-    def _cut(self, size: int) -> Any:
-        return self._ready.take(size)
-
-    def _restart(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the decoder back."""
-        self._decoder.close()
+def _full_batches(path: DevicePath, rows: _Batches, packets: Iterable[Any]) -> Iterator[Buffer]:
+    """Decode packets, and give each batch when it is full."""
+    sink: Any = rows
+    left, is_full = iter(packets), True
+    while is_full:
+        with ffmpeg_log():  # one for all packets of a batch; see current_log
+            is_full = any(path.push(packet, sink) or rows.ready for packet in left)
+        ready, rows.ready = rows.ready, []
+        yield from ready

@@ -10,20 +10,18 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media.arguments import ArrayLayout
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
-from spdl_media.cuda.color_formats import Planes, yuv_format
-from spdl_media.cuda.color_launch import convert_on_device
-from spdl_media.cuda.color_plan import Look, Plan, make_plan, normalization, plane_plan
+from spdl_media.cuda.color_launch import Planes, convert_on_device
+from spdl_media.cuda.color_plan import Plan, make_plan, normalization, plane_plan, yuv_format
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
-from spdl_media.errors import ConvertError, TransferError
-from spdl_media.formats import COLOR_RANGES, COLORSPACES
+from spdl_media.errors import ConvertError
+from spdl_media.formats import COLOR_RANGES, COLORSPACES, Array
 from spdl_media.geometry import (
     Box,
     Placement,
@@ -72,20 +70,20 @@ class Kind(NamedTuple):
     matrix: int
     range: int
 
-    def boxes(self, ops: PictureOps) -> tuple[Box, Box]:
-        """What is cut out of the upright frame, and of its planes of chroma.
+    def box(self, ops: PictureOps) -> Box:
+        """What is cut out of the upright frame.
 
         Raises:
-            ConvertError: The box does not lie inside it.
+            ConvertError: It does not lie inside.
         """
         size = self.size[::-1] if swaps_sides(self.orientation) else self.size
-        x, y, w, h = box = ops.box or (0, 0, *size)
+        box = ops.box or (0, 0, *size)
         if not fits(box, *size):
             raise ConvertError(
                 f"the crop {box} (x, y, width, height) does not lie inside the frame, which is "
                 f"{size[0]}x{size[1]}"
             )
-        return box, (x // 2, y // 2, -(-w // 2), -(-h // 2))
+        return box
 
     def placement(self, ops: PictureOps) -> Placement:
         """Where it goes, upright.
@@ -93,13 +91,15 @@ class Kind(NamedTuple):
         Raises:
             ConvertError: The crop does not lie inside the frame.
         """
-        return place(self.boxes(ops)[0][2:], ops.width, ops.height, ops.scale_mode)
+        return place(self.box(ops)[2:], ops.width, ops.height, ops.scale_mode)
 
     def views(self, planes: Planes, ops: PictureOps) -> Planes:
         """What is cut out of the planes of a frame, upright and mirrored or not."""
-        box, half = self.boxes(ops)
-        y, u, v = planes
-        return self._view(y, box, ops), self._view(u, half, ops), self._view(v, half, ops)
+        x, y, w, h = box = self.box(ops)
+        half = x // 2, y // 2, -(-w // 2), -(-h // 2)
+        luma, *chroma = planes
+        u, v = (self._view(plane, half, ops) for plane in chroma)
+        return self._view(luma, box, ops), u, v
 
     def _view(self, plane: Any, box: Box, ops: PictureOps) -> Any:
         x, y, w, h = box
@@ -118,33 +118,24 @@ def plan_of(kind: Kind, output: Output) -> Plan:
         ConvertError: The crop does not lie inside the frame.
     """
     ops, placement = output.ops, kind.placement(output.ops)
-    scaled, left, top = placement.scaled, max(0, -placement.left), max(0, -placement.top)
-    source = kind.boxes(source_of(ops))[0][2:]
+    source, size = kind.box(source_of(ops))[2:], placement.scaled
+    left, top = max(0, -placement.left), max(0, -placement.top)
     if not ops.is_scaled:
-        x, y, w, _ = kind.boxes(ops)[0]
-        scaled = source
-        left, top = left + (scaled[0] - x - w if ops.mirror else x), top + y
-    look = Look(
-        matrix=COLORSPACES.get(kind.matrix),
-        color_range=COLOR_RANGES.get(kind.range),
-        width=scaled[0],
-        height=scaled[1],
-        scale_algo=ops.scale_algo if ops.is_scaled else None,  # type: ignore[arg-type]  # checked
-        is_scaled=ops.is_scaled,
+        x, top, w, _ = kind.box(ops)
+        size = source
+        left = source[0] - x - w if ops.mirror else x
+    plan = make_plan(
+        yuv_format(kind.stored),
+        source,
+        size,
+        COLORSPACES.get(kind.matrix),
+        COLOR_RANGES.get(kind.range),
+        algo=ops.scale_algo if ops.is_scaled else None,
         values=output.values,
         bgr=ops.pix_fmt == "bgr24",
     )
-    plan = make_plan(yuv_format(kind.stored), look, *source)
     # What the canvas cuts off of the scaled frame is not computed.
-    parts = [
-        slice(start, start + min(sides))
-        for start, *sides in zip((left, top), placement.scaled, placement.canvas, strict=True)
-    ]
-    (luma_x, luma_y), (chroma_x, chroma_y) = (
-        [one.part(part) for one, part in zip(taps, parts, strict=True)]
-        for taps in (plan.luma, plan.chroma)
-    )
-    return replace(plan, luma=(luma_x, luma_y), chroma=(chroma_x, chroma_y))
+    return plan.part(left, top, *map(min, placement.scaled, placement.canvas))
 
 
 def source_of(ops: PictureOps) -> PictureOps:
@@ -219,18 +210,13 @@ class VideoDevice(Device):
         finally:
             wait_for(self.index, LEGACY_DEFAULT, [self.stream])
 
-    def memory(self, shape: Sequence[int], row: npt.NDArray[Any], *, fill: bool) -> Block:
+    def memory(self, shape: Sequence[int], row: Array, *, fill: bool) -> Block:
         """Memory for rows like this one, and with ``fill`` of its values.
 
         Raises:
             TransferError: There is not enough; the message has the sizes.
         """
-        try:
-            block = self.empty(shape, row.dtype)
-        except TransferError:
-            if not self.decoders.clear():  # those that wait for other clips take memory, too
-                raise
-            block = self.empty(shape, row.dtype)
+        block = self.empty(shape, row.dtype)
         if fill:
             array = in_place(block.array)
             self.copy_in(block.array, row)
@@ -262,7 +248,6 @@ class DeviceRows:
         room: Rows that are made at first.
         source: What they were decoded from, for messages.
         limit: How many frames are wanted; ``None``: all.
-        is_batch: The first ``room`` frames are taken when there are so many, and more may wait behind them.
 
     Attributes:
         pts: Of the frames since the last array was taken.
@@ -277,19 +262,16 @@ class DeviceRows:
         room: int,
         source: str,
         limit: int | None = None,
-        *,
-        is_batch: bool = False,
     ) -> None:
         self._device, self._output, self._source = device, output, source
-        self._room, self._limit, self._is_batch = max(room, 1), limit, is_batch
-        self._pending: list[Shown] = []
-        self.pts: list[int | None] = []
+        self._room, self._limit = max(room, 1), limit
         self._begin()
 
     def _begin(self) -> None:
+        self.pts: list[int | None] = []
+        self._pending: list[Shown] = []
         self._block: Block | None = None
         self._written = 0
-        self._first: tuple[Size, str, Colors] = ((0, 0), "", (None, None))
 
     def put(self, shown: Shown) -> bool:
         """Take a frame, which is kept until it is written.
@@ -302,32 +284,39 @@ class DeviceRows:
         self.pts.append(shown.pts)
         nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
         if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):
-            self._write(self._room - self._written if self._is_batch else None)
+            self._write()
         return len(self.pts) == self._limit
 
-    def _write(self, count: int | None = None) -> None:
-        """Write what waits, or the first of it, and let go of the frames."""
-        ready = self._pending[:count]
-        if not ready:  # a batch is full, and waits to be taken
-            return
-        with self._device.after_decoder():
-            for kind, alike in groupby(ready, _kind_of):
-                self._write_alike(kind, list(alike))
-        del self._pending[:count]
+    def take(self) -> Buffer:
+        """The array of the frames, and a new start for those that follow.
+
+        Raises:
+            ConvertError: As for :meth:`put`.
+        """
+        self._write()
+        block, count, colors = self._block, self._written, self._first[2]
+        assert block is not None, "there is a frame"
+        self._begin()
+        return self._device.buffer(block.first(count), colors)
+
+    def _write(self) -> None:
+        """Write what waits, and let go of the frames."""
+        if self._pending:
+            with self._device.after_decoder():
+                for kind, alike in groupby(self._pending, _kind_of):
+                    self._write_alike(kind, list(alike))
+            self._pending.clear()
 
     def _write_alike(self, kind: Kind, frames: Sequence[Shown]) -> None:
-        output, stop = self._output, self._written + len(frames)
+        output, start, stop = self._output, self._written, self._written + len(frames)
         ops, is_yuv = output.ops, output.is_yuv
         try:
             placement = kind.placement(ops)
         except ConvertError as error:
             raise ConvertError(str(error), source=self._source) from error
-        colors = matrix_and_range(frames[0].frame) if is_yuv else (None, None)
-        found = placement.canvas, kind.stored if is_yuv else "", colors
-        if self._block is None:
-            self._first = found
-        self._check_same(found, kind.stored)
-        rows = self._memory(placement, kind.stored, stop)[self._written : stop]
+        colors: Colors = matrix_and_range(frames[0].frame) if is_yuv else (None, None)
+        self._check_same((placement.canvas, kind.stored if is_yuv else "", colors), kind.stored)
+        rows = self._memory(placement, kind.stored, stop)[start:stop]
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
         else:
@@ -337,21 +326,37 @@ class DeviceRows:
             self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
         self._written = stop
 
+    def _check_same(self, found: tuple[Size, str, Colors], stored: str) -> None:
+        number = self._written
+        if number == 0:
+            self._first = found
+        first = self._first
+        if found[:2] != first[:2]:
+            words = (f"{one[0][0]}x{one[0][1]} {one[1] or stored}" for one in (first, found))
+            raise ConvertError(
+                f"frame 0 is {next(words)}, but frame {number} is {next(words)}; one array holds one size "
+                "and depth. Give width= and height= to scale them to one size",
+                source=self._source,
+            )
+        if found[2] != first[2]:
+            other = f"frame {number}", found[2]
+            raise colors_differ(("frame 0", first[2]), other, stored, self._source)
+
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
         """The array, which has room for so many rows."""
-        before, room = self._block, self._room
-        if before is not None and count <= len(array := in_place(before.array)):
-            return array
-        while room < count:
-            room *= 2
+        before = None if self._block is None else in_place(self._block.array)
+        if before is not None and count <= len(before):
+            return before
+        while self._room < count:
+            self._room *= 2
         row, fill = self._black(placement, stored)
-        self._block = self._device.memory((room, *row.shape), row, fill=fill)
+        self._block = self._device.memory((self._room, *row.shape), row, fill=fill)
         array = in_place(self._block.array)
         if before is not None:  # there are more frames than packets
-            self._device.copy(array, in_place(before.array)[: self._written])
+            self._device.copy(array, before[: self._written])
         return array
 
-    def _black(self, placement: Placement, stored: str) -> tuple[npt.NDArray[Any], bool]:
+    def _black(self, placement: Placement, stored: str) -> tuple[Array, bool]:
         """A row of the array without a frame, and whether frames leave some of it to see."""
         (width, height), values = placement.canvas, self._output.values
         if self._output.is_yuv:
@@ -364,19 +369,6 @@ class DeviceRows:
         if self._output.layout == "NCHW":
             row = np.ascontiguousarray(row.transpose(2, 0, 1))
         return row, placement.has_border
-
-    def _check_same(self, found: tuple[Size, str, Colors], stored: str) -> None:
-        first, number = self._first, self._written
-        if found[:2] != first[:2]:
-            words = (f"{one[0][0]}x{one[0][1]} {one[1] or stored}" for one in (first, found))
-            raise ConvertError(
-                f"frame 0 is {next(words)}, but frame {number} is {next(words)}; one array holds one size "
-                "and depth. Give width= and height= to scale them to one size",
-                source=self._source,
-            )
-        if found[2] != first[2]:
-            other = f"frame {number}", found[2]
-            raise colors_differ(("frame 0", first[2]), other, stored, self._source)
 
     def _write_planes(self, rows: Any, kind: Kind, frames: Sequence[Shown], canvas: Size) -> None:
         ops, (width, height) = self._output.ops, canvas
@@ -392,22 +384,3 @@ class DeviceRows:
             self._device.convert(
                 [(plane, plane, plane) for plane in planes], plan, target[..., None]
             )
-
-    @property
-    def count(self) -> int:
-        """Frames since the last array was taken."""
-        return len(self.pts)
-
-    def take(self, count: int) -> Buffer:
-        """The array of the first frames, and a new start for those behind them.
-
-        Raises:
-            ConvertError: As for :meth:`put`.
-        """
-        if count > self._written:
-            self._write(count - self._written)
-        block, colors = self._block, self._first[2]
-        assert block is not None
-        del self.pts[:count]
-        self._begin()
-        return self._device.buffer(block.first(count), colors)

@@ -27,10 +27,10 @@ from spdl_media.devices import open_device
 from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
-from spdl_media.packets import ImagePackets, VideoPackets
+from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.rows import check_enough
 from spdl_media.transfer import on_its_way
-from spdl_media.video_rows import TimedFrames, VideoRequest, stated_size
+from spdl_media.video_rows import TimedFrames, VideoRequest, seconds_of, stated_size
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
@@ -86,9 +86,10 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) 
     ops = request.cut(packets, request.ops)
     assert isinstance(ops, PictureOps)
     output = Output(ops, request.layout or "NHWC", request.values)
-    clip = decode_clip(packets, _video_device(config), output, decode, request.num_frames)
-    clip.buffer.boxes, clip.buffer.flips = request.cuts.drawn([0], [0])
-    return clip.buffer, lambda: clip.timestamps
+    device, num_frames = _video_device(config), request.num_frames
+    buffer, pts, time_base = decode_clip(packets, device, output, decode, num_frames)
+    buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
+    return buffer, lambda: seconds_of(pts, time_base, metadata_of(packets).zero)
 
 
 def _takes_nvdec(request: VideoRequest) -> bool:
@@ -204,7 +205,7 @@ def decode_packets_nvdec(
     output = Output(replace(ops, box=_box(sides, stated_size(packets, config))), layout)
     device = _video_device(cuda, cuda_config)
     try:
-        return decode_clip(packets, device, output, config, num_frames).buffer
+        return decode_clip(packets, device, output, config, num_frames)[0]
     except NotOnDeviceError as found:
         raise not_on_nvdec(found, packets.source) from found.__cause__
 
@@ -279,7 +280,7 @@ def streaming_load_video_nvdec(
     def output(first: VideoPackets) -> Output:
         return Output(replace(ops, box=_box(sides, stated_size(first, config))))
 
-    return decode_batches(demuxer, device, (output, config, num_frames), stream_index)
+    return decode_batches(demuxer, device, output, config, num_frames, stream_index)
 
 
 def _spdl_ops(

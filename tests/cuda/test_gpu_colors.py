@@ -11,7 +11,7 @@ from color_kernel import FakeArray, fake_cupy
 
 import spdl_media as sm
 from spdl_media.cuda.color import yuv_to_rgb
-from spdl_media.cuda.color_formats import yuv_format
+from spdl_media.cuda.color_plan import yuv_format
 
 NORMAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

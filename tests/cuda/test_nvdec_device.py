@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,44 +172,8 @@ def test_the_stand_in_is_a_device() -> None:
     assert _video_device(device) is device
 
 
-class FullContext:
-    """A decoder that gives no frames, and finds its device full after so many packets."""
-
-    def __init__(self, room: int) -> None:
-        self.room, self.packets = room, list[Any]()
-
-    def decode(self, packet: Any) -> list[Any]:
-        if len(self.packets) == self.room:
-            raise sm.TransferError("the device is full")
-        self.packets.append(packet)
-        return []
-
-    def flush_buffers(self) -> None:
-        pass
-
-
-def test_a_decoder_that_begins_again_is_given_what_came_since_the_flush(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nvdec, "set_colors", lambda *_: None)
-    contexts = [FullContext(room) for room in (3, 3, 3)]
-    opened = iter(contexts)
-    decoder = nvdec.DeviceDecoder(lambda: next(opened), lambda: True, 0)
-    decoder.begin(replace(PACKETS.codec, extradata=None), "a.mp4")
-    for packet in "ab":
-        decoder.decode(packet)
-    decoder.flush_buffers()
-    for packet in "cd":
-        decoder.decode(packet)
-    assert contexts[1].packets == ["c", "d"]
-    assert decoder.is_sound
-    decoder.decode("e")
-    with pytest.raises(sm.TransferError, match="the device is full"):
-        decoder.decode("f")  # once is enough
-
-
 def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
-    pool, decoders = DecoderPool(2), [nvdec.DeviceDecoder(dict, bool, 0) for _ in range(3)]
+    pool, decoders = DecoderPool(2), [nvdec.DeviceDecoder(None, 0) for _ in range(3)]
     assert pool.take("a") is None
     for key, decoder in zip("aab", decoders, strict=True):
         pool.give(key, decoder)
