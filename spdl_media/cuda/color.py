@@ -117,7 +117,7 @@ def yuv_to_rgb(
     given = planes if is_list else [planes]
     said = _said_by(given)
     device, arrays = _placed(given, cuda_config)
-    views, has_frames = planes_of(arrays if is_list else arrays[0], format)
+    views, has_frames = _planes_of(arrays if is_list else arrays[0], format)
     source = _size(views)
     size = width or source[0], height or source[1]
     colors = matrix or said[0], color_range or said[1]
@@ -187,7 +187,7 @@ def _convert_nv12(
     tiled = (
         one[:, None] if one.ndim == 3 else one[None] if one.ndim == 2 else one for one in arrays
     )
-    batches = [planes_of(one, _NV12)[0] for one in tiled]
+    batches = [_planes_of(one, _NV12)[0] for one in tiled]
     size, *others = {_size(planes) for planes in batches}
     if others:
         raise ValueError(
@@ -310,7 +310,7 @@ def _on_device(array: Any, device: Device) -> Array:
     return in_place(array)
 
 
-def planes_of(arrays: Any, format: YUVFormat) -> tuple[Planes, bool]:
+def _planes_of(arrays: Any, format: YUVFormat) -> tuple[Planes, bool]:
     """Make Y, U and V, all views, of one array with all planes or of one array for each.
 
     Returns:
