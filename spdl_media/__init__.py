@@ -34,11 +34,9 @@ The modules with public names, of which each imports only those above it:
 ``image_files``   :func:`encode_image`, :func:`save_image`
 ``mux``           :class:`Muxer`: files of frames that are encoded, or of packets as they are
 ``save``          :func:`save_video`, :func:`save_audio`, :func:`cut`: files by one call
-``samplers``      indices for the processes of a distributed training
-``batch_sampler`` :class:`BatchByLength`: batches of samples of similar length
+``samplers``      indices for the ranks of a training; :class:`BatchByLength`: batches of similar length
 ``source``        samplers, and sources made of others
-``image_folder``  :class:`ImageFolder`: a folder for each class
-``mix``           :class:`Mix`: sources in given proportions
+``datasets``      :class:`ImageFolder`: a folder for each class; :class:`Mix`: sources in given proportions
 ``shards``        :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
@@ -142,7 +140,6 @@ from spdl_media.video_clips import VideoClips, sample_clips
 from spdl_media.video_file import VideoFile
 
 if TYPE_CHECKING:
-    from spdl_media.batch_sampler import BatchByLength
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
     from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
     from spdl_media.cuda.images import (
@@ -152,8 +149,8 @@ if TYPE_CHECKING:
     )
     from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
     from spdl_media.dataloader import DataLoader
-    from spdl_media.image_folder import ImageFolder
-    from spdl_media.mix import Mix
+    from spdl_media.datasets import ImageFolder, Mix
+    from spdl_media.samplers import BatchByLength
     from spdl_media.shards import Shards
 
 # In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
@@ -197,14 +194,13 @@ _LAZY_MODULES = ("dataloader", "pipeline", "ray", "source")
 
 # Names of such modules. Type checkers read the imports above instead.
 _LAZY_NAMES = {
-    "batch_sampler": ("BatchByLength",),
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
     "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
     "cuda.videos": ("decode_packets_nvdec", "streaming_load_video_nvdec"),
     "cuda.images": ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg"),
     "dataloader": ("DataLoader",),
-    "image_folder": ("ImageFolder",),
-    "mix": ("Mix",),
+    "datasets": ("ImageFolder", "Mix"),
+    "samplers": ("BatchByLength",),
     "shards": ("Shards",),
 }
 

@@ -25,6 +25,8 @@ from spdl_media.loader_arguments import (
     OnError,
     check_arguments,
     checked_source,
+    compare_ranks,
+    origin_of_loader,
     rng_parameter,
     usable_cores,
 )
@@ -37,7 +39,6 @@ from spdl_media.loader_items import (
     sample_rng,
     stand_ins_of,
 )
-from spdl_media.loader_ranks import compare_ranks, origin_of_loader
 from spdl_media.loader_stages import SharedSource, tagged_stage, value_of
 from spdl_media.pipeline import (
     AggregateConfig,

@@ -16,12 +16,12 @@ import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media._resume import Ledger, State
+from spdl_media.epochs import Purpose, random_bits
 from spdl_media.loader_arguments import OnError
 from spdl_media.loader_stages import One, SharedSource, Tagged, ends_with_run, tagged_stage
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of, refuse_coroutine
 from spdl_media.pipeline.failures import PoolBroken
-from spdl_media.samplers import Purpose, random_bits
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node

@@ -12,8 +12,8 @@ from types import CoroutineType
 from typing import Any, Self, TypeAlias
 
 from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
+from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media.image_folder import ImageFolder
 from spdl_media.loader_arguments import AnySource
 from spdl_media.pipeline import PipeConfig
 from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine

@@ -13,16 +13,25 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import Literal, Self, TypeAlias, get_args
+from itertools import chain
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_weights
-from spdl_media.epochs import Mapped, Pairs
+from spdl_media.epochs import (
+    Mapped,
+    Pairs,
+    Purpose,
+    permutation,
+    random_bits,
+    uniform,
+    weighted_choice,
+)
 
 __all__ = (
+    "BatchByLength",
     "DistributedDeterministicSampler",
     "DistributedRandomSampler",
     "Uneven",
@@ -31,6 +40,8 @@ __all__ = (
 Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 """Treatment of a last round that is too short for all ranks: left out, filled from the start, or kept."""
 
+# Samples are mixed among those of similar length: a part of all such as this one, if it is a batch or more.
+_GROUPS = 32
 # Indices that are turned into Python's ints at a time: quick, and little beside the order itself.
 _CHUNK = 4096
 
@@ -98,17 +109,14 @@ class DistributedSampler:
         """The number of indices that the rank gets in an epoch."""
         return len(self._share(self.num_draws))
 
-    def __iter__(self) -> Iterator[int]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._indices(epoch)
-
-    def _indices(self, epoch: int) -> Iterator[int]:
-        order = self._order_of_rank(epoch, ())
+    def __iter__(self) -> Iterator[Any]:
+        order = self._order_of_rank(self.epoch, ())
+        self.epoch += 1
         # One tolist() of all would hold an object for each index at once.
-        for start in range(0, len(order), _CHUNK):
-            yield from order[start : start + _CHUNK].tolist()
+        starts = range(0, len(order), _CHUNK)
+        return chain.from_iterable(order[start : start + _CHUNK].tolist() for start in starts)
 
-    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[int]:
+    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch; return its indices by position, in the order of an iteration.
 
         Args:
@@ -160,10 +168,12 @@ class DistributedSampler:
         """Return the indices at some places of the order of all ranks."""
         return places
 
-    def _describe(self, *parts: str) -> str:
-        arguments = ", ".join(parts)
-        place = f"rank={self.rank}, world_size={self.world_size}, uneven={self._uneven!r}"
-        return f"{type(self).__name__}({arguments}, {place})"
+    def __repr__(self) -> str:
+        names = [
+            name for name in ("num_draws", "seed", "rank", "world_size") if hasattr(self, name)
+        ]
+        values = "".join(f"{name}={getattr(self, name)}, " for name in names)
+        return f"{type(self).__name__}({self._n}, {values}uneven={self._uneven!r})"
 
 
 class DistributedDeterministicSampler(DistributedSampler):
@@ -219,9 +229,6 @@ class DistributedDeterministicSampler(DistributedSampler):
                 f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 stacklevel=2,
             )
-
-    def __repr__(self) -> str:
-        return self._describe(str(self.num_draws))
 
 
 class DistributedRandomSampler(DistributedSampler):
@@ -299,10 +306,93 @@ class DistributedRandomSampler(DistributedSampler):
             return permutation(bits, self._n)[places]
         return weighted_choice(self._cumulative, uniform(bits, self.num_draws)[places])
 
-    def __repr__(self) -> str:
-        weights = [] if self._cumulative is None else ["weights=..."]
-        draws = f"num_draws={self.num_draws}"
-        return self._describe(str(self._n), draws, *weights, f"seed={self.seed}")
+
+class BatchByLength(DistributedRandomSampler):
+    """Lists of indices of samples of similar length, in another order and combination each epoch.
+
+    It is a source of a :class:`~spdl_media.DataLoader`, whose preprocessor then loads a whole batch; and a
+    ``batch_sampler`` of PyTorch's. The order depends on the arguments and the epoch alone, and all epochs
+    have equally many batches. Each iteration is the next epoch.
+
+    Args:
+        lengths: The length of each sample, in any unit, such as seconds or samples.
+        batch_size: Samples of a batch; with ``max_total`` at most so many.
+        max_total: At most so much in a batch with its padding: its longest length times its number of
+            samples.
+        rank: The process that the batches are for, as for
+            :class:`~spdl_media.source.DistributedRandomSampler`.
+        world_size: How many processes there are.
+        seed: All ranks must have the same.
+        uneven: What becomes of a last round with fewer batches than ranks: ``"drop"``, ``"pad"`` or
+            ``"keep"``. ``None`` is ``"drop"``, which leaves out other batches in each epoch.
+
+    Raises:
+        ValueError: There are no lengths, some are not positive and finite, one is more than ``max_total``,
+            neither limit is given, or one is not positive, or there are fewer batches than ranks.
+
+    Thread safety: iterators are independent; begin each in one thread at a time.
+
+    Example:
+        >>> list(BatchByLength([3, 9, 2, 8, 3], max_total=18))
+        [[1, 3], [4, 2, 0]]
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[float] | npt.NDArray[np.number],
+        *,
+        batch_size: int | None = None,
+        max_total: float | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        uneven: Uneven | None = None,
+    ) -> None:
+        sizes = np.asarray(lengths, np.float64)
+        if sizes.ndim != 1 or not sizes.size or not (np.isfinite(sizes) & (sizes > 0)).all():
+            raise ValueError(
+                "lengths must be positive numbers, one for each sample, and at least one"
+            )
+        if batch_size is None and max_total is None:
+            raise ValueError(
+                "nothing says how large a batch is: give batch_size=, max_total= or both"
+            )
+        if max_total is not None and not 0 < max_total < np.inf:
+            raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
+        most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
+        order, start = np.argsort(-sizes, kind="stable"), 0
+        # Each has samples and how many make a batch: any of them, since none is longer than the first.
+        self._groups: list[tuple[npt.NDArray[np.int64], int]] = []
+        while start < sizes.size:
+            longest = sizes[order[start]]
+            count = most if max_total is None else min(most, int(max_total // longest))
+            if count < 1:
+                raise ValueError(
+                    f"sample {order[start]} has length {longest:g}, more than max_total={max_total:g}"
+                )
+            stop = start + max(1, sizes.size // (_GROUPS * count)) * count
+            self._groups.append((order[start:stop], count))
+            start = stop
+        number = sum(-(-len(group) // count) for group, count in self._groups)
+        super().__init__(number, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.begin_by_position(self.epoch))
+
+    def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
+        """Begin an epoch; return its batches by position, in the order of an iteration.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        order, batches = super().begin_by_position(epoch, before), list(self._batches(epoch))
+        return Mapped(lambda number: batches[number].tolist(), order)
+
+    def _batches(self, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+        bits = random_bits(Purpose.BATCHES, self.seed, epoch)
+        for group, count in self._groups:
+            mixed = group[permutation(bits, len(group))]
+            yield from (mixed[start : start + count] for start in range(0, len(mixed), count))
 
 
 def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -357,59 +447,3 @@ def _number_in(variable: str) -> int | None:
         raise ValueError(
             f"the environment variable {variable} must be a whole number, not {text!r}"
         ) from None
-
-
-class Purpose(IntEnum):
-    """A part of the key of random numbers, so that no two uses of one seed get the same ones."""
-
-    ORDER = 0
-    SAMPLE = 1
-    MERGE = 2
-    FILES = 3
-    MIX = 4
-    SHARDS = 5
-    BATCHES = 6
-
-
-def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:
-    """Return a source of random bits that depends on its arguments alone.
-
-    See:
-        NEP 19 of NumPy: the raw output of PCG64 and SeedSequence stays the same in each release,
-        that of the methods of its ``Generator`` may change. So orders are made of raw numbers here.
-
-    Raises:
-        ValueError: A number is negative.
-    """
-    return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(int(purpose), *key)))
-
-
-def permutation(bits: np.random.PCG64, count: int) -> npt.NDArray[np.int64]:
-    """Return the numbers from 0 to ``count`` in random order."""
-    # NumPy's shuffle is quicker (0.3 s instead of 1.2 s for ten million), but may change with a
-    # release. The sort is stable, so that even equal numbers have one order.
-    return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64, copy=False)
-
-
-def uniform(bits: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
-    """Return random multiples of 2**-53 from 0 up to, and not including, 1."""
-    raw: npt.NDArray[np.uint64] = bits.random_raw(count)
-    # A float64 has 53 bits of precision.
-    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def weighted_choice(
-    cumulative: npt.NDArray[np.float64], numbers: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """Choose positions in proportion to their weights, never one without weight.
-
-    Args:
-        cumulative: The cumulative sums of the weights.
-        numbers: A uniform random number for each choice.
-    """
-    total = cumulative[-1]
-    chosen: npt.NDArray[np.intp] = np.searchsorted(cumulative, numbers * total, side="right")
-    # The product may be rounded up to the total, beyond the last position that has weight.
-    last = np.searchsorted(cumulative, total, side="left")
-    positions: npt.NDArray[np.int64] = np.minimum(chosen, last, dtype=np.int64)
-    return positions

@@ -21,17 +21,11 @@ from spdl_media.array_formats.samples import expanded, sample_offsets, samples_o
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft
+from spdl_media.epochs import Purpose, permutation, random_bits, uniform
 from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Input, local_path, open_input
 from spdl_media.readers import path_error
-from spdl_media.samplers import (
-    DistributedSampler,
-    Purpose,
-    Uneven,
-    permutation,
-    random_bits,
-    uniform,
-)
+from spdl_media.samplers import DistributedSampler, Uneven
 from spdl_media.source import MapIterator
 
 __all__ = ("Shards",)

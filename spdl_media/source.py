@@ -20,6 +20,7 @@ from spdl_media.epochs import (
     IterableWithShuffle,
     Mapped,
     Pairs,
+    Purpose,
     RepeatedSource,
     ShuffledSource,
     SizedIterable,
@@ -28,17 +29,16 @@ from spdl_media.epochs import (
     begin_by_position,
     begin_epoch,
     length_of,
+    permutation,
+    random_bits,
+    uniform,
+    weighted_choice,
 )
 from spdl_media.samplers import (
     DistributedDeterministicSampler,
     DistributedRandomSampler,
     DistributedSampler,
-    Purpose,
     Uneven,
-    permutation,
-    random_bits,
-    uniform,
-    weighted_choice,
 )
 
 __all__ = (

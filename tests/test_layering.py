@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
 LOADER = [
     *("loader_arguments", "loader_stages", "loader_items"),
-    *("loader_ranks", "loader_epoch", "dataloader"),
+    *("loader_epoch", "dataloader"),
 ]
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
@@ -47,7 +47,7 @@ ORDER = [
     ["load", "_probe", "clips", "video_file", "video_clips", "video_cache"],
     ["recipes"],
     ["encode", "mux", "image_files", "save"],
-    ["epochs", "samplers", "batch_sampler", "source", "image_folder", "mix", "shards"],
+    ["epochs", "samplers", "source", "datasets", "shards"],
     ["_resume", *LOADER],
     ["torch", "ray"],
     ["cli", "__main__"],
