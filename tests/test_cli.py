@@ -27,7 +27,7 @@ import spdl_media as sm
 from spdl_media.cli import check, main
 from spdl_media.cli.bench import Measured, Setting, best_of, search
 from spdl_media.cli.check import check_file
-from spdl_media.cli.state import open_state
+from spdl_media.cli.files import open_state
 from spdl_media.testing import index_frames, make_tone, make_video
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -471,7 +471,7 @@ def test_doctor(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
         # Which takes seconds, and was looked at above.
-        "from spdl_media.cli import doctor, main; doctor._cuda = lambda: (); sys.exit(main(['doctor']))"
+        "from spdl_media.cli import main, show; show._cuda = lambda: (); sys.exit(main(['doctor']))"
     )
     terminal = Terminal([sys.executable, "-c", program], 40, ENVIRONMENT)
     assert terminal.wait() == 0

@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, and what becomes of their errors."""
+"""The command line as a whole: its commands, what becomes of their errors, and what they share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,97 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from spdl_media.cli.terminal import write_error
 from spdl_media.errors import MediaError
+
+# Of a pipe. Nothing is wrapped there: who reads it counts lines.
+_UNBOUNDED = 100_000
+# Of a terminal, so many columns must be left for the last column of a table, which is wrapped.
+_LAST_COLUMN = 24
+
+FOLDER = click.argument(
+    "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+NUMBER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
+
+
+class Refused(click.ClickException):
+    """The command cannot do its work, for a reason of one sentence."""
+
+
+def make_console(stream: TextIO | None = None) -> Console:
+    """Make a console for stdout or another stream; names of files hold what rich would take for markup."""
+    stream = sys.stdout if stream is None else stream
+    width = None if stream.isatty() else _UNBOUNDED
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def printable(name: str | bytes | os.PathLike[str]) -> str:
+    """Write a name with escapes for bytes that are no text, line breaks and codes for the terminal."""
+    return "".join(
+        c if c.isprintable() else repr(c.encode(errors="surrogateescape"))[2:-1]
+        for c in os.fsdecode(name)
+    )
+
+
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()
+) -> None:
+    """Print a table; where the terminal is too narrow, each row as a paragraph below its first cell.
+
+    Args:
+        headers: What stands above the columns; nothing if all are empty.
+        rows: The cells.
+        right: Headers of the columns of numbers.
+    """
+    console = make_console()
+    columns = zip(headers, *rows, strict=True)
+    *widths, last = (max(map(cell_len, column)) + 2 for column in columns)
+    if sum(widths) + min(last, _LAST_COLUMN) > console.width + 2:
+        _show_paragraphs(console, headers, rows)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
+    for number, header in enumerate(headers, 1):
+        side: Literal["left", "right"] = "right" if header in right else "left"
+        table.add_column(header, justify=side, no_wrap=number < len(headers))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    with console.capture() as captured:
+        console.print(table)
+    # Without the blanks behind its last column.
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _show_paragraphs(
+    console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    for first, group in groupby(rows, key=itemgetter(0)):
+        console.print(Text(first, style="bold"), overflow="fold")
+        for _, *others in group:
+            pairs = zip(headers[1:], others, strict=True)
+            cells = (f"{name} {cell}".strip() for name, cell in pairs if cell not in ("", "-"))
+            text = Text(", ".join(cells), overflow="fold")
+            console.print(Padding(text, (0, 0, 0, 2), expand=False))
+
+
+def write_error(message: str) -> None:
+    """Write one line to stderr, whatever is in the message. A terminal wraps it between words."""
+    line = printable(" ".join(message.split()))
+    make_console(sys.stderr).print(Text(f"spdl-media: {line}"))
+
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -23,6 +108,8 @@ _SETTINGS = {
     "terminal_width": min(shutil.get_terminal_size().columns, 100) - 1,
     "show_default": True,
 }
+# Of commands that have no module of their own.
+_MODULES = dict.fromkeys(("probe", "doctor", "contact-sheet"), "show")
 _COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
 
 
@@ -37,10 +124,10 @@ def run(arguments: Sequence[str] | None) -> int:
     # A run that is broken off, or an item that fails, is told of in the report.
     logging.getLogger("spdl_media.pipeline").addHandler(logging.NullHandler())
     try:
-        # Each command has a module, and is imported alone: others take longer than its help.
+        # The modules of other commands are not imported: that takes longer than the help of this one.
         for name in [one for one in _COMMANDS if one in others] or _COMMANDS:
-            module = importlib.import_module(f"spdl_media.cli.{name.replace('-', '_')}")
-            _spdl_media.add_command(module.command)
+            module = importlib.import_module(f"spdl_media.cli.{_MODULES.get(name, name)}")
+            _spdl_media.add_command(getattr(module, f"{name.replace('-', '_')}_command"))
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # each becomes a line and a status

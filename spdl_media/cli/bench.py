@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from spdl_media.cli.files import find_files, named_kind
-from spdl_media.cli.terminal import (
+from spdl_media.cli.app import (
     FILE,
     FOLDER,
     NUMBER,
@@ -27,6 +26,7 @@ from spdl_media.cli.terminal import (
     printable,
     show_table,
 )
+from spdl_media.cli.files import find_files, named_kind
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.dataloader import DataLoader
 from spdl_media.loader_arguments import usable_cores
@@ -114,7 +114,9 @@ class _Plan:
 @click.option("--preprocessor", metavar="M:F", help="Module and function, from path to sample.")
 @click.option("--seconds", type=float, metavar="S", default=1.0, help="Time of each run.")
 @click.option("--chart", **FILE, default="spdl-media-bench.svg", help="SVG to write.")
-def command(*, folder: Path, kind: str | None, seconds: float, chart: Path, **options: Any) -> int:
+def bench_command(
+    *, folder: Path, kind: str | None, seconds: float, chart: Path, **options: Any
+) -> int:
     """Measure loading here, name the bottleneck, and print a DataLoader with settings that fit.
 
     \b

@@ -20,9 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.text import Text
 
 from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
-from spdl_media.cli.files import find_files, named_kind
-from spdl_media.cli.state import KINDS, State, open_state
-from spdl_media.cli.terminal import (
+from spdl_media.cli.app import (
     FILE,
     FOLDER,
     NUMBER,
@@ -31,6 +29,7 @@ from spdl_media.cli.terminal import (
     printable,
     write_error,
 )
+from spdl_media.cli.files import KINDS, State, find_files, named_kind, open_state
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demux import demux_image
@@ -64,7 +63,7 @@ _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "new
 @click.option("-o", "--output", **FILE, help="Write it to this file, in the form of its suffix.")
 @click.option("--state", **FILE, help="Keep results; the next run decodes what is new.")
 @click.option("--threads", **NUMBER, default=usable_cores(), help="Files to decode at a time.")
-def command(
+def check_command(
     *, folder: Path, form: str | None, output: Path | None, state: Path | None, threads: int
 ) -> int:
     """Decode all media in a folder, and report damaged, unreadable, odd and duplicate files.

@@ -1,0 +1,291 @@
+"""Commands that show what is there: ``probe`` in media files, ``contact-sheet`` in a video, ``doctor``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._ffmpeg import has_codec, library_versions
+from spdl_media._optional import INSTALL, is_available
+from spdl_media._probe import AudioStreamInfo, MediaInfo, StreamInfo, VideoStreamInfo, probe
+from spdl_media.cli.app import FILE, Refused, make_console, printable, show_table, write_error
+from spdl_media.cuda.capabilities import cuda_capabilities
+from spdl_media.errors import MediaError
+from spdl_media.image_files import save_image
+from spdl_media.loader_arguments import usable_cores
+from spdl_media.video_file import VideoFile
+
+_HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "turn", "colour")
+
+
+@click.command("probe", short_help="Show what is in files.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each file.")
+def probe_command(files: Sequence[str], *, as_json: bool) -> int:
+    """Show what is in media files: streams, codecs, sizes, rates, durations, colour.
+
+    A FILE may be a URL, where fsspec is installed. The exit status is 1 if a file cannot be read.
+
+    \b
+    Examples:
+      spdl-media probe photo.jpg movie.mp4
+      spdl-media probe *.mp4 --json | jq '.[].duration'
+    """
+    found: list[tuple[str, MediaInfo]] = []
+    for path in files:
+        try:
+            found.append((path, probe(path)))
+        except MediaError as error:
+            write_error(str(error))
+    if as_json:
+        # Rates as strings: 30000/1001 is no decimal number.
+        click.echo(json.dumps([_as_object(*one) for one in found], indent=2, default=str))
+    elif found:
+        rows = [
+            (printable(path), *_cells(info, stream))
+            for path, info in found
+            for stream in info.streams or [None]
+        ]
+        show_table(_HEADERS, rows, right=("rate", "seconds"))
+    return int(len(found) < len(files))
+
+
+def _as_object(path: str, info: MediaInfo) -> dict[str, Any]:
+    streams = [{**dataclasses.asdict(one), "kind": _kind(one)} for one in info.streams]
+    values = dataclasses.asdict(info)
+    return {"file": path, **values, "streams": streams, "metadata": dict(info.metadata)}
+
+
+def _kind(stream: StreamInfo) -> str:
+    named = "video" if isinstance(stream, VideoStreamInfo) else "audio"
+    return str(getattr(stream, "kind", named))
+
+
+def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:
+    """The cells of a stream behind the name of its file."""
+    values: tuple[object, ...] = ("",) * 7
+    if isinstance(stream, VideoStreamInfo):
+        values = (
+            stream.codec,
+            f"{stream.width}x{stream.height}",
+            stream.pix_fmt,
+            f"{float(stream.frame_rate):.6g} fps" if stream.frame_rate else "",
+            _seconds(stream),
+            f"{'flip ' * stream.mirrored}{stream.rotation or ''}".strip(),
+            " ".join(filter(None, (stream.colorspace, stream.color_range))),
+        )
+    elif isinstance(stream, AudioStreamInfo):
+        coded = (stream.codec, stream.channel_layout, stream.sample_fmt)
+        values = (*coded, f"{stream.sample_rate} Hz", _seconds(stream), "", "")
+    name = "none" if stream is None else f"{_kind(stream)} {stream.index}"
+    yield "image" if info.is_still else name
+    yield from (str(value or "-") for value in values)
+
+
+def _seconds(stream: VideoStreamInfo | AudioStreamInfo) -> str:
+    return "" if stream.duration is None else f"{stream.duration:.3f}"
+
+
+_GAP, _GRAY = 4, 24
+
+# Three columns and five rows of a character, from the top, the left bit first. The wheels' FFmpeg has no
+# drawtext, and a font of a library would be one more thing to install.
+_GLYPHS = {
+    character: [[int(bit) for bit in f"{int(row, 8):03b}"] for row in rows]
+    for character, rows in zip(
+        "0123456789:.",
+        "75557 26227 71747 71717 55711 74717 74757 71111 75757 75717 02020 00002".split(),
+        strict=True,
+    )
+}
+
+
+@click.command("contact-sheet", short_help="Put frames of a video into one image.")
+@click.argument("video", type=Path)
+@click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
+@click.option("--columns", type=click.IntRange(1, 12), metavar="N", default=4)
+@click.option("--rows", type=click.IntRange(1, 12), metavar="N", default=4)
+@click.option("--width", type=click.IntRange(48, 960), metavar="N", default=320, help="Of a frame.")
+def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int, width: int) -> int:
+    """Put frames of a video at regular times, with their times, into one image.
+
+    \b
+    Examples:
+      spdl-media contact-sheet movie.mp4
+      spdl-media contact-sheet movie.mp4 -o sheet.png --columns 6 --rows 5
+    """
+    with VideoFile(video) as file:
+        if not len(file):
+            raise Refused(f"{printable(video)} has no video frame")
+        height = max(1, round(width * file.height / file.width))
+        count = min(columns * rows, len(file))
+        first, end = file.timestamps[0], file.end
+        # The middle of equal parts: the first frame and the last one are often black.
+        times = [first + (end - first) * (n + 0.5) / count for n in range(count)]
+        numbers = file.numbers_at(times)
+        frames = file.load(numbers, width=width, height=height, scale_mode=None).array
+        columns = min(columns, count)
+        rows = -(-count // columns)
+        tall, wide = height + _GAP, width + _GAP
+        sheet = np.full((rows * tall + _GAP, columns * wide + _GAP, 3), _GRAY, np.uint8)
+        for place, (frame, number) in enumerate(zip(frames, numbers, strict=True)):
+            _draw(frame, file.timestamps[number])
+            top, left = place // columns * tall + _GAP, place % columns * wide + _GAP
+            sheet[top : top + height, left : left + width] = frame
+    try:
+        save_image(output, sheet)
+    except ValueError as error:  # no encoder for this suffix
+        raise Refused(f"{printable(output)}: {error}") from error
+    size = f"{sheet.shape[1]}x{sheet.shape[0]}"
+    make_console().print(f"{printable(output)}: {count} frames of {end:.1f} s, {size} pixels")
+    return 0
+
+
+def _draw(frame: npt.NDArray[Any], seconds: float) -> None:
+    """Write a time in white on black into the lower left corner, as large as there is room for."""
+    tenths = max(int(seconds * 10 + 1e-6), 0)
+    minutes = tenths // 600
+    text = f"{minutes // 60}:{minutes % 60:02}:{tenths // 10 % 60:02}.{tenths % 10}"
+    bits = [np.pad(_GLYPHS[character], ((1, 1), (1, 0))) for character in text]
+    picture = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
+    scale = max(1, frame.shape[1] // 100)
+    picture = np.kron(picture, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
+    height, width = picture.shape
+    frame[-height:, :width] = (picture * 255)[:, :, None]
+
+
+_DECODERS = "mjpeg png webp gif tiff h264 hevc av1 vp8 vp9 mpeg4 aac mp3 opus vorbis flac".split()
+_ENCODERS = "mjpeg png libwebp libsvtav1 libx264 libx265 libvpx-vp9 ffv1 aac libmp3lame libopus flac".split()
+
+_PACKAGES = {
+    "torch": "tensors, pinned memory",
+    "jax": "arrays of JAX",
+    "pillow": "images that FFmpeg reads wrongly or not at all",
+    "pillow-heif": "HEIC of phones",
+    "simplejpeg": "JPEGs shrunk while they are decoded",
+    "fsspec": "URLs",
+    "isal": "faster npz files",
+    "matplotlib": "plots of profiles",
+    "tqdm": "progress bars of pipelines",
+}
+_CUDA = ("pinned_memory", "transfer", "kernels", "dali", "nvjpeg", "nvdec")
+_FEW_FILES = 4096
+_SMALL_MEMORY = 1 << 30
+
+
+class Row(NamedTuple):
+    """One thing that was looked for.
+
+    Attributes:
+        status: ``"missing"`` of what the library needs, ``"optional"`` of what some of it needs, ``"note"``
+            of a limit that may be too low.
+        name: What it is.
+        found: What was found, or why it is not.
+        fix: The line that would mend it.
+    """
+
+    status: Literal["ok", "missing", "optional", "note"]
+    name: str
+    found: str
+    fix: str = ""
+
+
+@click.command("doctor", short_help="Show what is missing here.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each row.")
+def doctor_command(*, as_json: bool) -> int:
+    """Show what is there and what is missing, and the line that gets it.
+
+    The exit status is 1 if something is missing that the library needs.
+
+    \b
+    Examples:
+      spdl-media doctor
+      spdl-media doctor --json
+    """
+    rows = list(_rows())
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+    else:
+        cells = [(*row[:2], f"{row.found}\n-> {row.fix}" if row.fix else row.found) for row in rows]
+        show_table(("", "", ""), cells)
+    return int(any(row.status == "missing" for row in rows))
+
+
+def _rows() -> Iterator[Row]:
+    gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else ", without the GIL"
+    python = f"{platform.python_implementation()} {platform.python_version()}{gil}, {platform.platform()}"
+    yield Row("ok", "Python", python)
+    for name in ("spdl_media", "av", "numpy"):
+        yield Row("ok", name, _version(name))
+    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    yield Row("ok", "FFmpeg", f"inside PyAV: {versions}")
+    yield _codecs("decoders", _DECODERS, "r")
+    yield _codecs("encoders", _ENCODERS, "w")
+    for name, purpose in _PACKAGES.items():
+        if is_available(name):
+            yield Row("ok", name, _version(name))
+        else:
+            yield Row("optional", name, f"not installed; for {purpose}", INSTALL[name][1])
+    yield from _cuda()
+    yield from _system()
+
+
+def _version(distribution: str) -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return "imported from its folder, not installed"
+
+
+def _codecs(name: str, wanted: list[str], mode: Literal["r", "w"]) -> Row:
+    missing = [one for one in wanted if not has_codec(one, mode)]
+    if missing:
+        fix = "python -m pip install --force-reinstall --only-binary av av"
+        return Row("missing", name, f"not in this build of PyAV: {' '.join(missing)}", fix)
+    return Row("ok", name, " ".join(wanted))
+
+
+def _cuda() -> Iterator[Row]:
+    capabilities = cuda_capabilities()
+    for name in _CUDA:
+        one = getattr(capabilities, name)
+        lack = f"missing: {', '.join(one.missing)}" if one.missing else one.reason
+        yield Row("ok" if one else "optional", name, "can be used" if one else lack)
+    for name, part in capabilities.parts.items():
+        # What is the matter, and then what helps.
+        found, _, fix = part.reason.partition(". " if ". " in part.reason else ": ")
+        yield Row("ok" if part else "optional", f"CUDA: {name}", found or "there", fix)
+
+
+def _system() -> Iterator[Row]:
+    cores = usable_cores()
+    text = f"{cores} of {os.cpu_count()} may be used: num_threads={cores} unless you say otherwise"
+    yield Row("ok", "cores", text)
+    shared = Path("/dev/shm")  # noqa: S108  # where batches of other processes lie
+    if shared.is_dir():
+        usage = shutil.disk_usage(shared)
+        text = f"{usage.free / 2**30:.2f} of {usage.total / 2**30:.2f} GiB free"
+        fix = "mount -o remount,size=8G /dev/shm (of a container: docker run --shm-size=8g)"
+        is_low = usage.free < _SMALL_MEMORY
+        yield Row("note", str(shared), text, fix) if is_low else Row("ok", str(shared), text)
+    with suppress(ImportError):  # Windows
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = (f"{n:,}" if n != resource.RLIM_INFINITY else "unlimited" for n in (soft, hard))
+        text = f"{' (at most '.join(limits)})"
+        fix = f"ulimit -n {min(65536, hard) if hard >= 0 else 65536}"
+        is_low = 0 <= soft < _FEW_FILES
+        yield Row("note", "open files", text, fix) if is_low else Row("ok", "open files", text)
