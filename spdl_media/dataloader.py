@@ -17,9 +17,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from spdl_media._checks import answers_unknown, check_choice, check_int
-from spdl_media._collate import collate
 from spdl_media._resume import Ledger, State, Tag, loaded_state
-from spdl_media.epochs import iterator_in, order_of, place_maker
+from spdl_media.epochs import iterator_in, order_of
 from spdl_media.loader_arguments import (
     TORCH_NAMES,
     OnError,
@@ -27,34 +26,20 @@ from spdl_media.loader_arguments import (
     checked_source,
     compare_ranks,
     origin_of_loader,
-    rng_parameter,
-    usable_cores,
 )
-from spdl_media.loader_epoch import CONVERTERS, AsyncEpoch, Epoch
-from spdl_media.loader_items import (
-    ItemStages,
-    Replaced,
-    SampleCache,
-    StandInTag,
-    sample_rng,
-    stand_ins_of,
-)
-from spdl_media.loader_stages import SharedSource, tagged_stage, value_of
+from spdl_media.loader_ends import CONVERTERS, AsyncEpoch, Epoch, SharedSource
+from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
+from spdl_media.loader_stages import LoaderStages
 from spdl_media.pipeline import (
-    AggregateConfig,
     FailureRecord,
     OutputOrder,
     Pipeline,
     PipelineBuilder,
-    PipelineConfig,
     PipelineStatistics,
-    SinkConfig,
-    SourceConfig,
-    ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.executors import ExecutorConfig, ProcessPoolExecutorConfig, kind_of
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of
 from spdl_media.pipeline.failures import FailureLimit
-from spdl_media.pipeline.stages import StageConfig, source_length
+from spdl_media.pipeline.stages import source_length
 from spdl_media.source import MapIterator, SupportsGetItem
 
 __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng")
@@ -232,7 +217,7 @@ class DataLoader:
         key = f"{self._origin}/{self._num_iterations}"
         compare_ranks(self, self._source.source, start.epoch, key)
         ledger = Ledger(self._from_here(start))
-        self._pipeline = self._build(start, ledger)
+        self._pipeline = LoaderStages(self, start, ledger).pipeline()
         self._ledger = ledger
         self._pinned, self._next_epoch = None, start.epoch + 1
         return kind(self, self._pipeline, ledger)
@@ -376,65 +361,3 @@ class DataLoader:
         self._source.take_turn()
         # An iterator was read further than what was handed out; its state leads back to there.
         return self._ledger.state() if leads_back and self._ledger is not None else start
-
-    def _build(self, start: State, ledger: Ledger) -> Pipeline[Any]:
-        source, preprocessor = self._source, self.preprocessor
-        draws = preprocessor is not None and rng_parameter(preprocessor)
-        # The sample's place among those of all ranks: no two share random numbers.
-        place = place_maker(source.source, start.before) if draws else int
-        rng_key = (start.seed, start.epoch) if draws else None
-        stand_ins = stand_ins_of(self.on_error, source, start, ledger)
-        calls = ItemStages(
-            *(source.fetch, preprocessor, rng_key, place),
-            *(ledger, stand_ins, self._executor, self._samples),
-        )
-        stages: list[StageConfig] = [*calls.make(self._parallel)]
-        # Without a stage for items, none sees a None, and drops it.
-        items = stand_ins.items if self.on_error == "replace" and stand_ins else None
-        feed = source.feed(start, ledger, items, drops_none=not stages)
-        if self.batch_size is not None:
-            stages.append(AggregateConfig(self.batch_size, drop_last=self.drop_last))
-        aggregator = self.aggregator
-        if aggregator is None and self.batch_size is not None and self.to is not None:
-            aggregator = collate
-        if aggregator is not None:
-            has_items = source.fetch is not None or preprocessor is not None
-            is_elsewhere = self.num_processes is not None and not has_items
-            options = self._parallel(aggregator, self._executor if is_elsewhere else None)
-            stages.append(tagged_stage(aggregator, ledger, **options))
-        if self.transfer_fn is not None:
-            # Copies have a stream for each thread, so one thread keeps them in order.
-            one_thread = ThreadPoolExecutorConfig(max_workers=1)
-            stages.append(tagged_stage(self.transfer_fn, ledger, executor=one_thread))
-        on_failure = self.on_failure
-        return Pipeline(
-            PipelineConfig(SourceConfig(feed), stages, SinkConfig(self.buffer_size)),
-            num_threads=self.num_threads or usable_cores(),
-            max_failures=0 if self.on_error == "raise" else self.max_failures,
-            on_failure=None
-            if on_failure is None
-            else lambda record, tagged: on_failure(record, value_of(tagged)),
-        )
-
-    @property
-    def _executor(self) -> Executor | ExecutorConfig | None:
-        """Where calls are made; ``None``: in threads here."""
-        if self.num_processes is None:
-            return self.executor
-        # Beyond the cores, processes only cost memory; each has one thread at least.
-        threads = self.num_threads or -(-usable_cores() // self.num_processes)
-        return ProcessPoolExecutorConfig(self.num_processes, num_threads=threads)
-
-    def _parallel(self, fn: Callable[..., Any], executor: Any = None) -> dict[str, Any]:
-        """Options of a stage that makes as many calls at a time as there are threads or workers."""
-        concurrency = self.num_threads or usable_cores()
-        # Coroutines wait rather than compute, so more of them than cores may run.
-        if self.num_threads is None and "async" in kind_of(fn):
-            concurrency = max(8, concurrency)
-        # If the executor says how many.
-        workers = (getattr(executor, "max_workers", 0) or 0) * getattr(executor, "num_threads", 1)
-        return {
-            "concurrency": workers or concurrency,
-            "output_order": self.output_order,
-            "executor": executor,
-        }

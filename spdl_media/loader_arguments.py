@@ -10,6 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -17,7 +18,12 @@ from typing import Any, Literal, TypeAlias
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.epochs import order_of_ranks, place_of
 from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import kind_of, name_of
+from spdl_media.pipeline.executors import (
+    ExecutorConfig,
+    ProcessPoolExecutorConfig,
+    kind_of,
+    name_of,
+)
 from spdl_media.pipeline.failures import failure_limit
 from spdl_media.source import MapIterator
 
@@ -83,6 +89,16 @@ def usable_cores() -> int:
         quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
         limit = max(1, math.ceil(int(quota) / int(period)))
     return int(min(count or 1, limit))
+
+
+def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
+    """Return where the calls of a loader are made; ``None``: in threads here."""
+    if loader.num_processes is None:
+        executor: Executor | ExecutorConfig | None = loader.executor
+        return executor
+    # Beyond the cores, processes only cost memory; each has one thread at least.
+    threads = loader.num_threads or -(-usable_cores() // loader.num_processes)
+    return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
 
 
 def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
@@ -162,7 +178,7 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
 def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     """Check whether samples can be replaced, made in an executor, and kept for later epochs."""
     # An aggregator runs where num_processes says, if nothing else does.
-    executor: Any = loader._executor
+    executor: Any = executor_of(loader)
     preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
     replaces = on_error == "replace" or callable(on_error)
     is_single = replaces or executor is not None or cache is not None

@@ -1,30 +1,68 @@
-"""Items of a DataLoader: their random numbers, the stages that make samples of them, and stand-ins."""
+"""Items of a DataLoader: their tags and random numbers, a cache of samples, and stand-ins for bad items."""
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import partial
-from types import CoroutineType
+from asyncio import CancelledError, current_task
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._resume import Ledger, State
+from spdl_media._resume import Ledger, Tag
 from spdl_media.epochs import Purpose, random_bits
-from spdl_media.loader_arguments import OnError
-from spdl_media.loader_stages import One, SharedSource, Tagged, ends_with_run, tagged_stage
-from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of, refuse_coroutine
-from spdl_media.pipeline.failures import PoolBroken
+from spdl_media.pipeline.failures import PoolBroken, short_repr
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
+
+
+class Tagged:
+    """An item, sample or batch in the pipeline, with the samples that it was made of."""
+
+    __slots__ = ("tags", "value")
+
+    def __init__(self, value: Any, tags: Sequence[Tag]) -> None:
+        self.value = value
+        self.tags = tags
+
+    def __repr__(self) -> str:
+        # Records of failures show the user's value.
+        return short_repr(self.value)
+
+
+def value_of(tagged: Tagged | list[Tagged]) -> Any:
+    """Return the user's value; of samples that the pipeline grouped, the list of their values."""
+    return [one.value for one in tagged] if isinstance(tagged, list) else tagged.value
+
+
+def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
+    """Return which samples a value was made of."""
+    if isinstance(tagged, list):
+        return [tag for one in tagged for tag in one.tags]
+    return tagged.tags
+
+
+def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
+    """Tag a result; ``None`` drops what it was made of."""
+    if value is None:
+        ledger.settle(tags)
+        return None
+    return Tagged(value, tags)
+
+
+def ends_with_run(error: BaseException) -> bool:
+    """Whether a call was ended by its run, not by itself: the next run makes it again."""
+    if not isinstance(error, CancelledError):
+        return isinstance(error, GeneratorExit)
+    # The function may raise it as well, and has failed then. In a thread there is no task to cancel.
+    with suppress(RuntimeError):
+        task = current_task()
+        return task is not None and task.cancelling() > 0
+    return False
 
 
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
@@ -53,50 +91,6 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     return np.random.Generator(
         random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
     )
-
-
-@dataclass(frozen=True)
-class ItemCall:
-    """Reads an item of a dataset and preprocesses it. Can be pickled if its parts can.
-
-    Attributes:
-        fetch: Gives the value for a key.
-        preprocessor: Makes the sample of the value.
-        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
-    """
-
-    fetch: Callable[[Any], Any] | None
-    preprocessor: Callable[..., Any] | None
-    rng_key: tuple[int, int] | None
-
-    def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item, with the random numbers of a place."""
-        value, place = request
-        for step in self._steps(place):
-            value = step(value)
-            if value is None:
-                break
-        return value
-
-    def _steps(self, place: int) -> Iterator[Callable[[Any], Any]]:
-        if self.fetch is not None:
-            yield self.fetch
-        if (fn := self.preprocessor) is not None:
-            yield fn if self.rng_key is None else partial(fn, rng=sample_rng(*self.rng_key, place))
-
-
-class AsyncItemCall(ItemCall):
-    """The same where one of the two is a coroutine function; the other one runs in a thread."""
-
-    async def __call__(self, request: tuple[Any, int]) -> Any:
-        """Run both on one item."""
-        value, place = request
-        for step in self._steps(place):
-            is_async = kind_of(step) == "async"
-            value = await (step(value) if is_async else asyncio.to_thread(step, value))
-            if value is None:
-                break
-        return value
 
 
 class SampleCache:
@@ -178,12 +172,15 @@ class StandIns:
 
     Args:
         fn: A function of the user's that makes the sample.
-        items: Those of the epoch, without a function.
+        items: Those of the epoch, if there is no function.
         ledger: Of the run.
     """
 
     def __init__(
-        self, fn: Callable[[Any, BaseException], Any] | None, items: Sequence[Any], ledger: Ledger
+        self,
+        fn: Callable[[Any, BaseException], Any] | None,
+        items: Any,
+        ledger: Ledger,
     ) -> None:
         self.items = items
         self._fn = fn
@@ -272,125 +269,3 @@ class StandIns:
 def is_final(error: BaseException) -> bool:
     """Whether an error says nothing of an item: the run ends, or its pool."""
     return isinstance(error, PoolBroken) or ends_with_run(error)
-
-
-def stand_ins_of(
-    on_error: OnError, source: SharedSource, start: State, ledger: Ledger
-) -> StandIns | None:
-    """Make what finds stand-ins in a run; if among the items of the source, begin its epoch.
-
-    Raises:
-        ValueError: The source has no positions at which to look.
-    """
-    if callable(on_error):
-        return StandIns(on_error, (), ledger)
-    if on_error != "replace":
-        return None
-    items = source.begin_by_position(start)
-    if items is None:
-        raise ValueError(
-            "on_error='replace' looks for another good item by its position, and the source, a "
-            f"{type(source.source).__name__}, can only be read from its start; pass a sequence, a sampler or "
-            "MapIterator(dataset, sampler), or a function as on_error"
-        )
-    return StandIns(None, items, ledger)
-
-
-@dataclass
-class ItemStages:
-    """Makes the stages in which items are read and preprocessed.
-
-    Attributes:
-        fetch: Gives the value for a key.
-        preprocessor: Makes the sample of the value.
-        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
-        place: Gives the place of the item at a position in the order of all ranks.
-        ledger: Of the run.
-        stand_ins: Finds what stands in for an item.
-        executor: Where the calls are made.
-        cache: Keeps samples for later epochs.
-    """
-
-    fetch: Callable[[Any], Any] | None
-    preprocessor: Callable[..., Any] | None
-    rng_key: tuple[int, int] | None
-    place: Callable[[int], int]
-    ledger: Ledger
-    stand_ins: StandIns | None
-    executor: Executor | ExecutorConfig | None
-    cache: SampleCache | None
-
-    def make(self, parallel: Callable[..., dict[str, Any]]) -> list[PipeConfig]:
-        """Make the stages: one, if stand-ins, an executor or a cache need the call in one piece.
-
-        Args:
-            parallel: Gives the options of a stage by its function and executor.
-        """
-        fetch, preprocessor, rng_key = self.fetch, self.preprocessor, self.rng_key
-        if self.stand_ins or self.executor or self.cache:
-            has_calls = fetch is not None or preprocessor is not None
-            return [self._whole(parallel)] if has_calls else []
-        stages = []
-        if fetch is not None:
-            # In the threads: to read an item of a dataset is often the dear part.
-            stages.append(tagged_stage(fetch, self.ledger, "dataset", **parallel(fetch)))
-        if preprocessor is not None:
-            make_rng = None
-            if rng_key is not None:
-                make_rng = lambda position: sample_rng(*rng_key, self.place(position))  # noqa: E731
-            options = parallel(preprocessor)
-            stages.append(tagged_stage(preprocessor, self.ledger, make_rng=make_rng, **options))
-        return stages
-
-    def _whole(self, parallel: Callable[..., dict[str, Any]]) -> PipeConfig:
-        steps = [fn for fn in (self.fetch, self.preprocessor) if fn is not None]
-        item_call = AsyncItemCall if "async" in map(kind_of, steps) else ItemCall
-        call: Callable[..., Any] = item_call(self.fetch, self.preprocessor, self.rng_key)
-        options = parallel(call, self.executor)
-        is_bare = self.executor is not None and self.fetch is None and self.rng_key is None
-        if is_bare:
-            # A sub-interpreter could not import the class above.
-            call = steps[0]
-        name = "dataset" if self.preprocessor is None else name_of(self.preprocessor)
-        return PipeConfig(call, name, around=partial(self._around, is_bare=is_bare), **options)
-
-    def _around(
-        self, call: Callable[..., Any], node: Node, *, is_bare: bool
-    ) -> Callable[[Tagged], Any]:
-        """Make what this process calls around a call that an executor may make elsewhere."""
-        is_async, stand_ins = kind_of(call) == "async", self.stand_ins
-
-        async def make(item: Any, position: int) -> Any:
-            result = call(item if is_bare else (item, self.place(position)))
-            if is_async:
-                return await result
-            if isinstance(result, CoroutineType):
-                refuse_coroutine(result, name_of(self.preprocessor or call))
-            return result
-
-        async def load(item: Any, position: int) -> Any:
-            if self.cache is None:
-                return await make(item, position)
-            return await self.cache.sample(item, partial(make, item, position))
-
-        async def stage(tagged: Tagged) -> Tagged | None:
-            with One(tagged, self.ledger) as one:
-                try:
-                    return one.tag(await load(tagged.value, tagged.tags[0][0]))
-                except BaseException as error:
-                    if stand_ins is None or is_final(error):
-                        raise
-                    failure = error
-                # Not while the error is handled, which else were the context of all that follow.
-                return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
-
-        return stage if is_async else lambda tagged: _finished(stage(tagged))
-
-
-def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waited")

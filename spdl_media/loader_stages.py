@@ -1,300 +1,49 @@
-"""The stages of a DataLoader: the source with positions, and the user's functions over tagged values."""
+"""The pipeline of one iteration of a DataLoader: the user's functions over tagged values."""
 
 from __future__ import annotations
 
-import copy
-import threading
-from asyncio import CancelledError, current_task
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from spdl_media._resume import Ledger, Positions, Snapshot, State, Tag
-from spdl_media.datasets import ImageFolder
-from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media.loader_arguments import AnySource
-from spdl_media.pipeline import PipeConfig
-from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
-from spdl_media.pipeline.failures import short_repr
-from spdl_media.pipeline.stages import ReadyItems
-from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
-from spdl_media.source import MapIterator
-
-# A source's state may be large, and it is copied. After a resume, up to so many items less one are
-# read again and thrown away.
-_SNAPSHOT_INTERVAL = 16
-
-# How long a new iteration waits for a read that the former one began.
-_FORMER_READ_SECONDS = 30.0
-
-# Their items are there, or computed in no time, and take no thread of their own. Not classes that derive from
-# these, which may do anything.
-_READY = (
-    *(list, tuple, range),
-    *(DistributedDeterministicSampler, DistributedRandomSampler, ImageFolder),
+from spdl_media._collate import collate
+from spdl_media._resume import Ledger, State
+from spdl_media.epochs import place_maker
+from spdl_media.loader_arguments import executor_of, rng_parameter, usable_cores
+from spdl_media.loader_items import (
+    StandIns,
+    Tagged,
+    ends_with_run,
+    is_final,
+    sample_rng,
+    tag_result,
+    tags_of,
+    value_of,
 )
+from spdl_media.pipeline import (
+    AggregateConfig,
+    PipeConfig,
+    Pipeline,
+    PipelineConfig,
+    SinkConfig,
+    SourceConfig,
+    ThreadPoolExecutorConfig,
+)
+from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.stages import StageConfig
 
-_END: Any = object()
+if TYPE_CHECKING:
+    from spdl_media.pipeline.engine.hub import Node
 
-
-class Tagged:
-    """An item, sample or batch in the pipeline, with the samples that it was made of."""
-
-    __slots__ = ("tags", "value")
-
-    def __init__(self, value: Any, tags: Sequence[Tag]) -> None:
-        self.value = value
-        self.tags = tags
-
-    def __repr__(self) -> str:
-        # Records of failures show the user's value.
-        return short_repr(self.value)
-
-
-def value_of(tagged: Tagged | list[Tagged]) -> Any:
-    """Return the user's value; of samples that the pipeline grouped, the list of their values."""
-    return [one.value for one in tagged] if isinstance(tagged, list) else tagged.value
-
-
-def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
-    """Return which samples a value was made of."""
-    if isinstance(tagged, list):
-        return [tag for one in tagged for tag in one.tags]
-    return tagged.tags
-
-
-class SharedSource:
-    """A source that several runs of a loader may read, one after the other.
-
-    Attributes:
-        source: The source.
-        fetch: Gives the value for a key, where the source is read key by key.
-        is_async: Whether it is iterated by ``async for``. As in pipelines, what can be iterated both ways is.
-        is_shared: Whether runs read one and the same thing: an iterator, or what has a state. They
-            then take turns, since an item that a former run reads is missing in the next one.
-    """
-
-    def __init__(self, source: AnySource) -> None:
-        self.source: Any = source
-        self.fetch: Callable[[Any], Any] | None = None
-        # A class of the user's own that iterates otherwise is iterated.
-        if isinstance(source, MapIterator) and type(source).__iter__ is MapIterator.__iter__:
-            self.fetch = source.mapping.__getitem__
-        self.is_async = isinstance(source, AsyncIterable)
-        self.is_iterator = isinstance(source, Iterator | AsyncIterator)
-        self.is_stateful = isinstance(source, Stateful)
-        self.is_shared = self.is_stateful or iterator_in(source) is not None
-        # Number of the run that may read a shared source.
-        self._turn = 0
-        # Held when an epoch begins, and during each read of a shared source.
-        self._lock = threading.Lock()
-        # What `epoch` of the source was when the latest epoch had begun.
-        self._epoch_left: int | None = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the lock, which cannot be pickled."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-
-    def chosen_by_user(self) -> int | None:
-        """Return the epoch that the user has set at the source since the latest one was begun."""
-        epoch = getattr(self.source, "epoch", None)
-        if not isinstance(self.source, HasEpochs) or not isinstance(epoch, int):
-            return None
-        return None if epoch == self._epoch_left else epoch
-
-    def take_turn(self) -> None:
-        """Keep former runs from reading a shared source, and wait for a read that one has begun.
-
-        Raises:
-            TimeoutError: That read takes too long. Another try may follow.
-        """
-        if not self.is_shared:
-            return
-        # First, so that a run that reads without a pause does not get the lock again.
-        self._turn += 1
-        if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
-            raise TimeoutError(
-                f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
-                f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
-                "iterate again when it has ended, or make the source and the loader anew"
-            )
-        self._lock.release()
-
-    def snapshot(self, position: int) -> Snapshot:
-        """Return a copy of the state of a source that has one."""
-        # Copied, because a source may hand out the dictionary that it goes on to change.
-        return Snapshot(position, copy.deepcopy(self.source.state_dict()))
-
-    def feed(
-        self, start: State, ledger: Ledger, given: Sequence[Any] | None, *, drops_none: bool
-    ) -> AnySource:
-        """Give what a run reads: the items that are not done, tagged with their positions.
-
-        Args:
-            start: Where the run begins.
-            ledger: Of the run.
-            given: The items, if :meth:`begin_by_position` has begun the epoch.
-            drops_none: Whether there is no stage to see ``None``, which then drops the item.
-        """
-        done, turn = Positions(start.done), self._turn
-
-        def tagged(position: int, value: Any) -> Tagged | None:
-            tags = ((position, None),)
-            return _tagged(value, tags, ledger) if drops_none else Tagged(value, tags)
-
-        def read() -> Iterator[Tagged]:
-            items: Any = given
-            if items is None and not start.is_fresh:
-                items = self.begin_by_position(start)
-            for position in range(done.leading, 0 if items is None else len(items)):
-                # Asked before the item is fetched: that may be the dear part.
-                if position not in done and (item := tagged(position, items[position])):
-                    yield item
-            if items is not None:
-                return
-            position, values = self._begin(start, ledger, turn)
-            for value in self._in_turn(values, turn) if self.is_shared else values:
-                if position not in done and (item := tagged(position, value)):
-                    yield item
-                position += 1
-                self._keep_snapshot(position, ledger, turn)
-
-        async def read_async() -> AsyncIterator[Tagged]:
-            position, values = self._begin(start, ledger, turn)
-            # The lock is held while others run on the loop. None of them waits for it: a later run begins
-            # elsewhere.
-            async for value in self._in_turn_async(values, turn) if self.is_shared else values:
-                if position not in done and (item := tagged(position, value)):
-                    yield item
-                position += 1
-                self._keep_snapshot(position, ledger, turn)
-
-        return read_async() if self.is_async else self._without_thread(read())
-
-    def _without_thread(self, items: Iterator[Tagged]) -> Iterable[Tagged]:
-        is_ready = type(self.source if self.fetch is None else self.source.keys) in _READY
-        return ReadyItems(items) if is_ready else items
-
-    def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
-        """Begin or resume an epoch; return the position of the next item, and the iterator."""
-        source, position = self.source, 0
-        with self._reading(turn):
-            if isinstance(source, HasEpochs):
-                source.set_epoch(start.epoch)
-            if self.is_stateful and start.snapshot is not None:
-                position = start.snapshot.position
-                # Copied: the same snapshot may be needed for another try.
-                source.load_state_dict(copy.deepcopy(start.snapshot.state))
-            items = source if self.fetch is None else source.keys
-            iterator = aiter(items) if self.is_async else iter(items)
-            self._epoch_left = getattr(source, "epoch", None)
-        # The next iteration over an iterator leads back to here. What is iterated anew needs no state
-        # to begin with. Not before set_epoch(), which tells the iterator its epoch.
-        if self.is_iterator and start.snapshot is None:
-            self._keep_snapshot(position, ledger, turn)
-        return position, iterator
-
-    def begin_by_position(self, start: State) -> Any:
-        """Begin an epoch whose items are asked for by position; ``None`` if the source has none."""
-        if self.is_stateful or self.is_async:
-            return None
-        with self._lock:
-            by_key = self.fetch is not None
-            begin = self.source.begin_keys if by_key else partial(begin_by_position, self.source)
-            items = begin(start.epoch, start.before)
-            if items is not None:
-                self._epoch_left = getattr(self.source, "epoch", None)
-        return items
-
-    @contextmanager
-    def _reading(self, turn: int) -> Iterator[None]:
-        """Hold the lock for a read of the run with this turn.
-
-        Raises:
-            RuntimeError: A later run has begun.
-        """
-        with self._lock:
-            if self.is_shared and turn != self._turn:
-                raise RuntimeError(
-                    f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
-                    "which one at a time can read; make a loader and a source for each"
-                )
-            yield
-
-    def _in_turn(self, iterator: Iterator[Any], turn: int) -> Iterator[Any]:
-        while True:
-            with self._reading(turn):
-                value = next(iterator, _END)
-            if value is _END:
-                return
-            yield value
-
-    async def _in_turn_async(self, iterator: AsyncIterator[Any], turn: int) -> AsyncIterator[Any]:
-        while True:
-            with self._reading(turn):
-                value = await anext(iterator, _END)
-            if value is _END:
-                return
-            yield value
-
-    def _keep_snapshot(self, position: int, ledger: Ledger, turn: int) -> None:
-        if self.is_stateful and position % _SNAPSHOT_INTERVAL == 0:
-            with self._reading(turn):
-                ledger.keep_snapshot(self.snapshot(position))
-
-
-def stage_of(
-    fn: Callable[..., Any],
-    ledger: Ledger,
-    make_rng: Callable[[int], object] | None = None,
-) -> Callable[[Any], Any]:
-    """Make a stage of a user's function, which sees plain values; the ledger learns what is done.
-
-    Args:
-        fn: Takes the value of an item, sample or batch.
-        ledger: Of the run.
-        make_rng: Makes the argument ``rng`` for the item at a position.
-
-    Returns:
-        A function of the same kind (coroutine function, generator function ...) over tagged values.
-    """
-    kind = kind_of(fn)
-
-    def call(tagged: Any) -> Any:
-        if make_rng is None:
-            value = fn(value_of(tagged))
-        else:
-            # By its position: the numbers depend neither on threads nor on other items.
-            value = fn(tagged.value, rng=make_rng(tagged.tags[0][0]))
-        if kind == "function" and isinstance(value, CoroutineType):
-            refuse_coroutine(value, name_of(fn))
-        return value
-
-    return _KINDS[kind](call, ledger)
-
-
-def tagged_stage(
-    fn: Callable[..., Any],
-    ledger: Ledger,
-    name: str = "",
-    make_rng: Callable[[int], object] | None = None,
-    **options: Any,
-) -> PipeConfig:
-    """Make the description of a stage of :func:`stage_of`, with the options of its place in the pipeline."""
-    around = lambda call, _: stage_of(call, ledger, make_rng)  # noqa: E731
-    return PipeConfig(fn, name, around=around, **options)
-
-
-# `call` applies the user's function to the value of what is tagged.
+# Applies the user's function to the value of what is tagged.
 _Call: TypeAlias = Callable[[Any], Any]
 
 
-class One:
+class _One:
     """A call that gives one result: tags it, or settles what it is for when nothing comes of it."""
 
     def __init__(self, tagged: Any, ledger: Ledger) -> None:
@@ -310,10 +59,10 @@ class One:
 
     def tag(self, value: Any) -> Tagged | None:
         """Return the result, or ``None`` if it is dropped."""
-        return _tagged(value, self._tags, self._ledger)
+        return tag_result(value, self._tags, self._ledger)
 
 
-class _Several(One):
+class _Several(_One):
     """A call that gives several samples of one item, with the offset of each in its tag."""
 
     def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
@@ -332,10 +81,10 @@ class _Several(One):
         offset, self._count = self._count, self._count + 1
         if offset in self._done:
             return None
-        return _tagged(value, ((self._position, offset),), self._ledger)
+        return tag_result(value, ((self._position, offset),), self._ledger)
 
 
-def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+def _function(call: _Call, ledger: Ledger) -> _Call:
     # Not by the context that the others have: it would take as long as all else here.
     def stage(tagged: Any) -> Tagged | None:
         try:
@@ -343,30 +92,28 @@ def _function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
         except BaseException:
             ledger.settle(tags_of(tagged))
             raise
-        return _tagged(value, tags_of(tagged), ledger)
+        return tag_result(value, tags_of(tagged), ledger)
 
     return stage
 
 
-def _coroutine_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(tagged: Any) -> Tagged | None:
-        with One(tagged, ledger) as one:
+        with _One(tagged, ledger) as one:
             return one.tag(await call(tagged))
 
     return stage
 
 
-def _generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+def _generator_function(call: _Call, ledger: Ledger) -> _Call:
     def stage(item: Tagged) -> Iterator[Tagged]:
         with _Several(item, ledger) as several:
-            for value in call(item):
-                if sample := several.tag(value):
-                    yield sample
+            yield from filter(None, map(several.tag, call(item)))
 
     return stage
 
 
-def _async_generator_function(call: _Call, ledger: Ledger) -> Callable[[Any], Any]:
+def _async_generator_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(item: Tagged) -> AsyncIterator[Tagged]:
         with _Several(item, ledger) as several:
             async with aclosing(call(item)) as values:
@@ -385,20 +132,199 @@ _KINDS = {
 }
 
 
-def ends_with_run(error: BaseException) -> bool:
-    """Whether a call was ended by its run, not by itself: the next run makes it again."""
-    if not isinstance(error, CancelledError):
-        return isinstance(error, GeneratorExit)
-    # The function may raise it as well, and has failed then. In a thread there is no task to cancel.
-    with suppress(RuntimeError):
-        task = current_task()
-        return task is not None and task.cancelling() > 0
-    return False
+@dataclass(frozen=True)
+class ItemCall:
+    """Reads an item of a dataset and preprocesses it. Can be pickled if its parts can.
+
+    Attributes:
+        steps: What reads the item, what preprocesses it, or both.
+        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
+    """
+
+    steps: Sequence[Callable[..., Any]]
+    rng_key: tuple[int, int] | None
+
+    def __call__(self, request: tuple[Any, int]) -> Any:
+        """Make the sample of an item, with the random numbers of a place."""
+        value, place = request
+        for step in self._steps(place):
+            value = step(value)
+            if value is None:
+                break
+        return value
+
+    def _steps(self, place: int) -> Iterator[Callable[..., Any]]:
+        *first, last = self.steps
+        yield from first
+        yield last if self.rng_key is None else partial(last, rng=sample_rng(*self.rng_key, place))
 
 
-def _tagged(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
-    """Tag a result; ``None`` drops what it was made of."""
-    if value is None:
-        ledger.settle(tags)
-        return None
-    return Tagged(value, tags)
+class AsyncItemCall(ItemCall):
+    """The same where one of the two is a coroutine function; the other one runs in a thread."""
+
+    async def __call__(self, request: tuple[Any, int]) -> Any:
+        """Run both on one item."""
+        value, place = request
+        for step in self._steps(place):
+            is_async = kind_of(step) == "async"
+            value = await (step(value) if is_async else asyncio.to_thread(step, value))
+            if value is None:
+                break
+        return value
+
+
+class LoaderStages:
+    """Makes the pipeline of one iteration.
+
+    Args:
+        loader: The loader, a :class:`~spdl_media.DataLoader`.
+        start: Where the iteration starts.
+        ledger: Learns what is done.
+
+    Raises:
+        ValueError: ``on_error="replace"`` is for a source that has no positions.
+    """
+
+    def __init__(self, loader: Any, start: State, ledger: Ledger) -> None:
+        source, preprocessor = loader._source, loader.preprocessor
+        self._loader, self._start, self._ledger = loader, start, ledger
+        draws = preprocessor is not None and rng_parameter(preprocessor)
+        # The sample's place among those of all ranks: no two share random numbers.
+        self._place = place_maker(source.source, start.before) if draws else int
+        self._rng_key = (start.seed, start.epoch) if draws else None
+        self._fetch, self._preprocessor = source.fetch, preprocessor
+        self._steps = [fn for fn in (source.fetch, preprocessor) if fn is not None]
+        self._executor, self._cache = executor_of(loader), loader._samples
+        self._stand_ins: StandIns | None = None
+        if callable(loader.on_error):
+            self._stand_ins = StandIns(loader.on_error, None, ledger)
+        elif loader.on_error == "replace":
+            self._stand_ins = StandIns(None, source.positions_to_replace(start), ledger)
+
+    def pipeline(self) -> Pipeline[Any]:
+        """Make the pipeline from the source to finished batches."""
+        loader, ledger = self._loader, self._ledger
+        stages: list[StageConfig] = [*self._item_stages()]
+        items = None if self._stand_ins is None else self._stand_ins.items
+        # Without a stage for items, none sees a None, and drops it.
+        feed = loader._source.feed(self._start, ledger, items, drops_none=not stages)
+        if loader.batch_size is not None:
+            stages.append(AggregateConfig(loader.batch_size, drop_last=loader.drop_last))
+        aggregator = loader.aggregator
+        if aggregator is None and loader.batch_size is not None and loader.to is not None:
+            aggregator = collate
+        if aggregator is not None:
+            is_elsewhere = loader.num_processes is not None and not self._steps
+            options = self._parallel(aggregator, self._executor if is_elsewhere else None)
+            stages.append(self._tagged(aggregator, **options))
+        if loader.transfer_fn is not None:
+            # Copies have a stream for each thread, so one thread keeps them in order.
+            one_thread = ThreadPoolExecutorConfig(max_workers=1)
+            stages.append(self._tagged(loader.transfer_fn, executor=one_thread))
+        on_failure = loader.on_failure
+        return Pipeline(
+            PipelineConfig(SourceConfig(feed), stages, SinkConfig(loader.buffer_size)),
+            num_threads=loader.num_threads or usable_cores(),
+            max_failures=0 if loader.on_error == "raise" else loader.max_failures,
+            on_failure=None
+            if on_failure is None
+            else lambda record, tagged: on_failure(record, value_of(tagged)),
+        )
+
+    def _parallel(self, fn: Callable[..., Any], executor: Any = None) -> dict[str, Any]:
+        """Options of a stage that makes as many calls at a time as there are threads or workers."""
+        loader = self._loader
+        concurrency = loader.num_threads or usable_cores()
+        # Coroutines wait rather than compute, so more of them than cores may run.
+        if loader.num_threads is None and "async" in kind_of(fn):
+            concurrency = max(8, concurrency)
+        # If the executor says how many.
+        workers = (getattr(executor, "max_workers", 0) or 0) * getattr(executor, "num_threads", 1)
+        order = loader.output_order
+        return {"concurrency": workers or concurrency, "output_order": order, "executor": executor}
+
+    def _tagged(
+        self, fn: Callable[..., Any], name: str = "", *, draws: bool = False, **options: Any
+    ) -> PipeConfig:
+        """Make a stage of a function of any kind, which sees plain values; the ledger learns what is done."""
+
+        def around(fn: Callable[..., Any], _: Node) -> _Call:
+            kind = kind_of(fn)
+
+            def call(tagged: Any) -> Any:
+                if draws and self._rng_key:
+                    # By its position: the numbers depend neither on threads nor on other items.
+                    rng = sample_rng(*self._rng_key, self._place(tagged.tags[0][0]))
+                    value = fn(tagged.value, rng=rng)
+                else:
+                    value = fn(value_of(tagged))
+                if kind == "function" and isinstance(value, CoroutineType):
+                    refuse_coroutine(value, name_of(fn))
+                return value
+
+            return _KINDS[kind](call, self._ledger)
+
+        return PipeConfig(fn, name, around=around, **options)
+
+    def _item_stages(self) -> Iterator[PipeConfig]:
+        """Make the stages of items: one, if stand-ins, an executor or a cache need the call in one piece."""
+        if self._stand_ins or self._executor or self._cache:
+            if self._steps:
+                yield self._whole()
+            return
+        if self._fetch is not None:
+            # In the threads: to read an item of a dataset is often the dear part.
+            yield self._tagged(self._fetch, "dataset", **self._parallel(self._fetch))
+        if self._preprocessor is not None:
+            options = self._parallel(self._preprocessor)
+            yield self._tagged(self._preprocessor, draws=True, **options)
+
+    def _whole(self) -> PipeConfig:
+        kind = AsyncItemCall if "async" in map(kind_of, self._steps) else ItemCall
+        call: Callable[..., Any] = kind(self._steps, self._rng_key)
+        options = self._parallel(call, self._executor)
+        is_bare = self._executor is not None and self._fetch is None and self._rng_key is None
+        if is_bare:
+            # A sub-interpreter could not import the class above.
+            call = self._steps[0]
+        name = "dataset" if self._preprocessor is None else name_of(self._preprocessor)
+        return PipeConfig(call, name, around=partial(self._around, is_bare=is_bare), **options)
+
+    def _around(self, call: Callable[..., Any], node: Node, *, is_bare: bool) -> _Call:
+        """Make what this process calls around a call that an executor may make elsewhere."""
+        is_async, stand_ins = kind_of(call) == "async", self._stand_ins
+
+        async def make(item: Any, position: int) -> Any:
+            result = call(item if is_bare else (item, self._place(position)))
+            if is_async:
+                return await result
+            if isinstance(result, CoroutineType):
+                refuse_coroutine(result, name_of(self._preprocessor or call))
+            return result
+
+        async def load(item: Any, position: int) -> Any:
+            if self._cache is None:
+                return await make(item, position)
+            return await self._cache.sample(item, partial(make, item, position))
+
+        async def stage(tagged: Tagged) -> Tagged | None:
+            with _One(tagged, self._ledger) as one:
+                try:
+                    return one.tag(await load(tagged.value, tagged.tags[0][0]))
+                except BaseException as error:
+                    if stand_ins is None or is_final(error):
+                        raise
+                    failure = error
+                # Not while the error is handled, which else were the context of all that follow.
+                return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
+
+        return stage if is_async else lambda tagged: _finished(stage(tagged))
+
+
+def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waited")

@@ -12,10 +12,7 @@ from effort import each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
-LOADER = [
-    *("loader_arguments", "loader_stages", "loader_items"),
-    *("loader_epoch", "dataloader"),
-]
+LOADER = ["loader_arguments", "loader_items", "loader_ends", "loader_stages", "dataloader"]
 # Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
 # file, other folders are one module.
 ORDER = [
@@ -80,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline",
         "loader_stages",
         "loader_items",
-        "loader_epoch",
+        "loader_ends",
         "load",
     },
     "click": {"cli"},

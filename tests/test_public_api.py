@@ -48,7 +48,7 @@ NOT_REEXPORTED = {
     "filter_desc.FilterDesc",
     "inputs.Input",
     "inputs.open_input",
-    "loader_epoch",
+    "loader_ends",
     "nested",
     "operations",
     "orientation",

@@ -143,7 +143,7 @@ class TestReadsThatOutlastTheirIteration:
         given = list(itertools.islice(iterator, 5))
         assert slow.was_asked.wait(20)
         del iterator
-        monkeypatch.setattr("spdl_media.loader_stages._FORMER_READ_SECONDS", 0.01)
+        monkeypatch.setattr("spdl_media.loader_ends._FORMER_READ_SECONDS", 0.01)
         message = (
             f"a {type(source).__name__}, that the last iteration began, has not ended within 0.01 s"
         )
@@ -164,7 +164,7 @@ class TestReadsThatOutlastTheirIteration:
         assert slow.was_asked.wait(20)
         del iterator
         loader.load_state_dict(loader.state_dict())
-        monkeypatch.setattr("spdl_media.loader_stages._FORMER_READ_SECONDS", 0.01)
+        monkeypatch.setattr("spdl_media.loader_ends._FORMER_READ_SECONDS", 0.01)
         with pytest.raises(TimeoutError, match="the source, a Anew, that the last iteration"):
             iter(loader)
         slow.proceed.set()
