@@ -6,8 +6,9 @@ import dataclasses
 import numbers
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -25,9 +26,9 @@ from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.nested import Key, fields_of, with_fields
+from spdl_media.row_plan import RowOptions
 from spdl_media.rows import FrameRows
 from spdl_media.storage import Storage, StoragePool
-from spdl_media.values import Values
 
 __all__ = ("Padded", "collate")
 
@@ -275,19 +276,18 @@ class ImageBuffer(CPUBuffer):
     Thread safety: safe.
     """
 
-    __slots__ = ("_image", "_layout", "_lock", "_values")
+    __slots__ = ("_image", "_lock", "_options")
 
     def __init__(
         self,
         image: ImageFrames,
-        layout: Literal["NCHW", "NHWC"] | None,
-        values: Values | None,
+        options: RowOptions,
         **metadata: Unpack[BufferMetadata],
     ) -> None:
         # No array yet; None would be a released one.
         super().__init__((), **metadata)  # type: ignore[arg-type]
         self._image: ImageFrames | None = image
-        self._layout, self._values = layout, values
+        self._options = options
         self._lock = threading.Lock()
 
     def _alive(self) -> Any:
@@ -316,14 +316,15 @@ class ImageBuffer(CPUBuffer):
 
     def rows(self, count: int, storage: Storage | None) -> FrameRows:
         """Rows for so many images like this one."""
-        return FrameRows(count, storage, self._layout, self._values)
+        return FrameRows(count, replace(self._options, storage=storage))
 
     def pending(self) -> tuple[ImageFrames, object] | None:
         """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
         image = self._image
         if image is None:
             return None
-        return image, (image.width, image.height, image.pix_fmt, self._layout, self._values)
+        options = self._options
+        return image, (image.width, image.height, image.pix_fmt, options.layout, options.values)
 
 
 def _collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:

@@ -1,4 +1,4 @@
-"""The arguments that the functions of ``load`` share: their types, defaults and documentation, each once."""
+"""The arguments that the functions of ``load`` share: types, defaults, texts and checks, each once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from typing import (
 )
 
 from spdl_media._checks import check_choice, did_you_mean
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, one_cuda_config
+from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.geometry import ScaleMode
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Quality, ScaleAlgo, SoundOps
-from spdl_media.rows import OnShort
+from spdl_media.row_plan import ArrayLayout, DType, OnShort, PerChannel
 from spdl_media.storage import Storage
 from spdl_media.timing import Rate
-from spdl_media.values import DType, PerChannel
 
-ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
 VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
@@ -42,15 +40,6 @@ DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
 Device = TypeVar("Device")
 Ops = TypeVar("Ops", PictureOps, SoundOps)
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def check_on_error(on_error: str) -> None:
-    """Refuse an unknown value of ``on_error``.
-
-    Raises:
-        ValueError: It is none of the three.
-    """
-    check_choice("on_error", on_error, get_args(OnError))
 
 
 def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
@@ -91,24 +80,6 @@ def check_array_layout(layout: str | None) -> None:
     check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
-def chosen_device(arguments: Any, decoders: Any) -> CUDAConfig | None:
-    """The device that is asked for, or ``None``.
-
-    Raises:
-        ValueError: Both arguments are given, or an unknown decoder, or one that needs a device.
-        TypeError: It is no device.
-    """
-    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    decoder = arguments["decoder"]
-    check_choice("decoder", decoder, get_args(decoders))
-    if config is None and decoder not in ("auto", "cpu"):
-        raise ValueError(
-            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
-            "the CPU are chosen by decode_config(decoder=)"
-        )
-    return config
-
-
 def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> Ops | str | None:
     """The caller's own graph, or what the options ask for.
 
@@ -127,9 +98,13 @@ def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> 
     return filter_desc
 
 
-def picked(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Pick arguments by name."""
-    return {name: arguments[name] for name in names if name in arguments}
+def audio_options(arguments: Any) -> SoundOps:
+    """What the arguments ask of audio.
+
+    Raises:
+        ValueError: An option is invalid.
+    """
+    return SoundOps(**{name: arguments[name] for name in AudioOptions.__annotations__})
 
 
 class _Arguments(TypedDict, Generic[Device], total=False):

@@ -1,20 +1,21 @@
-"""Images to the rows of one array, with failures reported by position."""
+"""Images and videos to the rows of one array in host memory, with failures of images by position."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from spdl_media.arguments import ArrayLayout, ImageDecoder, OnError
-from spdl_media.buffer import CPUBuffer, Failure
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
+from spdl_media.arguments import OnError, VideoDecoder
+from spdl_media.buffer import Buffer, CPUBuffer, Failure
+from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
+from spdl_media.decode import decode_into
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
     ConvertError,
@@ -32,10 +33,10 @@ from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.packets import ImagePackets, metadata_of
-from spdl_media.rows import FrameRows, colors_differ, colors_of, why_no_array
-from spdl_media.storage import Storage
-from spdl_media.values import Values
+from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
+from spdl_media.row_plan import RowOptions, why_no_array
+from spdl_media.rows import FrameRows, VideoRows
+from spdl_media.transfer import on_its_way
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
 """Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
@@ -45,13 +46,13 @@ _MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageRequest:
-    """Checked options of one load of images, for the CPU and for devices.
+class FrameRequest(RowOptions):
+    """Checked options of one load of images or frames, for the CPU and for devices.
 
     Attributes:
-        ops: How images come out.
+        ops: How they come out.
         desc: Their filters, which are the caller's own or those of ``ops``.
-        cuts: What is cut out of each and mirrored.
+        cuts: What is cut out and mirrored, of each image or of all frames.
         is_plain: No graph of the caller's own is run.
         config: The device; ``None`` for host memory.
         decoder: Who decodes.
@@ -62,19 +63,30 @@ class ImageRequest:
     ops: PictureOps
     desc: str | PictureOps | None
     cuts: CropPlan
-    is_plain: bool
+    is_plain: bool = True
     demux_config: DemuxConfig | None = None
-    decode_config: DecodeConfig | None = None
-    storage: Storage | None = None
-    layout: ArrayLayout | None = None
-    values: Values | None = None
+    decode_config: DecodeConfig = DEFAULT_DECODE_CONFIG
+    config: CUDAConfig | None = None
+    decoder: VideoDecoder = "auto"
     on_error: OnError = "raise"
     num_threads: int = 1
-    config: CUDAConfig | None = None
-    decoder: ImageDecoder = "auto"
-    purpose: str = "load_image_batch(cuda=)"
-    is_single: bool = False
     name: str | None = None
+    purpose: str = ""
+    is_single: bool = False
+
+    def staged(self) -> tuple[Callable[[CPUBuffer], Buffer], FrameRequest]:
+        """What moves an array to where it is wanted, and the request to the CPU that makes it.
+
+        Raises:
+            TransferError: There is no device.
+            ValueError: There are devices, but not this one.
+        """
+        finish, storage = on_its_way(self.config, self.storage, self.purpose)
+        desc = self.desc
+        if self.config is not None and self.is_plain and self.ops.quality == "auto":
+            # On a device an array is the same, whoever decodes, and its own decoders are exact.
+            desc = replace(self.ops, quality="accurate")
+        return finish, replace(self, storage=storage, desc=desc)
 
 
 # Errors of one input. All others come from the arguments, and end the batch whatever on_error says.
@@ -89,7 +101,7 @@ class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it kn
 
 
 def load_rows(
-    inputs: Sequence[Any], request: ImageRequest, stopped: Callable[[], bool]
+    inputs: Sequence[Any], request: FrameRequest, stopped: Callable[[], bool]
 ) -> CPUBuffer:
     """Load images into one array in host memory.
 
@@ -103,7 +115,7 @@ def load_rows(
         MediaError: As for :func:`~spdl_media.load_image_batch`.
     """
     if request.is_single:
-        rows = FrameRows(1, request.storage, request.layout, request.values)
+        rows = FrameRows(1, request)
         rows.put_image(0, decode_cut(inputs[0], 0, request))
         array = rows.take()
         array.boxes, array.flips = request.cuts.drawn([0], [0])
@@ -126,8 +138,62 @@ def load_rows(
         raise
 
 
+TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
+"""Frames in an array, and what gives the seconds of each."""
+
+
+def load_frames(
+    packets: VideoPackets, request: FrameRequest
+) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
+    """Decode packets to an array in host memory, each frame as it leaves the filters.
+
+    The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+
+    Raises:
+        DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
+        ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
+    """
+    desc = cut_of_all(packets, request, request.desc)
+    rows = VideoRows(packets, desc, request)
+    try:
+        decode_into(rows, packets, desc, request.decode_config, request.num_frames)
+        buffer = rows.take()
+    except BaseException:
+        # The traceback holds on to this frame, and the memory shall be free at once.
+        rows.release()
+        raise
+    buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
+    return buffer, rows.timestamps
+
+
+def cut_of_all(
+    packets: VideoPackets, request: FrameRequest, desc: str | PictureOps | None
+) -> str | PictureOps | None:
+    """Filters, and before them what is cut out of all frames of a video and mirrored.
+
+    Raises:
+        ConvertError: The header states no size, or the crop does not lie inside the frames.
+    """
+    if request.cuts.is_empty:
+        return desc
+    size = stated_size(packets, request.decode_config)
+    if not size[0]:
+        raise ConvertError(
+            "crops= and flips= need the size of a video before it is decoded, and this header states none; "
+            "load it whole, and cut the array",
+            source=packets.source,
+        )
+    return request.cuts.filter(0, size, desc, packets.source)
+
+
+def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
+    """Width and height of frames as the header states them, 0 where it does not."""
+    stated = packets if config.orient else packets.codec
+    return stated.width, stated.height
+
+
 def decode_cut(
-    src: Source | ImagePackets | MediaError, position: int, request: ImageRequest
+    src: Source | ImagePackets | MediaError, position: int, request: FrameRequest
 ) -> ImageFrames:
     """Demux and decode an image, and cut out of it what is asked for at this position.
 
@@ -140,7 +206,7 @@ def decode_cut(
     packets = src
     if not isinstance(packets, ImagePackets):
         packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
-    config = as_decode_config(request.decode_config)
+    config = request.decode_config
     if request.cuts.is_empty:
         return decode_image(packets, request.desc, config)
     head = metadata_of(packets).jpeg
@@ -169,13 +235,11 @@ class _Batch:
     the end: then later rows are moved, which costs nothing while nothing fails.
     """
 
-    def __init__(self, count: int, request: ImageRequest) -> None:
+    def __init__(self, count: int, request: FrameRequest) -> None:
         self.failures: list[Failure] = []
         self._positions: list[int] = []
-        self._first: Loaded | None = None
-        self._rows = FrameRows(count, request.storage, request.layout, request.values)
+        self._rows = FrameRows(count, request, "input")
         self._count, self._request = count, request
-        self._lock = threading.Lock()
 
     def add(self, position: int, image: ImageFrames) -> None:
         """Copy the image of the input at a position.
@@ -184,20 +248,7 @@ class _Batch:
             ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
                 its format makes no array, or the storage is too small.
         """
-        (frame,) = av_frames(image)
-        size = frame.width, frame.height, frame.format.name
-        loaded = Loaded(position, image.source, (size, colors_of(frame)))
-        with self._lock:
-            is_first = self._first is None
-            if self._first is None:
-                self._first = loaded
-                # Takes the memory, which no other thread may do meanwhile.
-                self._rows.put_image(position, image)
-        if loaded.kind != self._first.kind:
-            # By position, so that the message is the same whichever thread was first.
-            raise images_differ(*sorted((self._first, loaded)))
-        if not is_first:
-            self._rows.put_image(position, image)
+        self._rows.put_image(position, image)
         self._positions.append(position)
 
     def finish(self) -> CPUBuffer:
@@ -241,40 +292,6 @@ class _Batch:
         if is_yuv(ops.pix_fmt):
             buffer.colorspace, buffer.color_range = PICTURE_COLORS
         return buffer
-
-
-# Size and format, and the matrix and range of YUV: what images of one array have in common.
-_Kind: TypeAlias = tuple[tuple[int, int, str], tuple[str | None, str | None]]
-
-
-class Loaded(NamedTuple):
-    """Position, source and kind of a loaded image."""
-
-    position: int
-    source: str
-    kind: _Kind
-
-
-def images_differ(one: Loaded, other: Loaded) -> ConvertError:
-    """The error for two images of different kinds."""
-    size, colors = one.kind
-    other_size, other_colors = other.kind
-    if size == other_size:
-        return colors_differ(
-            (f"input {one.position} ({one.source})", colors),
-            (f"input {other.position} ({other.source})", other_colors),
-            size[2],
-            other.source,
-        )
-    return ConvertError(
-        f"the images differ: {_in_words(one)} and {_in_words(other)}. One array holds one size and format: "
-        "give width=, height= and pix_fmt="
-    )
-
-
-def _in_words(one: Loaded) -> str:
-    width, height, pix_fmt = one.kind[0]
-    return f"{width}x{height} {pix_fmt} (input {one.position}, {one.source})"
 
 
 def none_loaded(

@@ -13,7 +13,7 @@ import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media._probe import MediaInfo, probe
-from spdl_media.arguments import ClipArguments, DeviceLike, declared
+from spdl_media.arguments import ClipArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer
 from spdl_media.codec import configs_by_kind
@@ -23,7 +23,7 @@ from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
-from spdl_media.load import audio_options, awaitable, frame_steps, video_request
+from spdl_media.load import VIDEO_OPS, awaitable, frame_request, frame_steps
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
 from spdl_media.rows import check_length
 from spdl_media.timing import Seconds, Window, clip_window, parse_window
@@ -114,7 +114,7 @@ def load_clip(
         "decode_config": for_video,
         "storage": arguments["video_storage"],
     }
-    request = video_request(of_video, "load_clip(cuda=)")
+    request = frame_request(of_video, VIDEO_OPS, "load_clip(cuda=)")
     ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
     _check_span(start, duration, num_frames if frame_rate else None, num_samples)

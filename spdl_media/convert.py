@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from math import prod
 from numbers import Integral
@@ -18,12 +17,14 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
 from spdl_media.frames import AudioFrames, Frames, silence_of
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.rows import Layout, RowPlan, copy_frame, new_array, no_frames
-from spdl_media.storage import ALIGNMENT, Storage, lease_memory
+from spdl_media.row_plan import ArrayLayout, RowOptions, RowPlan, copy_frame
+from spdl_media.rows import no_frames
+from spdl_media.storage import ALIGNMENT, Storage, lease_memory, new_array
 from spdl_media.timing import Window
 
 __all__ = ("convert_array", "convert_frames")
 
+Layout: TypeAlias = ArrayLayout | Literal["planes"]
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
 NUMBER_KINDS: Final = "biufc"
@@ -139,15 +140,16 @@ def _convert_pictures(
     # All items have as many: _check_counts refuses others.
     per_item = len(frames) // len(items)
 
-    def name(row: int) -> str:
+    def name(row: int, source: str) -> str:
         position, index = divmod(row, per_item)
         part = f"frame {index} of " if isinstance(first, VideoFrames) else ""
-        return f"{part}item {position} ({items[position].source})"
+        return f"{part}item {position} ({source})"
 
-    plan = RowPlan(frames[0], layout, name(0), first.source)
+    options = None if layout == "planes" else RowOptions(layout=layout)
+    plan = RowPlan(frames[0], 0, first.source, options, name)
     for row, frame in enumerate(frames):
         # All are checked before memory is taken, so that an error costs no block of the storage.
-        plan.check(frame, partial(name, row), items[row // per_item].source)
+        plan.check(frame, row, items[row // per_item].source)
     if layout == "planes":
         arrays = _plane_arrays(frames[0], front, storage)
         places = [array.reshape(-1, *array.shape[len(front) :]) for array in arrays]

@@ -7,29 +7,27 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
+from dataclasses import fields, replace
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
-from spdl_media._checks import check_int
+from spdl_media._checks import check_choice, check_int
 from spdl_media.arguments import (
     AudioArguments,
-    AudioOptions,
     BatchArguments,
     DeviceLike,
     ImageArguments,
     ImageDecoder,
+    OnError,
     VideoArguments,
     VideoDecoder,
     as_list,
+    audio_options,
     check_array_layout,
-    check_on_error,
-    chosen_device,
     chosen_filter,
     declared,
-    picked,
 )
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
-from spdl_media.batch import PICTURE_COLORS, ImageRequest, load_rows
+from spdl_media.batch import PICTURE_COLORS, FrameRequest, TimedFrames, load_frames, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
@@ -41,11 +39,10 @@ from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
+from spdl_media.row_plan import parse_values
 from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
-from spdl_media.values import Values, parse_values
-from spdl_media.video_rows import TimedFrames, VideoRequest
 
 __all__ = (
     "async_load_audio",
@@ -69,10 +66,9 @@ When: TypeAlias = "Timestamp | Window | None"
 # The defaults, made once: a call takes as long for each as for all of its own arguments.
 _IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
 
-# Arguments that become operations, and those that go into requests as they are.
+# Arguments that become operations, and those that are in requests by their own names.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
-_OF_IMAGES = "demux_config decode_config layout on_error num_threads decoder name".split()
-_OF_VIDEOS = "num_frames on_short decode_config storage layout decoder".split()
+_NAMES = {field.name for field in fields(FrameRequest)}
 
 
 @overload
@@ -188,7 +184,7 @@ def load_video(
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
     # The device is opened first: where there is none, nothing is read.
-    decode = frame_steps(video_request(arguments, "load_video(cuda=)"))
+    decode = frame_steps(frame_request(arguments, VIDEO_OPS, "load_video(cuda=)"))
     packets = demux_video(
         src,
         timestamp=timestamp,
@@ -265,7 +261,7 @@ def _prepare_image_batch(
         ValueError: An option is invalid, or there is not one crop or flip for each input.
         TypeError: An option has the wrong type, or ``srcs`` is no sequence.
     """
-    check_on_error(arguments["on_error"])
+    check_choice("on_error", arguments["on_error"], get_args(OnError))
     check_int("num_threads", arguments["num_threads"])
     inputs = as_list(srcs)
     if not inputs:
@@ -274,17 +270,17 @@ def _prepare_image_batch(
 
 
 @declared(ImageArguments)
-def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> ImageRequest:
+def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> FrameRequest:
     """Check the arguments of :func:`load_image`.
 
     Raises:
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
-    return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
+    return replace(_image_request(arguments, 1, "load_image(cuda=)"), is_single=True)
 
 
-def _steps(inputs: Sequence[Source], request: ImageRequest) -> ImageSteps:
+def _steps(inputs: Sequence[Source], request: FrameRequest) -> ImageSteps:
     if request.config is None:
         return lambda stopped: load_rows(inputs, request, stopped)
     # Whoever uses the CPU alone does not pay for the import of cuda/.
@@ -293,7 +289,7 @@ def _steps(inputs: Sequence[Source], request: ImageRequest) -> ImageSteps:
     return device_steps(inputs, request, request.config)
 
 
-def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
+def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
     """What makes frames in an array of packets, in host memory or on a device.
 
     Raises:
@@ -301,90 +297,76 @@ def frame_steps(request: VideoRequest) -> Callable[[VideoPackets], TimedFrames]:
         TransferError: There is no device.
     """
     if request.config is None:
-        return request.load
+        return lambda packets: load_frames(packets, request)
     from spdl_media.cuda.videos import device_frame_steps
 
     return device_frame_steps(request, request.config)
 
 
-def _image_request(arguments: Any, count: int, **others: Any) -> ImageRequest:
-    filter_desc, storage = arguments["filter_desc"], arguments["storage"]
-    ops, config = image_options(arguments), chosen_device(arguments, ImageDecoder)
-    cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
-    values = pixel_values(arguments, ops)
-    colored = ops
-    if ops.pix_fmt is not None and is_yuv(ops.pix_fmt) and isinstance(filter_desc, Default):
+def _image_request(
+    arguments: Any, count: int, purpose: str = "load_image_batch(cuda=)"
+) -> FrameRequest:
+    request = frame_request(arguments, _IMAGE_OPS, purpose, count, ImageDecoder)
+    ops, desc = request.ops, request.desc
+    if request.is_plain and ops.pix_fmt is not None and is_yuv(ops.pix_fmt):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.
         matrix, color_range = PICTURE_COLORS
-        colored = replace(ops, color_matrix=matrix, color_range=color_range)
-    elif arguments["layout"] == "NCHW" and isinstance(filter_desc, Default):
-        colored = ops.in_planes()
-    return ImageRequest(
-        ops=ops,
-        desc=chosen_filter(colored, filter_desc, _IMAGE_OPS),
-        cuts=cuts,
-        is_plain=isinstance(filter_desc, Default),
-        # From pinned memory the copy to the device runs in the background.
-        storage=storage if config is None else staging(storage),
-        values=values,
-        config=config,
-        **picked(arguments, _OF_IMAGES),
-        **others,
-    )
+        desc = replace(ops, color_matrix=matrix, color_range=color_range)
+    elif request.is_plain and request.layout == "NCHW":
+        desc = ops.in_planes()
+    # From pinned memory the copy to the device runs in the background.
+    storage = request.storage if request.config is None else staging(request.storage)
+    return replace(request, desc=desc, storage=storage)
 
 
-def video_request(arguments: Any, purpose: str) -> VideoRequest:
-    """The checked options of one load of frames; ``purpose`` is the function, for messages.
+def frame_request(
+    arguments: Any,
+    defaults: PictureOps,
+    purpose: str,
+    count: int = 1,
+    decoders: Any = VideoDecoder,
+) -> FrameRequest:
+    """Check the options of one load.
+
+    Args:
+        arguments: Of one of the classes below.
+        defaults: What options become that are not given.
+        purpose: The function, for messages.
+        count: How many images are cut, each on its own.
+        decoders: Who can decode on a device.
 
     Raises:
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
-    check_length("num_frames", arguments["num_frames"], arguments["on_short"])
-    ops, config = image_options(arguments), chosen_device(arguments, VideoDecoder)
-    return VideoRequest(
+    given = {name: arguments[name] for name in _NAMES & arguments.keys()}
+    check_array_layout(arguments["layout"])
+    check_length("num_frames", given.get("num_frames"), given.get("on_short"))
+    ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
+    config, decoder = one_cuda_config(arguments["cuda"], arguments["cuda_config"]), "auto"
+    if "decoder" in given:
+        decoder = given["decoder"]
+        check_choice("decoder", decoder, get_args(decoders))
+    if config is None and decoder not in ("auto", "cpu"):
+        raise ValueError(
+            f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
+            "the CPU are chosen by decode_config(decoder=)"
+        )
+    is_plain = isinstance(arguments["filter_desc"], Default)
+    numbers = arguments["dtype"], arguments["mean"], arguments["std"]
+    # What a graph of the caller's gives shows with the first image.
+    values = parse_values(*numbers, pix_fmt=ops.pix_fmt if is_plain else None)
+    given["decode_config"] = as_decode_config(given.get("decode_config"))
+    return FrameRequest(
         ops=ops,
-        desc=chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS),
-        cuts=CropPlan(1, arguments["crops"], arguments["flips"], arguments["rng"]),
-        is_plain=isinstance(arguments["filter_desc"], Default),
-        values=pixel_values(arguments, ops),
+        desc=chosen_filter(ops, arguments["filter_desc"], defaults),
+        cuts=CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"]),
+        is_plain=is_plain,
+        values=values,
         config=config,
         purpose=purpose,
-        **picked(arguments, _OF_VIDEOS),
+        **given,
     )
-
-
-def pixel_values(arguments: Any, ops: PictureOps) -> Values | None:
-    """The numbers that the arguments make of pixels.
-
-    Raises:
-        ValueError: An option is invalid, or has the wrong type (TypeError).
-    """
-    dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
-    if dtype is mean is std is None:
-        return None
-    # What a graph of the caller's gives shows with the first image.
-    pix_fmt = ops.pix_fmt if isinstance(arguments["filter_desc"], Default) else None
-    return parse_values(dtype, mean, std, pix_fmt=pix_fmt)
-
-
-def image_options(arguments: Any) -> PictureOps:
-    """What the arguments ask of images.
-
-    Raises:
-        ValueError: An option is invalid.
-    """
-    check_array_layout(arguments["layout"])
-    return PictureOps(**picked(arguments, _PICTURE_OPS))
-
-
-def audio_options(arguments: Any) -> SoundOps:
-    """What the arguments ask of audio.
-
-    Raises:
-        ValueError: An option is invalid.
-    """
-    return SoundOps(**picked(arguments, AudioOptions.__annotations__))
 
 
 _DOC = """Run :func:`~spdl_media.{}` in a thread; see there for arguments, result and errors.

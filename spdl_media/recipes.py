@@ -10,7 +10,6 @@ import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media._collate import ImageBuffer
-from spdl_media.arguments import ArrayLayout
 from spdl_media.batch import decode_cut
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
@@ -19,7 +18,7 @@ from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
 from spdl_media.nested import Key, fields_of, rebuilt
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.values import DType, PerChannel
+from spdl_media.row_plan import ArrayLayout, DType, PerChannel
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 
@@ -154,4 +153,4 @@ class ImageRecipe:
         request = replace(request, cuts=CropPlan(rng=rng, **cuts))
         image = decode_cut(src, 0, request)
         boxes, flips = request.cuts.drawn([0], [0])
-        return ImageBuffer(image, request.layout, request.values, boxes=boxes, flips=flips)
+        return ImageBuffer(image, request, boxes=boxes, flips=flips)

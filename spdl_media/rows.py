@@ -1,37 +1,35 @@
-"""Frames in an array: what they must have in common, where their planes go, and what fills missing rows."""
+"""Frames as rows of an array: what they have in common, where planes go, and what fills missing rows.
+
+:class:`FrameRows` and :class:`VideoRows` are sinks, to which frames are copied as they leave the filters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import prod
-from typing import Any, Literal, TypeAlias, get_args
+import sys
+import threading
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int
+from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import (
-    COLOR_RANGES,
-    COLORSPACES,
-    Array,
-    Shape,
-    is_yuv,
-    pixel_layout,
-    plane_views,
-)
+from spdl_media.formats import Array, Shape
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.packets import VideoPackets
-from spdl_media.storage import Storage, lease_memory
-from spdl_media.timing import Window
-from spdl_media.values import Values
+from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.packets import VideoPackets, av_packets, metadata_of
+from spdl_media.row_plan import OnShort, RowOptions, RowPlan
+from spdl_media.shared_memory import Bytes
+from spdl_media.storage import StoragePool, lease_memory, new_array
+from spdl_media.timing import Window, ticks_to_seconds
 
-Layout: TypeAlias = Literal["NCHW", "NHWC", "planes"]
-OnShort: TypeAlias = Literal["error", "repeat_last", "wrap", "zeros"]
-Colors: TypeAlias = tuple[str | None, str | None]
-"""Matrix and range, by the names of buffers."""
+# A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
+# memory that is not touched is address space alone.
+_RESERVE = 8
 
 
 def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
@@ -40,174 +38,6 @@ def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
 
 
-def colors_of(frame: Any) -> Colors:
-    """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
-    return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
-
-
-def colors_differ(
-    one: tuple[str, Colors],
-    other: tuple[str, Colors],
-    pix_fmt: str,
-    source: str,
-) -> ConvertError:
-    """The error for two images, each by its name and :func:`colors_of` it."""
-    return ConvertError(
-        f"{one[0]} has {_colors_in_words(one[1])}, but {other[0]} has {_colors_in_words(other[1])}, so equal "
-        f"numbers of {pix_fmt} are different colours. Take RGB, or convert to one kind: pix_fmt='yuvj420p' "
-        "is always of full range, and get_video_filter_desc(color_matrix='bt601', color_range='pc') says "
-        "both",
-        source=source,
-    )
-
-
-def matrix_and_range(frame: Any) -> tuple[str, str]:
-    """Matrix and range of a YUV frame, with FFmpeg's defaults where it states none."""
-    # BT.601 has two names, and is what images have that don't say.
-    name = COLORSPACES.get(int(frame.colorspace), "bt601")
-    # The yuvj formats are of full range by their name.
-    full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
-    return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
-
-
-def _colors_in_words(colors: Colors) -> str:
-    return f"{colors[0]} {'full' if colors[1] == 'pc' else 'limited'} range"
-
-
-def _seen(frame: Any) -> tuple[Any, ...]:
-    """What frames must share; different values of the last two may mean the same colours."""
-    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
-
-
-def _in_words(seen: tuple[Any, ...]) -> str:
-    return f"{seen[0]}x{seen[1]} {seen[2]}"
-
-
-class RowPlan:
-    """How frames of one size and format lie in an array, a row each.
-
-    Args:
-        frame: The first of FFmpeg's frames.
-        layout: As in :func:`~spdl_media.convert_frames`; ``"planes"`` for no array of rows.
-        name: What errors call the frame.
-        source: What it was decoded from.
-        values: The numbers that pixels become; ``None``: they stay as they are.
-
-    Attributes:
-        shape: Of a row.
-        dtype: NumPy's name of its type.
-        nbytes: Of a row.
-
-    Raises:
-        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout or of
-            these numbers.
-    """
-
-    def __init__(
-        self,
-        frame: Any,
-        layout: Layout | None,
-        name: str,
-        source: str,
-        values: Values | None = None,
-    ) -> None:
-        self._seen = width, height, pix_fmt, *_ = _seen(frame)
-        self._name, self._colors = name, colors_of(frame)
-        if not (width and height):
-            raise ConvertError(f"a frame of {_in_words(self._seen)} has no pixels", source=source)
-        if layout == "planes":
-            return
-        own = pixel_layout(pix_fmt)
-        reason = why_no_array(width, height, pix_fmt, layout)
-        if own is None or reason is not None:
-            raise ConvertError(
-                f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
-            )
-        if values is not None and (reason := values.refusal(pix_fmt)):
-            raise ConvertError(reason, source=source)
-        self._own, self._layout = own, layout
-        self._floats = values if values is not None and values.is_float else None
-        self._bits = frame.format.components[0].bits
-        self._planes = [plane.shape for plane in plane_views(frame)]
-        self.shape = own.shape(width, height, layout)
-        self.dtype = own.dtype if self._floats is None else self._floats.dtype
-        self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def check(self, frame: Any, name: Callable[[], str], source: str) -> None:
-        """Refuse a frame that differs from the first in size, format or meaning of its colours.
-
-        Raises:
-            ConvertError: It differs.
-        """
-        seen = _seen(frame)
-        if seen == self._seen:  # nearly always, so that little is done for a frame
-            return
-        if seen[:3] != self._seen[:3]:
-            raise ConvertError(
-                f"{self._name} is {_in_words(self._seen)}, but {name()} is {_in_words(seen)}. One array "
-                "holds one size and format: give decode_packets a filter that scales and converts",
-                source=source,
-            )
-        # Other numbers of matrix or range may still mean the same colours.
-        if (colors := colors_of(frame)) != self._colors:
-            raise colors_differ((self._name, self._colors), (name(), colors), seen[2], source)
-
-    def places(self, rows: Array) -> list[Array]:
-        """Views of an array of rows: the places for each of FFmpeg's planes."""
-        return self._own.places(rows, self._planes, self._layout)
-
-    def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
-        """Write the pixels of a frame of FFmpeg's into a row of its :meth:`places`."""
-        if (floats := self._floats) is None:
-            copy_frame(frame, places, row)
-            return
-        for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
-            channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
-            floats.write(place[row], plane, channels, self._bits)
-
-    def buffer(self, array: Array) -> CPUBuffer:
-        """The array with what its colours mean."""
-        return CPUBuffer(array, colorspace=self._colors[0], color_range=self._colors[1])
-
-
-def why_no_array(width: int, height: int, pix_fmt: str, layout: Layout | None) -> str | None:
-    """Why images of such a size and format make no array, and what helps; ``None``: they do."""
-    own = pixel_layout(pix_fmt)
-    if own is None:
-        return (
-            f"pixel format {pix_fmt!r} makes no array. Take another, such as pix_fmt='rgb24' (of load_image "
-            "and get_video_filter_desc)"
-        )
-    if layout is None and not own.tiles(width):
-        return (
-            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale or "
-            "crop to an even width, or take pix_fmt='rgb24'"
-        )
-    if layout is not None and own.kind == "tiled":
-        return (
-            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Leave "
-            "layout out, or take pix_fmt='rgb24'"
-        )
-    return None
-
-
-def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
-    """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
-    for target, plane in zip(targets, plane_views(frame), strict=True):
-        target[row] = plane
-
-
-def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
-    """An array in memory of the storage or, without one, in fresh memory; its values are not set.
-
-    Raises:
-        StorageTooSmallError: It does not fit into the storage.
-    """
-    nbytes = prod(shape) * np.dtype(dtype).itemsize
-    return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)
-
-
-@dataclass(eq=False)
 class FrameRows:
     """One array for frames that come one by one, so that none has to be kept until the last.
 
@@ -215,18 +45,17 @@ class FrameRows:
 
     Args:
         count: Number of rows.
-        storage: Memory to fill; fresh memory without one.
-        layout: As in :func:`~spdl_media.convert_frames`, without ``"planes"``.
-        values: The numbers that pixels become; ``None``: they stay as they are.
+        options: In which memory, order of axes and numbers.
+        what: What errors call a row.
 
-    Thread safety: threads may put different rows at the same time, once the first was put.
+    Thread safety: threads may put different rows at the same time.
     """
 
-    count: int
-    storage: Storage | None
-    layout: Literal["NCHW", "NHWC"] | None
-    values: Values | None = None
-    _array: Array | None = field(default=None, init=False)
+    def __init__(self, count: int, options: RowOptions, what: str = "row") -> None:
+        self._count, self._options = count, options
+        self._name = f"{what} {{}} ({{}})".format
+        self._lock = threading.Lock()
+        self._array: Array | None = None
 
     def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
         """Copy a frame of FFmpeg's into rows.
@@ -235,12 +64,12 @@ class FrameRows:
             ConvertError: It differs from the first in size or format, or its format makes no array, or the
                 storage is too small.
         """
-        if self._array is None:
-            name = f"the frame of row {rows[0]}"
-            plan = self._plan = RowPlan(frame, self.layout, name, source, self.values)
-            self._array = new_array((self.count, *plan.shape), plan.dtype, self.storage)
-            self._places: Sequence[Array] = plan.places(self._array)
-        self._plan.check(frame, lambda: f"that of row {rows[0]}", source)
+        with self._lock:
+            if self._array is None:
+                plan = RowPlan(frame, rows[0], source, self._options, self._name)
+                array = new_array((self._count, *plan.shape), plan.dtype, self._options.storage)
+                self._plan, self._places, self._array = plan, plan.places(array), array
+        self._plan.check(frame, rows[0], source)
         for row in rows:
             self._plan.copy(frame, self._places, row)
 
@@ -273,7 +102,144 @@ class FrameRows:
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._array, self._places = None, ()
+        self._array, self._places = None, []
+
+
+class VideoRows:
+    """A sink that copies the frames of a video into rows of an array, so that none is kept.
+
+    How many frames come is known at the end: headers are wrong, filters repeat frames or leave some out. So
+    memory is reserved for as many as can be expected, and what is left over is never touched. A storage
+    lends its whole block.
+
+    Args:
+        packets: What is decoded.
+        filter_desc: The filters behind the decoder.
+        options: How many frames are wanted, in which memory, order of axes and numbers, and what becomes of
+            too few.
+
+    Thread safety: one thread at a time.
+    """
+
+    def __init__(
+        self, packets: VideoPackets, filter_desc: str | PictureOps | None, options: RowOptions
+    ) -> None:
+        self._packets, self._options, self._storage = packets, options, options.storage
+        # Counted by the packets: the header's number of frames may be wrong.
+        self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
+        if options.on_short is not None and options.num_frames is not None:
+            self._expected, self._is_exact = options.num_frames, True
+        self._pts: list[int | None] = []
+        self._array: Array | None = None
+        self._places: list[Array] = []
+        self._capacity = 0
+
+    def put(self, frame: Any) -> bool:
+        """Copy a frame of FFmpeg's into the next row.
+
+        Raises:
+            ConvertError: It has another size, format, matrix or range than the first, or makes no array.
+        """
+        row, source, options = len(self._pts), self._packets.source, self._options
+        if row == 0:
+            self._plan = RowPlan(frame, 0, source, options, "frame {} of item 0 ({})".format)
+            # Filters may have changed it, so it is that of the frames and not of the packets.
+            self._time_base = as_fraction(frame.time_base) or Fraction(1)
+        self._plan.check(frame, row, source)
+        if row == self._capacity:
+            self._make_room()
+        if self._places:
+            self._plan.copy(frame, self._places, row)
+        self._pts.append(frame.pts)
+        return row + 1 == options.num_frames
+
+    def _make_room(self) -> None:
+        nbytes, filled = self._plan.nbytes, self._array
+        if isinstance(self._storage, StoragePool):
+            # Whether it is large enough shows with the last frame, and the error shall name the whole size.
+            # So frames that find no room are only counted.
+            if filled is not None or nbytes > self._storage.nbytes:
+                self.release()
+                self._capacity = sys.maxsize
+                return
+            memory = self._storage.acquire(nbytes)
+        else:
+            memory = self._reserve(nbytes)
+        count = memory.size // nbytes
+        array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
+        if filled is not None:
+            array[: self._capacity] = filled
+        self._array, self._capacity = array, count
+        self._places = self._plan.places(array)
+
+    def _reserve(self, nbytes: int) -> Bytes:
+        """Fresh memory for all rows that can be expected, or for twice as many as there are."""
+        count = 2 * self._capacity or self._expected
+        # Page-locked memory is there from the start, touched or not.
+        if self._storage is None and not self._is_exact:
+            try:
+                return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
+            except MemoryError:  # the system does not reserve more than it has
+                pass
+        return lease_memory(count * nbytes, self._storage)
+
+    def take(self) -> CPUBuffer:
+        """The rows that were filled, and those that stand in for missing ones.
+
+        Raises:
+            ConvertError: There are none, or too few.
+            StorageTooSmallError: They are more than the storage holds.
+        """
+        count = len(self._pts)
+        packets, options, wanted = self._packets, self._options, count
+        if not count:
+            raise no_frames(packets)
+        if (on_short := options.on_short) is not None and options.num_frames is not None:
+            wanted = options.num_frames
+            check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
+        if self._array is None or self._capacity < wanted:
+            # The storage is too small for certain, and says what it lacks.
+            lease_memory(wanted * self._plan.nbytes, self._storage)
+        assert self._array is not None, "there is room for the rows"
+        array = self._array[:wanted]
+        self.release()
+        if on_short is not None and count < wanted:
+            places = fill_up(array, count, on_short)
+            missing = [None] * (wanted - count)
+            self._pts += missing if places is None else [self._pts[place] for place in places]
+        return self._plan.buffer(array)
+
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds of each row on the container's clock; ``nan``: the file has none."""
+        return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._array, self._places = None, []
+
+
+def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
+    """Timestamps in seconds on the container's clock; ``nan``: the file has none."""
+    return tuple(
+        float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
+        for one in pts
+    )
+
+
+def expected_frames(
+    packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
+) -> tuple[int, bool]:
+    """How many frames are to be expected, and whether hardly more can come."""
+    first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
+    pts = [packet.pts for packet in av_packets(packets)]
+    count = max(1, sum(p is None or first <= p < stop for p in pts))
+    if limit is not None and limit <= count:
+        return limit, True
+    ops = None if filter_desc is None else picture_ops(filter_desc)
+    is_exact = filter_desc is None or (
+        ops is not None and (ops.frame_rate, ops.num_frames, ops.filter_desc) == (None,) * 3
+    )
+    return count, is_exact
 
 
 def check_length(name: str, count: int | None, on_short: str | None) -> None:

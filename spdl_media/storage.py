@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from math import prod
 from queue import Empty, SimpleQueue
 from typing import Literal, SupportsIndex, TypeAlias, get_args
 
@@ -19,6 +20,7 @@ from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
+from spdl_media.formats import Array, Shape
 from spdl_media.shared_memory import Bytes, Lease
 
 __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
@@ -370,3 +372,13 @@ def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Byt
             f"cpu_storage({nbytes}) makes one"
         )
     return storage.acquire(nbytes)
+
+
+def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
+    """An array in memory of the storage or, without one, in fresh memory; its values are not set.
+
+    Raises:
+        StorageTooSmallError: It does not fit into the storage.
+    """
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)

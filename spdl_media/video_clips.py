@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_seconds
-from spdl_media.arguments import ClipSampleArguments, DeviceLike, declared
+from spdl_media.arguments import ClipSampleArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
@@ -21,9 +21,8 @@ from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
-from spdl_media.load import audio_options
 from spdl_media.operations import SoundOps
-from spdl_media.rows import OnShort
+from spdl_media.row_plan import OnShort
 from spdl_media.timing import Rate, Window, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 

@@ -7,23 +7,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
-from spdl_media.arguments import DeviceLike, FrameArguments, chosen_filter, declared
+from spdl_media.arguments import DeviceLike, FrameArguments, declared
+from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.codec import configs_by_kind
-from spdl_media.config import (
-    DecodeConfig,
-    DemuxConfig,
-    as_decode_config,
-    as_demux_config,
-    one_cuda_config,
-)
-from spdl_media.crops import CropPlan
+from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
@@ -31,13 +24,11 @@ from spdl_media.frame_index import FrameIndex, frame_numbers, save
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import VIDEO_OPS, image_options, pixel_values
-from spdl_media.operations import PictureOps
+from spdl_media.load import VIDEO_OPS, frame_request
 from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
 from spdl_media.rows import FrameRows
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
-from spdl_media.transfer import on_its_way
 from spdl_media.window import read_audio
 
 __all__ = ("VideoFile",)
@@ -257,9 +248,8 @@ class VideoFile:
         rows = np.array(frame_numbers(indices, len(self), self.source), np.int64)
         return load_rows(self, rows, arguments, "VideoFile.load(cuda=)")[0]
 
-    def _decode_rows(
-        self, indices: Ticks, desc: str | PictureOps | None, cuts: CropPlan, sink: FrameRows
-    ) -> None:
+    def _decode_rows(self, indices: Ticks, request: FrameRequest, sink: FrameRows) -> None:
+        desc, cuts = request.desc, request.cuts
         decoder, targets = self._decoder, defaultdict[int, Any](lambda: defaultdict(list))
         routes: dict[int, Route[list[int]]] = {}
         for row, number in enumerate(indices.ravel().tolist()):
@@ -369,22 +359,14 @@ def load_rows(
         TypeError: An option has the wrong type.
         TransferError: There is no device.
     """
-    ops = image_options(arguments)
-    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    desc = chosen_filter(ops, arguments["filter_desc"], VIDEO_OPS)
-    if config is not None and ops.quality == "auto" and desc is ops:
-        # On a device an array is the same, whoever decodes.
-        desc = replace(ops, quality="accurate")
-    finish, storage = on_its_way(config, arguments["storage"], purpose)
     count = len(indices) if indices.ndim > 1 else 1
-    cuts = CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"])
-    values = pixel_values(arguments, ops)
+    finish, request = frame_request(arguments, VIDEO_OPS, purpose, count).staged()
     if (indices < 0).all():
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
-    sink = FrameRows(indices.size, storage, arguments["layout"], values)
+    sink, cuts = FrameRows(indices.size, request), request.cuts
     try:
         with video._reading():
-            video._decode_rows(indices, desc, cuts, sink)
+            video._decode_rows(indices, request, sink)
         buffer = sink.take(zeros=np.flatnonzero(indices < 0).tolist(), shape=indices.shape)
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.

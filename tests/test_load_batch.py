@@ -302,7 +302,7 @@ def test_a_path_of_no_letters_is_named_as_it_is() -> None:
 def test_mixed_sizes() -> None:
     srcs = [SOURCES[0], BAD, make_image(PICTURES[1][:20])]
     with pytest.raises(
-        sm.ConvertError, match=r"differ: 40x30 rgb24 \(input 0, .*40x20 rgb24 \(input 2, .*width="
+        sm.ConvertError, match=r"input 0 \(.* is 40x30 rgb24, but input 2 .* is 40x20 rgb24.*width="
     ):
         sm.load_image_batch(srcs, on_error="skip")
     assert sm.load_image_batch(srcs, width=16, height=16, on_error="skip").shape[0] == 2
@@ -317,9 +317,9 @@ def test_a_batch_ends_with_the_first_picture_that_differs(policy: Any) -> None:
     with pytest.raises(sm.ConvertError) as caught:
         sm.load_image_batch(srcs, on_error=policy)
     assert str(caught.value) == (
-        f"the images differ: 40x30 rgb24 (input 0, bytes of length {len(SOURCES[0])}) and 40x20 rgb24 "
-        f"(input 2, bytes of length {len(other)}). One array holds one size and format: give width=, height= "
-        "and pix_fmt="
+        f"bytes of length {len(other)}: input 0 (bytes of length {len(SOURCES[0])}) is 40x30 rgb24, but "
+        f"input 2 (bytes of length {len(other)}) is 40x20 rgb24. One array holds one size and format: give "
+        "width=, height= and pix_fmt=, or decode_packets a filter that scales and converts"
     )
     assert not seen
 
@@ -454,7 +454,7 @@ def test_threads_change_nothing(num_threads: int) -> None:
     threads = threading.active_count()
     with pytest.raises(sm.DemuxError, match=f"input 0 of the batch of {COUNT}: "):
         sm.load_image_batch([BAD] * COUNT, num_threads=num_threads)
-    with pytest.raises(sm.ConvertError, match=r"images differ: 40x30 .* and 20x15"):
+    with pytest.raises(sm.ConvertError, match=r"is 40x30 .* is 20x15"):
         sm.load_image_batch(
             [*SOURCES, make_image(np.zeros((15, 20, 3), np.uint8))], num_threads=num_threads
         )

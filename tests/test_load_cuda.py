@@ -153,7 +153,7 @@ def test_layout_and_order_of_colours(way: str, layout: Any, pix_fmt: str) -> Non
 def test_one_size_without_a_size(way: str) -> None:
     buffer = sm.load_image_batch([PHOTOS[1]] * 2, cuda=0)
     assert buffer.shape == (2, 130, 97, 3)
-    with pytest.raises(sm.ConvertError, match=r"the images differ: 200x150 .*97x130"):
+    with pytest.raises(sm.ConvertError, match=r"is 200x150 .*97x130"):
         sm.load_image_batch(PHOTOS[:2], cuda=0)
 
 

@@ -173,7 +173,7 @@ def test_damage_in_the_middle_frees_all() -> None:
 
 def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one frame more than the decoder holds lives at any time."""
-    from spdl_media import rows as _rows
+    from spdl_media import row_plan as _rows
 
     alive: list[int] = []
     copy = _rows.copy_frame

@@ -33,8 +33,8 @@ from spdl_media.devices import Device, open_device
 from spdl_media.formats import Array, pixel_layout
 from spdl_media.geometry import Size
 from spdl_media.handover import in_place
+from spdl_media.row_plan import PerChannel, Values, parse_values
 from spdl_media.transfer import buffer_on_stream
-from spdl_media.values import PerChannel, Values, parse_values
 
 __all__ = ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb")
 

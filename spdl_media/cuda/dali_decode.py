@@ -28,10 +28,10 @@ import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._optional import require
-from spdl_media.batch import ImageRequest, Loaded, decode_each, images_differ
+from spdl_media.batch import FrameRequest, TimedFrames, decode_each
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_units import may_have_fields
-from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config
+from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda.dali import (
     DALI_ERRORS,
     DaliBatch,
@@ -56,10 +56,10 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
+from spdl_media.row_plan import FrameKind, kinds_differ
 from spdl_media.rows import no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
-from spdl_media.video_rows import TimedFrames
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
@@ -113,11 +113,11 @@ class _File:
 class _Batch:
     """The files of a batch, as they are read."""
 
-    def __init__(self, inputs: Sequence[Source], request: ImageRequest) -> None:
+    def __init__(self, inputs: Sequence[Source], request: FrameRequest) -> None:
         self._inputs: list[Any] = list(inputs)
         self._request = request
         self._headers: Any = require("nvimgcodec", "decoding pictures with DALI")
-        self._config = as_decode_config(request.decode_config)
+        self._config = request.decode_config
         self._files: dict[int, _File] = {}
         self.failures: list[Failure] = []
 
@@ -143,12 +143,12 @@ class _Batch:
         first = self._files[0]
         for position, file in self._files.items():
             if file.placement.canvas != first.placement.canvas:
-                raise images_differ(self._loaded(0, first), self._loaded(position, file))
+                raise kinds_differ(self._named(0, first), self._named(position, file))
         return list(self._files.values())
 
-    def _loaded(self, position: int, file: _File) -> Loaded:
-        kind = (*file.placement.canvas, self._request.ops.pix_fmt or ""), (None, None)
-        return Loaded(position, file.source, kind)
+    def _named(self, position: int, file: _File) -> tuple[str, FrameKind]:
+        kind = FrameKind(*file.placement.canvas, self._request.ops.pix_fmt or "")
+        return f"input {position} ({file.source})", kind
 
     def not_for_dali(self, reason: str) -> NotForDaliError:
         """What says that the CPU is to decode the batch."""
@@ -205,7 +205,7 @@ def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
 
 def load_images(
     srcs: Sequence[Source],
-    request: ImageRequest,
+    request: FrameRequest,
     index: int | None,
     stopped: Callable[[], bool],
     hw_decoder_load: float | None,
@@ -248,14 +248,14 @@ def load_images(
 
 
 def _made(
-    slot: Slot, files: Sequence[_File], request: ImageRequest, hw_decoder_load: float | None
+    slot: Slot, files: Sequence[_File], request: FrameRequest, hw_decoder_load: float | None
 ) -> DaliBatch:
     """Decode, cut, scale, place, mirror, normalise and transpose images."""
     types: Any = dali_module("types")
     ops, values = request.ops, request.values
     decoder: Settings = {
         "output_type": getattr(types, COLORS[ops.pix_fmt or ""]),
-        "adjust_orientation": as_decode_config(request.decode_config).orient,
+        "adjust_orientation": request.decode_config.orient,
         # Threads belong to whoever runs many slots, not to a core.
         "affine": False,
         # As the CPU decoder does, or edges between colours would differ.

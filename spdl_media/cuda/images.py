@@ -9,14 +9,14 @@ FFmpeg may manage it, and otherwise says what is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, SupportsIndex, TypeAlias, cast, get_args
 
-from spdl_media._checks import check_positive, warn_caller
+from spdl_media._checks import check_choice, check_positive, warn_caller
 from spdl_media._optional import is_available
-from spdl_media.arguments import ArrayLayout, OnError, as_list, check_array_layout, check_on_error
-from spdl_media.batch import ImageRequest, load_rows
+from spdl_media.arguments import OnError, as_list, check_array_layout
+from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, as_decode_config, one_cuda_config
+from spdl_media.config import CUDAConfig, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.cuda.dali import (
     check_device,
@@ -26,6 +26,7 @@ from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
+from spdl_media.row_plan import ArrayLayout
 from spdl_media.transfer import copied
 
 __all__ = ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg")
@@ -49,7 +50,7 @@ SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
 
 def device_steps(
-    srcs: Sequence[Source], request: ImageRequest, config: CUDAConfig
+    srcs: Sequence[Source], request: FrameRequest, config: CUDAConfig
 ) -> Callable[[Callable[[], bool]], Buffer]:
     """Check the request, and give what loads images to a device.
 
@@ -78,9 +79,9 @@ def _has_dali() -> bool:
     return is_available("dali") and is_available("nvimgcodec")
 
 
-def _why_not_dali(request: ImageRequest) -> str | None:
+def _why_not_dali(request: FrameRequest) -> str | None:
     """Why DALI is not to make such images, or cannot; ``None``: it can."""
-    decode, ops = as_decode_config(request.decode_config), request.ops
+    decode, ops = request.decode_config, request.ops
     if request.decoder == "cpu":
         return "decoder='cpu'"
     if not request.is_plain:
@@ -118,7 +119,7 @@ def _why_dali_fails(config: CUDAConfig, *, is_forced: bool) -> Exception | None:
 
 def _load_by_dali(
     srcs: Sequence[Source],
-    request: ImageRequest,
+    request: FrameRequest,
     config: CUDAConfig | None,
     stopped: Callable[[], bool] = lambda: False,
     hw_decoder_load: float | None = None,
@@ -235,7 +236,7 @@ def load_image_batch_nvjpeg(
 
     Thread safety: safe.
     """
-    check_on_error(on_error)
+    check_choice("on_error", on_error, get_args(OnError))
     return _as_spdl(
         srcs, cuda, cuda_config, (width, height), pix_fmt, layout, hw_decoder_load, on_error
     )
@@ -267,13 +268,13 @@ def _as_spdl(
     inputs = as_list(srcs, one="decode_image_nvjpeg")
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
-    request = ImageRequest(
+    request = FrameRequest(
         ops=ops,
         desc=ops,
         cuts=CropPlan(len(inputs)),
-        is_plain=True,
         layout=layout,
         on_error=on_error,
+        purpose="load_image_batch(cuda=)",
         is_single=is_single,
     )
     return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)

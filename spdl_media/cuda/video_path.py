@@ -33,8 +33,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.rows import no_frames
-from spdl_media.video_rows import expected_frames
+from spdl_media.rows import expected_frames, no_frames
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 _CHUNK = 64

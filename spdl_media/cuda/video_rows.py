@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdl_media.arguments import ArrayLayout
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -33,9 +32,15 @@ from spdl_media.geometry import (
 )
 from spdl_media.handover import KEEPER, Block, array_at, in_place
 from spdl_media.operations import PictureOps
-from spdl_media.rows import Colors, colors_differ, matrix_and_range
+from spdl_media.row_plan import (
+    ArrayLayout,
+    Colors,
+    FrameKind,
+    Values,
+    kinds_differ,
+    matrix_and_range,
+)
 from spdl_media.transfer import buffer_on_stream
-from spdl_media.values import Values
 
 # Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
@@ -294,7 +299,7 @@ class DeviceRows:
             ConvertError: As for :meth:`put`.
         """
         self._write()
-        block, count, colors = self._block, self._written, self._first[2]
+        block, count, colors = self._block, self._written, self._first.colors
         assert block is not None, "there is a frame"
         self._begin()
         return self._device.buffer(block.first(count), colors)
@@ -315,7 +320,13 @@ class DeviceRows:
         except ConvertError as error:
             raise ConvertError(str(error), source=self._source) from error
         colors: Colors = matrix_and_range(frames[0].frame) if is_yuv else (None, None)
-        self._check_same((placement.canvas, kind.stored if is_yuv else "", colors), kind.stored)
+        pix_fmt = kind.stored if is_yuv else ops.pix_fmt or ""
+        found = FrameKind(*placement.canvas, pix_fmt, colors)
+        if start == 0:
+            self._first = found
+        if found != self._first:
+            pair = ("frame 0", self._first), (f"frame {start}", found)
+            raise kinds_differ(*pair, self._source)
         rows = self._memory(placement, kind.stored, stop)[start:stop]
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
@@ -325,22 +336,6 @@ class DeviceRows:
             planes = [kind.views(frame_planes(shown), source_of(ops)) for shown in frames]
             self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
         self._written = stop
-
-    def _check_same(self, found: tuple[Size, str, Colors], stored: str) -> None:
-        number = self._written
-        if number == 0:
-            self._first = found
-        first = self._first
-        if found[:2] != first[:2]:
-            words = (f"{one[0][0]}x{one[0][1]} {one[1] or stored}" for one in (first, found))
-            raise ConvertError(
-                f"frame 0 is {next(words)}, but frame {number} is {next(words)}; one array holds one size "
-                "and depth. Give width= and height= to scale them to one size",
-                source=self._source,
-            )
-        if found[2] != first[2]:
-            other = f"frame {number}", found[2]
-            raise colors_differ(("frame 0", first[2]), other, stored, self._source)
 
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
         """The array, which has room for so many rows."""

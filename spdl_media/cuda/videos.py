@@ -13,9 +13,16 @@ from dataclasses import replace
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from spdl_media._checks import check_choice, check_int
-from spdl_media.arguments import ArrayLayout, check_array_layout
+from spdl_media.arguments import check_array_layout
+from spdl_media.batch import FrameRequest, TimedFrames, cut_of_all, load_frames, stated_size
 from spdl_media.buffer import Buffer
-from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig, as_decode_config
+from spdl_media.config import (
+    DEFAULT_DECODE_CONFIG,
+    CUDAConfig,
+    DecodeConfig,
+    DemuxConfig,
+    as_decode_config,
+)
 from spdl_media.cuda.color_plan import SCALE_ALGOS, ScaleAlgo
 from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import SPDL_COLORS, one_device, warn_of_fallback
@@ -28,9 +35,8 @@ from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.rows import check_enough
-from spdl_media.transfer import on_its_way
-from spdl_media.video_rows import TimedFrames, VideoRequest, seconds_of, stated_size
+from spdl_media.row_plan import ArrayLayout
+from spdl_media.rows import check_enough, seconds_of
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
@@ -40,7 +46,7 @@ _PURPOSE = "decoding video on the GPU"
 
 
 def device_frame_steps(
-    request: VideoRequest, config: CUDAConfig
+    request: FrameRequest, config: CUDAConfig
 ) -> Callable[[VideoPackets], TimedFrames]:
     """Check the request, and give what makes frames in an array on a device of packets.
 
@@ -49,14 +55,10 @@ def device_frame_steps(
         MissingDependencyError: A decoder is asked for that is not there.
         TransferError: There is no device.
     """
-    finish, memory = on_its_way(config, request.storage, request.purpose)
-    on_cpu = replace(request, storage=memory)
-    if request.is_plain and request.ops.quality == "auto":
-        # NVDEC's frames are converted exactly, so whoever decodes, the array on the device is the same.
-        on_cpu = replace(on_cpu, desc=replace(request.ops, quality="accurate"))
+    finish, on_cpu = request.staged()
 
     def by_cpu(packets: VideoPackets) -> TimedFrames:
-        buffer, timestamps = on_cpu.load(packets)
+        buffer, timestamps = load_frames(packets, on_cpu)
         return finish(buffer), timestamps
 
     if not _takes_nvdec(request):
@@ -81,18 +83,17 @@ def device_frame_steps(
     return on_device
 
 
-def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: VideoRequest) -> TimedFrames:
-    decode = as_decode_config(request.decode_config)
-    ops = request.cut(packets, request.ops)
+def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: FrameRequest) -> TimedFrames:
+    ops = cut_of_all(packets, request, request.ops)
     assert isinstance(ops, PictureOps)
     output = Output(ops, request.layout or "NHWC", request.values)
-    device, num_frames = _video_device(config), request.num_frames
-    buffer, pts, time_base = decode_clip(packets, device, output, decode, num_frames)
+    device, decode, count = _video_device(config), request.decode_config, request.num_frames
+    buffer, pts, time_base = decode_clip(packets, device, output, decode, count)
     buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, lambda: seconds_of(pts, time_base, metadata_of(packets).zero)
 
 
-def _takes_nvdec(request: VideoRequest) -> bool:
+def _takes_nvdec(request: FrameRequest) -> bool:
     """Whether NVDEC is to decode; under ``"auto"`` a warning says what is missing for it.
 
     Raises:
@@ -110,7 +111,7 @@ def _takes_nvdec(request: VideoRequest) -> bool:
     return request.decoder != "auto" or _has_nvdec()
 
 
-def _refusal(request: VideoRequest) -> str | None:
+def _refusal(request: FrameRequest) -> str | None:
     """Why no decoder of the device makes such frames, as far as the arguments say."""
     options = request.ops
     if not request.is_plain or options.quality == "fast":
@@ -123,13 +124,16 @@ def _refusal(request: VideoRequest) -> str | None:
         return f"on_short={request.on_short!r} is for the CPU"
     if request.values is not None and request.values.dtype == "float16":
         return "dtype='float16' is for the CPU"
-    if as_decode_config(request.decode_config).decoder is not None:
+    if request.decode_config.decoder is not None:
         return "decode_config(decoder=) names a decoder of the CPU"
-    asked = options.width, options.height, options.frame_rate, request.decode_config
+    asked = options.width, options.height, options.frame_rate
     order = options.pix_fmt, request.layout or "NHWC"
     is_plain = request.cuts.is_empty and not (request.values and request.values.is_float)
     if request.decoder == "dali" and not (
-        is_plain and asked == (None,) * 4 and order == ("rgb24", "NHWC")
+        is_plain
+        and asked == (None,) * 3
+        and request.decode_config == DEFAULT_DECODE_CONFIG
+        and order == ("rgb24", "NHWC")
     ):
         return (
             "DALI gives frames as they are, rgb24 in NHWC, without width=, height=, frame_rate=, crops=, "

@@ -153,7 +153,7 @@ def test_rows_of_zeros_take_the_size_of_the_others(layout: Any) -> None:
 def test_sizes_that_differ_are_named() -> None:
     with pytest.raises(
         sm.ConvertError,
-        match=r"differ: 60x50 rgb24 \(input 0, bytes.*\) and 61x50 rgb24 \(input 1, .*give width=",
+        match=r"input 0 \(bytes.*\) is 60x50 rgb24, but input 1 \(.* is 61x50 rgb24.*give width=",
     ):
         decode_image_batch([GOOD[0], GOOD[1], GOOD[7], *GOOD], cuda="cpu")
 

@@ -342,7 +342,7 @@ def two_sizes() -> bytes:
 def test_frames_of_two_sizes_make_one_array_when_scaled_alone() -> None:
     data = two_sizes()
     with pytest.raises(
-        sm.ConvertError, match=r"frame 0 is 64x48 nv12, but frame 4 is 32x16 nv12.*width="
+        sm.ConvertError, match=r"frame 0 is 64x48 rgb24, but frame 4 is 32x16 rgb24.*width="
     ):
         load_video_nvdec(data, cuda=StandIn())
     size = {"width": 24, "height": 24}

@@ -1,0 +1,371 @@
+"""How a frame lies in a row of an array: its colours, the places of its planes, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, prod
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from spdl_media._checks import check_choice
+from spdl_media.buffer import CPUBuffer
+from spdl_media.errors import ConvertError
+from spdl_media.formats import (
+    COLOR_RANGES,
+    COLORSPACES,
+    Array,
+    is_yuv,
+    pixel_layout,
+    plane_views,
+)
+from spdl_media.storage import Storage
+
+DType: TypeAlias = Literal["uint8", "float16", "float32"]
+PerChannel: TypeAlias = float | Sequence[float] | npt.NDArray[Any]
+"""A number for each channel, or one for all."""
+
+ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
+OnShort: TypeAlias = Literal["error", "repeat_last", "wrap", "zeros"]
+Colors: TypeAlias = tuple[str | None, str | None]
+"""Matrix and range, by the names of buffers."""
+
+# How far float32 may lie from PyTorch's.
+_MAX_ERROR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The numbers that pixels become.
+
+    Attributes:
+        dtype: Their type; with ``"uint8"`` they stay as they are.
+        mean: Of each channel, or one for all.
+        std: Likewise.
+    """
+
+    dtype: DType
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether levels become floats."""
+        return self.dtype != "uint8"
+
+    def refusal(self, pix_fmt: str) -> str | None:
+        """Why pixels of this format cannot become such numbers, and what helps; ``None``: they can."""
+        layout = pixel_layout(pix_fmt)
+        if layout is None:  # it makes no array at all
+            return None
+        is_whole = layout.dtype.startswith("uint")
+        if self.is_float and (is_yuv(pix_fmt) or not is_whole):
+            return (
+                f"dtype={self.dtype!r} is for RGB and gray of whole numbers, and not for {pix_fmt}. Take "
+                "pix_fmt='rgb24'"
+            )
+        if not self.is_float and layout.dtype != "uint8":
+            return f"dtype='uint8' is not for {pix_fmt}, which has {layout.dtype}. Take pix_fmt='rgb24'"
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, layout.channels):
+                return (
+                    f"{name} must have one number, or one for each channel of {pix_fmt}, which are "
+                    f"{layout.channels}, not {len(numbers)}"
+                )
+        return None
+
+    def write(self, row: Array, plane: Array, channels: Sequence[int], bits: int) -> None:
+        """Write the levels of a plane into a row.
+
+        Args:
+            row: Floats ``(height, width)``, or ``(height, width, channels)``.
+            plane: Levels of the same shape.
+            channels: Which of the array's channels they are.
+            bits: Of a level.
+        """
+        # Microseconds for 224x224 RGB in planes (in one plane, to NCHW), where a copy of uint8 takes 15 (50):
+        #     copied, multiplied and added in place     70 (110)
+        #     np.multiply(plane, ..., out=row) first    110 (150)
+        #     np.take                                   190 (150)
+        # NumPy lets go of the GIL in all of them.
+        scale, offset, table = _tables(self, max(channels) + 1, bits)
+        if table is None:
+            row[...] = plane
+            if row.ndim == 3 and row.flags.c_contiguous:
+                # Rows at once: the loop over three channels is too short to be quick.
+                width = row.shape[1]
+                row = row.reshape(len(row), -1)
+                row *= np.tile(scale, width)
+                row += np.tile(offset, width)
+                return
+        for index, channel in enumerate(channels):
+            target = row[..., index] if row.ndim == 3 else row
+            if table is None:
+                target *= scale[channel]
+                target += offset[channel]
+            else:
+                levels = plane[..., index] if row.ndim == 3 else plane
+                # The mode "raise" would write to a buffer first.
+                np.take(table[channel], levels, out=target, mode="clip")
+
+
+@lru_cache(maxsize=64)
+def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array | None]:
+    """Factor and summand of each channel, and all its numbers where those two are not near enough."""
+    largest = (1 << bits) - 1
+    levels = np.arange(largest + 1, dtype=np.float32)
+    # A number for all, or as many as there are channels.
+    mean, std = (np.array([*one, *one * count])[:count] for one in (values.mean, values.std))
+    # Numbers that float16 does not hold become infinite, as PyTorch's do.
+    with np.errstate(all="ignore"):
+        # In the order of torchvision's ToTensor and Normalize, so that the numbers are the same.
+        centred = levels / np.float32(largest) - mean.astype(np.float32)[:, None]
+        table = centred / std.astype(np.float32)[:, None]
+        scale, offset = (1 / (largest * std)).astype(np.float32), (-mean / std).astype(np.float32)
+        difference = np.abs(levels * scale[:, None] + offset[:, None] - table).max()
+        is_near = values.dtype == "float32" and difference < _MAX_ERROR
+        return scale, offset, None if is_near else table.astype(values.dtype)
+
+
+def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values | None:
+    """Check the options of the same names; ``None``: values stay as they are.
+
+    Args:
+        dtype: As the option, as are the next two.
+        mean: One number or several, or an array or tensor of them.
+        std: Likewise.
+        pix_fmt: Format of the pixels, if it is known.
+
+    Raises:
+        TypeError: ``mean`` or ``std`` are no numbers.
+        ValueError: An unknown type, numbers that are not finite or as many as channels, ``std`` that is not
+            positive, either of them without floats, or a format that does not become such numbers.
+    """
+    check_choice("dtype", dtype, (*get_args(DType), None))
+    if dtype in (None, "uint8"):
+        for name, given in (("mean", mean), ("std", std)):
+            if given is not None:
+                remedy = "give dtype='float32' or 'float16' beside it"
+                raise ValueError(f"{name}= is for floats: {remedy}")
+        if dtype is None:
+            return None
+        values = Values(dtype)
+    else:
+        means = (0.0,) if mean is None else _numbers("mean", mean)
+        values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))
+    if pix_fmt is not None and (reason := values.refusal(pix_fmt)):
+        raise ValueError(reason)
+    return values
+
+
+def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
+    try:
+        array = np.asarray(given)
+        numbers = tuple(array.astype(np.float64).ravel().tolist())
+        if array.dtype.kind not in "iuf" or array.ndim > 1:
+            raise TypeError  # said below
+    # RuntimeError: PyTorch's, for tensors on a GPU
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} must be a number, or one for each channel, not {given!r}"
+        ) from error
+    with np.errstate(over="ignore"):
+        rounded = array.astype(np.float32).ravel().tolist()
+    # Written so that NaN fails.
+    if not numbers or not all(above < number < inf for number in rounded):
+        wanted = "finite and above 0" if above == 0 else "finite"
+        raise ValueError(f"{name} must be numbers that are {wanted}, not {given!r}")
+    return numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """What rows are made of frames.
+
+    Attributes:
+        storage: Memory to fill; fresh memory without one.
+        layout: Order of the axes of RGB and gray; ``None``: that of the format.
+        values: The numbers that pixels become; ``None``: they stay as they are.
+        num_frames: At most so many rows.
+        on_short: What fills up to ``num_frames``; ``None``: nothing does.
+    """
+
+    storage: Storage | None = None
+    layout: ArrayLayout | None = None
+    values: Values | None = None
+    num_frames: int | None = None
+    on_short: OnShort | None = None
+
+
+def colors_of(frame: Any) -> Colors:
+    """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
+    return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
+
+
+class FrameKind(NamedTuple):
+    """What all frames of one array have in common."""
+
+    width: int
+    height: int
+    pix_fmt: str
+    colors: Colors = (None, None)
+
+    @classmethod
+    def of(cls, frame: Any) -> FrameKind:
+        """What a frame of FFmpeg's is."""
+        return cls(frame.width, frame.height, frame.format.name, colors_of(frame))
+
+
+def kinds_differ(
+    one: tuple[str, FrameKind], other: tuple[str, FrameKind], source: str | None = None
+) -> ConvertError:
+    """The error for two frames of which no array holds both, each by its name and kind."""
+    size, other_size = (f"{kind.width}x{kind.height} {kind.pix_fmt}" for _, kind in (one, other))
+    if size != other_size:
+        return ConvertError(
+            f"{one[0]} is {size}, but {other[0]} is {other_size}. One array holds one size and format: give "
+            "width=, height= and pix_fmt=, or decode_packets a filter that scales and converts",
+            source=source,
+        )
+    colors, other_colors = (
+        f"{matrix} {'full' if range == 'pc' else 'limited'} range"
+        for matrix, range in (one[1].colors, other[1].colors)
+    )
+    return ConvertError(
+        f"{one[0]} has {colors}, but {other[0]} has {other_colors}, so equal numbers of {one[1].pix_fmt} are "
+        "different colours. Take RGB, or convert to one kind: pix_fmt='yuvj420p' is always of full range, "
+        "and get_video_filter_desc(color_matrix='bt601', color_range='pc') says both",
+        source=source,
+    )
+
+
+def matrix_and_range(frame: Any) -> tuple[str, str]:
+    """Matrix and range of a YUV frame, with FFmpeg's defaults where it states none."""
+    # BT.601 has two names, and is what images have that don't say.
+    name = COLORSPACES.get(int(frame.colorspace), "bt601")
+    # The yuvj formats are of full range by their name.
+    full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
+    return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
+
+
+def _seen(frame: Any) -> tuple[Any, ...]:
+    """What frames must share; different values of the last two may mean the same colours."""
+    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+
+
+class RowPlan:
+    """How frames of one size and format lie in an array, a row each.
+
+    Args:
+        frame: The first of FFmpeg's frames.
+        row: Its row.
+        source: What it was decoded from.
+        options: The order of axes and the numbers; ``None``: no array is made of rows.
+        name: What errors call a frame, by its row and source.
+
+    Attributes:
+        shape: Of a row.
+        dtype: NumPy's name of its type.
+        nbytes: Of a row.
+
+    Raises:
+        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout or of
+            these numbers.
+    """
+
+    def __init__(
+        self,
+        frame: Any,
+        row: int,
+        source: str,
+        options: RowOptions | None,
+        name: Callable[[int, str], str],
+    ) -> None:
+        self._seen, self._first, self._name = _seen(frame), (row, source), name
+        self._kind = width, height, pix_fmt, _ = FrameKind.of(frame)
+        if not (width and height):
+            raise ConvertError(
+                f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source
+            )
+        if options is None:
+            return
+        layout, values = options.layout, options.values
+        own = pixel_layout(pix_fmt)
+        reason = why_no_array(width, height, pix_fmt, layout)
+        if own is None or reason is not None:
+            raise ConvertError(
+                f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
+            )
+        if values is not None and (reason := values.refusal(pix_fmt)):
+            raise ConvertError(reason, source=source)
+        self._own, self._layout = own, layout
+        self._floats = values if values is not None and values.is_float else None
+        self._bits = frame.format.components[0].bits
+        self._planes = [plane.shape for plane in plane_views(frame)]
+        self.shape = own.shape(width, height, layout)
+        self.dtype = own.dtype if self._floats is None else self._floats.dtype
+        self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def check(self, frame: Any, row: int, source: str) -> None:
+        """Refuse a frame that differs from the first in size, format or meaning of its colours.
+
+        Raises:
+            ConvertError: It differs.
+        """
+        seen = _seen(frame)
+        if seen == self._seen:  # nearly always, so that little is done for a frame
+            return
+        # Other numbers of matrix or range may still mean the same colours.
+        if (kind := FrameKind.of(frame)) != self._kind:
+            # By row, so that the message is the same whichever thread was first.
+            pair = sorted([(*self._first, self._kind), (row, source, kind)])
+            one, other = ((self._name(at, origin), found) for at, origin, found in pair)
+            raise kinds_differ(one, other, source)
+
+    def places(self, rows: Array) -> list[Array]:
+        """Views of an array of rows: the places for each of FFmpeg's planes."""
+        return self._own.places(rows, self._planes, self._layout)
+
+    def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
+        """Write the pixels of a frame of FFmpeg's into a row of its :meth:`places`."""
+        if (floats := self._floats) is None:
+            copy_frame(frame, places, row)
+            return
+        for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
+            channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
+            floats.write(place[row], plane, channels, self._bits)
+
+    def buffer(self, array: Array) -> CPUBuffer:
+        """The array with what its colours mean."""
+        colorspace, color_range = self._kind.colors
+        return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
+
+
+def why_no_array(width: int, height: int, pix_fmt: str, layout: ArrayLayout | None) -> str | None:
+    """Why images of such a size and format make no array, and what helps; ``None``: they do."""
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        return (
+            f"pixel format {pix_fmt!r} makes no array. Take another, such as pix_fmt='rgb24' (of load_image "
+            "and get_video_filter_desc)"
+        )
+    if layout is None and not own.tiles(width):
+        return (
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale or "
+            "crop to an even width, or take pix_fmt='rgb24'"
+        )
+    if layout is not None and own.kind == "tiled":
+        return (
+            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Leave "
+            "layout out, or take pix_fmt='rgb24'"
+        )
+    return None
+
+
+def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
+    """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
+    for target, plane in zip(targets, plane_views(frame), strict=True):
+        target[row] = plane
