@@ -15,7 +15,8 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
-from spdl_media.pipeline.engine.run import Run, RunOptions
+from spdl_media.pipeline.engine.graph import RunOptions
+from spdl_media.pipeline.engine.run import Run
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,

@@ -139,9 +139,9 @@ def test_the_log_says_what_runs_when_nothing_is_delivered(
     monkeypatch.setattr(graph, "SILENCE", 0.05)
     told, runs = threading.Event(), threading.Event()
     caplog.handler.addFilter(lambda record: told.set() or True)
-    look = graph.Watchdog.look
+    look = graph.Graph.look_out
     # A busy machine may take longer than that to begin the call, and then no call runs.
-    monkeypatch.setattr(graph.Watchdog, "look", lambda dog: look(dog) if runs.is_set() else 0.01)
+    monkeypatch.setattr(graph.Graph, "look_out", lambda one: look(one) if runs.is_set() else 0.01)
 
     def block(item: str) -> str:
         runs.set()
@@ -170,14 +170,14 @@ def test_the_log_says_nothing_of_a_consumer_that_takes_its_time(
     monkeypatch.setattr(graph, "SILENCE", 0.02)
     caplog.set_level(logging.INFO)
     looked = threading.Semaphore(0)
-    look = graph.Watchdog.look
+    look = graph.Graph.look_out
 
-    def counted(self: graph.Watchdog) -> float:
+    def counted(self: graph.Graph) -> float:
         result = look(self)
         looked.release()
         return result
 
-    monkeypatch.setattr(graph.Watchdog, "look", counted)
+    monkeypatch.setattr(graph.Graph, "look_out", counted)
     pipeline = PipelineBuilder().add_source(range(3)).build()
     with pipeline.auto_stop():
         pipeline.get_item()

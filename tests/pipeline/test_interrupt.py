@@ -17,18 +17,16 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 import spdl_media
 from spdl_media.dataloader import DataLoader
-from spdl_media.pipeline import PipelineBuilder
-from spdl_media.pipeline.engine import exits
+from spdl_media.pipeline import PipelineBuilder, PipelineStopped
+from spdl_media.pipeline.engine import run as engine_run
 from spdl_media.pipeline.engine.hub import new_loop
-from spdl_media.pipeline.engine.run import Run
 
 PROGRAM = """
 import asyncio
@@ -222,25 +220,14 @@ def test_one_while_the_event_loop_is_made_closes_it(
     assert [loop.is_closed() for loop in loops] == [True]
 
 
-def test_runs_that_other_threads_start_meanwhile_do_not_keep_exit_from_stopping_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Growing(weakref.WeakSet[Run]):
-        num_reads = 0
-
-        def __iter__(self) -> Iterator[Run]:
-            self.num_reads += 1
-            if self.num_reads % 2:
-                raise RuntimeError("Set changed size during iteration")
-            return super().__iter__()
-
+def test_exit_stops_all_runs_and_forgets_those_that_have_ended() -> None:
     pipeline = PipelineBuilder().add_source(range(10**6)).build()
     pipeline.start()
-    run = pipeline._run
-    assert run is not None
-    monkeypatch.setattr(exits, "LIVE", Growing([run]))
-    exits.stop_all()
-    assert not run.is_live
+    assert pipeline._run in engine_run.LIVE
+    engine_run._stop_all()
+    assert pipeline._run not in engine_run.LIVE
+    with pytest.raises(PipelineStopped):
+        pipeline.get_item()
 
 
 def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,15 +282,15 @@ def test_one_while_a_loop_is_left_is_heard(
 def test_one_while_a_dropped_pipeline_is_finalized_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    request_stop = Run.request_stop
+    request_stop = engine_run.Run.request_stop
 
-    def interrupted(self: Run) -> None:
+    def interrupted(self: engine_run.Run) -> None:
         request_stop(self)
         raise KeyboardInterrupt
 
     pipeline = PipelineBuilder().add_source(range(100)).build()
     pipeline.start()
-    monkeypatch.setattr(Run, "request_stop", interrupted)
+    monkeypatch.setattr(engine_run.Run, "request_stop", interrupted)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it comes a moment later
         del pipeline
         gc.collect()
@@ -320,8 +307,8 @@ def test_a_stopped_pipeline_has_no_finalizer_that_could_lose_one(
     for _ in pipelines[1]:
         break
     gc.collect()
-    calls: list[Run] = []
-    monkeypatch.setattr(Run, "request_stop", calls.append)
+    calls: list[engine_run.Run] = []
+    monkeypatch.setattr(engine_run.Run, "request_stop", calls.append)
     pipelines.clear()
     gc.collect()
     assert calls == []

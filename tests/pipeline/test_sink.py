@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,8 @@ class FakeHub:
     def __init__(self) -> None:
         self.events = self
         self.posted = 0
-        self.paces: list[Any] = []
+        # Items pass quickly, whatever the sink sees.
+        self.quick_until = math.inf
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         self.posted += 1

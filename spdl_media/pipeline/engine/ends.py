@@ -27,16 +27,6 @@ END_OF_EPOCH: Any = object()
 NOTHING: Any = object()
 
 
-class EpochSlot(FanOutSlot):
-    """An epoch of a source."""
-
-    __slots__ = ()
-
-    def fail(self, error: BaseException, where: str = "") -> None:  # noqa: ARG002  # as of Slot
-        """Note that the source failed. It ends the run, so the error may keep its traceback."""
-        self.error = error
-
-
 class Source(FanOut):
     """A fan-out whose items are epochs: each time one is wanted, the source is iterated.
 
@@ -45,9 +35,11 @@ class Source(FanOut):
     Args:
         hub: Where turns are taken.
         config: What is iterated.
+
+    Attributes:
+        number_wanted: Epochs that were asked for and have not begun.
     """
 
-    slot_type: type[Slot] = EpochSlot
     drops_none = False
 
     def __init__(self, hub: Hub, config: SourceConfig) -> None:
@@ -60,36 +52,35 @@ class Source(FanOut):
             self.runner = TurnRunner(self)
         # A generator is closed in the thread that it has run in.
         self.threads.at_end = self.close_generators
-        # To be told when there is room for an epoch.
-        self.upstream = self.Epochs(self, config)
+        # It feeds itself, with epochs.
+        self.upstream = self
         self.borrowed = config.source
+        self.number_wanted = 0
+        self._is_continuous = config.continuous
         self._pace = Pace(hub)
-
-    class Epochs:
-        """Feeds the source with epochs."""
-
-        def __init__(self, source: Source, config: SourceConfig) -> None:
-            self.number_wanted = 0
-            self._source = source
-            self._config = config
-
-        def retry(self) -> None:
-            """Begin an epoch if one is wanted. The source has room for it."""
-            if self.number_wanted:
-                # A continuous source always wants the next one.
-                self.number_wanted -= not self._config.continuous
-                self._source.accept(self._config.source)
-                self._source.end_epoch()
 
     def request_epoch(self) -> None:
         """Want one more epoch."""
-        self.upstream.number_wanted += 1
+        self.number_wanted += 1
         self.hub.touch(self)
+
+    def retry(self) -> None:
+        """Hand on what was refused for lack of room, and begin an epoch if one is wanted and none is open."""
+        super().retry()
+        if self.number_wanted and self.room() > 0:
+            # A continuous source always wants the next one.
+            self.number_wanted -= not self._is_continuous
+            self.accept(self.borrowed)
+            self.end_epoch()
 
     def hand_on(self) -> None:
         """Give items to the next node, and see how quickly they pass, which is as they are consumed."""
         super().hand_on()
         self._pace.look(self.counters.outputs, perf_counter())
+
+    def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:  # noqa: ARG002
+        """Note that the source failed. It ends the run, so the error may keep its traceback."""
+        slot.error = error
 
     def report(self, slot: FanOutSlot) -> None:
         """End the run with the epoch if it failed."""
@@ -99,7 +90,7 @@ class Source(FanOut):
 
     def cut_short(self) -> None:
         """End the last epoch with what has come, however long the next item takes."""
-        self.upstream.number_wanted = 0
+        self.number_wanted = 0
         # A copy: settling takes the slot out.
         for slot in list(self._open):
             self.settle(slot)
@@ -122,6 +113,7 @@ class Sink:
     Attributes:
         slack: How many more may wait while items pass quickly, so that the loop need not be woken for each.
         has_ended: A consumer has seen the end of the epoch, and no other was asked for.
+        quiet_since: When it got the last item, or the epoch began.
         look_out: What a consumer that waits calls now and then; returns when to call it again.
     """
 
@@ -129,7 +121,7 @@ class Sink:
         self.hub = hub
         self.upstream: Any
         self.has_ended = False
-        self.delivered_at = perf_counter()
+        self.quiet_since = perf_counter()
         self.look_out: Callable[[], float] = lambda: math.inf
         self._delivered = 0
         self._occupied = 0
@@ -170,7 +162,7 @@ class Sink:
         self._occupied += len(self._ready)
         self._ready.append(item)
         self._delivered += 1
-        self.delivered_at = perf_counter()
+        self.quiet_since = perf_counter()
         if self._waiters:
             self._wake_one()
 

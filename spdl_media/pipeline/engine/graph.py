@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
+from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.cluster import DaskPool, is_dask
-from spdl_media.pipeline.engine.ends import EpochSlot, Sink, Source
+from spdl_media.pipeline.engine.ends import Sink, Source
 from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
 from spdl_media.pipeline.engine.joints import (
     Aggregate,
@@ -33,7 +35,13 @@ from spdl_media.pipeline.executors import (
     hooked,
     kind_of,
 )
-from spdl_media.pipeline.failures import FailureLimit, FailureLog, short_repr
+from spdl_media.pipeline.failures import (
+    FailureLimit,
+    FailureLog,
+    FailureRecord,
+    failure_limit,
+    short_repr,
+)
 from spdl_media.pipeline.processes import WorkerProcesses
 from spdl_media.pipeline.stages import (
     AggregateConfig,
@@ -53,16 +61,58 @@ from spdl_media.pipeline.stats import (
     StageCounters,
 )
 
-__all__ = ("Graph", "Reporter", "TaskHookFactory", "Watchdog")
+__all__ = ("Graph", "RunOptions", "Totals")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
+OnFailure = Callable[[FailureRecord, Any], object]
 TaskHookFactory = Callable[[str], TaskHook | None]
 
 # Seconds without an item after which the log says what runs.
 SILENCE = 60.0
 
 Outlet: TypeAlias = Node | Join
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`.
+
+    Raises:
+        TypeError: An option has the wrong type.
+        ValueError: An option is out of range.
+    """
+
+    num_threads: int = 8
+    max_failures: FailureLimit | None = None
+    on_failure: OnFailure | None = None
+    report_stats_interval: float | None = None
+    task_hook_factory: TaskHookFactory | None = None
+    progress: bool | str = False
+
+    def __post_init__(self) -> None:
+        check_int("num_threads", self.num_threads, remedy="1 runs one call at a time.")
+        failure_limit("max_failures", self.max_failures)
+        # SPDL's word for no reports.
+        if self.report_stats_interval == -1:
+            object.__setattr__(self, "report_stats_interval", None)
+        check_seconds("report_stats_interval", self.report_stats_interval)
+        if self.on_failure is not None:
+            check_callable("on_failure", self.on_failure)
+        if self.task_hook_factory is not None:
+            check_callable("task_hook_factory", self.task_hook_factory)
+        if not isinstance(self.progress, bool | str):
+            raise TypeError(
+                f"progress must be True, False or a label for the bar, not {self.progress!r}"
+            )
+
+
+class Totals(NamedTuple):
+    """What had been counted at a moment."""
+
+    source_items: int = 0
+    stages: Mapping[str, StageCounters] = MappingProxyType({})
+    sink: SinkStatistics | None = None
 
 
 class Graph:
@@ -74,21 +124,18 @@ class Graph:
     Args:
         hub: Where nodes and threads meet.
         config: The definition.
-        num_threads: Threads that all stages share.
+        options: Those of the run.
         log: Where stages are watched for failures.
         threads: Those of the run that serve no stage.
-        hook_factory: Makes the hook of each stage.
     """
 
     def __init__(
         self,
         hub: Hub,
         config: PipelineConfig,
-        *,
-        num_threads: int,
+        options: RunOptions,
         log: FailureLog,
         threads: Iterable[WorkerThreads],
-        hook_factory: TaskHookFactory | None,
     ) -> None:
         self.sources: list[Source] = []
         self.stages: list[Node] = []
@@ -100,7 +147,10 @@ class Graph:
         self._log = log
         # Where the stages are that come next, for those who count what is lost.
         self._drop_rates = log.chain
-        self._hook_factory = hook_factory
+        self._hook_factory = options.task_hook_factory
+        # The quiet time that the log has told of, by its beginning.
+        self._told_of = 0.0
+        self._telling = threading.Lock()
         # How many aggregates stand before the next node. A group may be big, and gets no slack.
         self._depth = 0
         self._quick: list[Node | Sink] = []
@@ -111,7 +161,7 @@ class Graph:
             self.close_pools()
             raise
         # Each stage has added what it can use, and threads beyond that would idle.
-        self._shared.size = min(num_threads, self._shared.size)
+        self._shared.size = min(options.num_threads, self._shared.size)
         continuous = isinstance(config.src, SourceConfig) and config.src.continuous
         buffer_size = (config.sink or SinkConfig()).buffer_size
         self.sink = Sink(hub, buffer_size, continuous=continuous)
@@ -145,6 +195,50 @@ class Graph:
         for stage in [*self.sources, *self.stages]:
             if isinstance(stage, Stage) and isinstance(stage.runner, TaskRunner):
                 yield from map(_described, stage.runner.running())
+
+    def look_out(self) -> float:
+        """Log what runs if consumers wait and nothing has been delivered for a time. From any thread.
+
+        The event loop looks now and then, and so do consumers while they wait, since what blocks may be
+        the loop itself. Returns after how many seconds to look again.
+        """
+        since = self.sink.quiet_since
+        quiet = perf_counter() - since
+        if not self.sink.is_awaited():
+            return SILENCE
+        if quiet < SILENCE:
+            return SILENCE - quiet
+        with self._telling:
+            # Loop and consumers may both come to tell it.
+            if self._told_of != since:
+                self._told_of = since
+                calls = "; ".join(self.running_calls()) or "no call runs"
+                LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
+        return SILENCE
+
+    def totals(self) -> Totals:
+        """What has been counted so far."""
+        counters = {stage.name: stage.counters.copy() for stage in self.stages}
+        return Totals(self._num_items(), counters, self.sink.statistics(0.0))
+
+    def statistics(self, elapsed: float, before: Totals | None = None) -> PipelineStatistics:
+        """Return the statistics of the last ``elapsed`` seconds, which began with ``before``."""
+        before = before or Totals()
+        now = perf_counter()
+        for stage in self.stages:
+            stage.counters.running = stage.running_seconds(now)
+        return PipelineStatistics(
+            elapsed=elapsed,
+            source_items=self._num_items() - before.source_items,
+            stages=tuple(
+                stage.counters.statistics(stage.name, elapsed, before.stages.get(stage.name))
+                for stage in self.stages
+            ),
+            sink=self.sink.statistics(elapsed, before.sink),
+        )
+
+    def _num_items(self) -> int:
+        return sum(source.counters.outputs for source in self.sources)
 
     def close_generators(self) -> None:
         """Close synchronous generators that are open. Sources do so in their own threads."""
@@ -311,85 +405,5 @@ class Graph:
 
 def _described(slot: Slot, where: str = "") -> str:
     # The item of a source is the source.
-    item = "" if isinstance(slot, EpochSlot) else f" on {short_repr(slot.item)}"
+    item = "" if isinstance(slot.stage, Source) else f" on {short_repr(slot.item)}"
     return f"{slot.stage.name} has run for {perf_counter() - slot.started_at:.1f} s{item}{where}"
-
-
-class Reporter:
-    """Reads the counters of a graph. From any thread; each report is of the time since the last."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._since = perf_counter()
-        self._source_items = 0
-        self._before: dict[str, StageCounters] = {}
-        self._sink_before: SinkStatistics | None = None
-
-    def statistics(self, elapsed: float) -> PipelineStatistics:
-        """Return the statistics of the last ``elapsed`` seconds, which began with the last report, if any."""
-        graph = self._graph
-        now = perf_counter()
-        for stage in graph.stages:
-            stage.counters.running = stage.running_seconds(now)
-        return PipelineStatistics(
-            elapsed=elapsed,
-            source_items=sum(source.counters.outputs for source in graph.sources)
-            - self._source_items,
-            stages=tuple(
-                stage.counters.statistics(stage.name, elapsed, self._before.get(stage.name))
-                for stage in graph.stages
-            ),
-            sink=graph.sink.statistics(elapsed, self._sink_before),
-        )
-
-    def report_every(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Write to the log each so many seconds, for as long as the loop runs."""
-        loop.call_later(seconds, self._report, seconds, loop)
-
-    def _report(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
-        now = perf_counter()
-        LOG.info("%s", self.statistics(now - self._since))
-        self._since = now
-        self._source_items = sum(source.counters.outputs for source in self._graph.sources)
-        # Totals of this moment: the next report is of the difference.
-        self._before = {stage.name: stage.counters.copy() for stage in self._graph.stages}
-        # Totals, of which the next report takes the difference.
-        self._sink_before = self._graph.sink.statistics(0.0)
-        self.report_every(seconds, loop)
-
-
-class Watchdog:
-    """Writes one line to the log when consumers wait and nothing has been delivered for a time.
-
-    The event loop looks now and then, and so do consumers while they wait, since what blocks may be
-    the loop itself.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.silence = SILENCE
-        self._graph = graph
-        self._awake_since = perf_counter()
-        self._told_of = 0.0
-        self._lock = threading.Lock()
-
-    def rouse(self) -> None:
-        """An epoch begins, so items are expected from now on."""
-        self._awake_since = perf_counter()
-
-    def look(self) -> float:
-        """Write the line if it is due. Returns after how many seconds to look again."""
-        sink = self._graph.sink
-        # Between epochs nothing is expected, so the quiet time begins with the epoch.
-        last = max(sink.delivered_at, self._awake_since)
-        quiet = perf_counter() - last
-        if not sink.is_awaited():
-            return self.silence
-        if quiet < self.silence:
-            return self.silence - quiet
-        with self._lock:
-            # Loop and consumers may both come to tell it.
-            if self._told_of != last:
-                self._told_of = last
-                calls = "; ".join(self._graph.running_calls()) or "no call runs"
-                LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
-        return self.silence

@@ -37,23 +37,19 @@ class Pace:
     """
 
     def __init__(self, hub: Hub) -> None:
-        self.is_quick = False
         self._hub = hub
         self._seen = 0
-        self._looked_at = self._quick_until = perf_counter()
-        hub.paces.append(self)
+        self._looked_at = perf_counter()
 
     def look(self, total: int, now: float) -> None:
         """Hear how many items have passed in all by ``now``."""
         number = total - self._seen
         if number >= QUICK_ITEMS:
             if now - self._looked_at <= number * QUICK_SECONDS:
-                self._quick_until = now + QUICK_FOR_SECONDS
+                self._hub.quick_until = now + QUICK_FOR_SECONDS
             self._looked_at = now
             self._seen = total
-        if self.is_quick is not (now < self._quick_until):
-            self.is_quick = not self.is_quick
-            self._hub.is_quick = any(pace.is_quick for pace in self._hub.paces)
+        self._hub.is_quick = now < self._hub.quick_until
 
 
 class Hub:
@@ -75,6 +71,7 @@ class Hub:
         closed: The run is over. Threads read it before each item.
         is_quick: Items pass so quickly that a turn for each would cost more than the items do.
             Only then may nodes hold more than their concurrency: what takes long may also be big.
+        quick_until: They count as quick until then, unless more of them pass quickly.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, events: Run) -> None:
@@ -82,7 +79,7 @@ class Hub:
         self.events = events
         self.closed = False
         self.is_quick = False
-        self.paces: list[Pace] = []
+        self.quick_until = 0.0
         self.turn = threading.Lock()
         self.taker: int | None = None
         self.loop_thread: int | None = None
@@ -266,7 +263,7 @@ class Inlet(Protocol):
         """All items of this epoch have been accepted. No more come until room is asked for again."""
 
 
-class Node:
+class Node(Inlet):
     """A place in the chain: accepts items, makes results of them, and hands those on. Used within turns.
 
     State: *flowing*, until the node before says that the epoch has ended; then *ending*, without
@@ -307,14 +304,6 @@ class Node:
         if self.ending:
             return 0
         return self.capacity - self.held + (self.slack if self.hub.is_quick else 0)
-
-    def accept(self, item: Any) -> None:
-        """Take an item for which there is room.
-
-        Raises:
-            NotImplementedError: The class of the node does not define it.
-        """
-        raise NotImplementedError
 
     def end_epoch(self) -> None:
         """No more items come in this epoch."""
@@ -367,10 +356,15 @@ class Node:
             if isinstance(held, deque | dict):
                 held.clear()
 
+    def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:
+        """Note that an item failed. ``where`` stands before the traceback of an error that was not raised."""
+        slot.record = record_failure(self.name, slot.item, error, where)
+        slot.error = error
+
     def fail_early(self, item: Any, error: BaseException) -> None:
         """Count and report an item as failed by a call that goes on, or one yet to come. From any thread."""
         slot = Slot(self, item)
-        slot.fail(error)
+        self.note_failure(slot, error)
         self.hub.post(self._count_early, slot)
 
     def end_early(self) -> None:
@@ -418,8 +412,3 @@ class Slot:
         self.queued_at = perf_counter()
         self.started_at = 0.0
         self.ended_at = 0.0
-
-    def fail(self, error: BaseException, where: str = "") -> None:
-        """Note that the item failed. ``where`` replaces the traceback of an error that was not raised."""
-        self.record = record_failure(self.stage.name, self.item, error, where)
-        self.error = error

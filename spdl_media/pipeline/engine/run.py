@@ -10,76 +10,43 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from spdl_media._checks import check_callable, check_int, check_seconds
-from spdl_media.pipeline.engine.exits import EXIT_SECONDS, LIVE, disown_all, stop_all
-from spdl_media.pipeline.engine.graph import Graph, Reporter, TaskHookFactory, Watchdog
+from spdl_media.pipeline.engine.graph import Graph, RunOptions, Totals
 from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
     FailureExcess,
-    FailureLimit,
     FailureLog,
     FailureRecord,
     PipelineError,
     PipelineFailure,
     PipelineStopped,
     describe,
-    failure_limit,
     pipeline_failure,
 )
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics, StageCounters
 
-__all__ = ("Run", "RunOptions")
+__all__ = ("Run",)
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
-OnFailure = Callable[[FailureRecord, Any], object]
 Release = Callable[[Any], None]
 
 # Of the second within which stop() returns, for tasks that clean up after being cancelled.
 CANCEL_SECONDS = 0.4
 
+EXIT_SECONDS = 0.6
+"""How long interpreter exit waits for all pipelines together."""
+
 # How many calls and threads the log names at once.
 MOST_NAMED = 10
 
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`.
-
-    Raises:
-        TypeError: An option has the wrong type.
-        ValueError: An option is out of range.
-    """
-
-    num_threads: int = 8
-    max_failures: FailureLimit | None = None
-    on_failure: OnFailure | None = None
-    report_stats_interval: float | None = None
-    task_hook_factory: TaskHookFactory | None = None
-    progress: bool | str = False
-
-    def __post_init__(self) -> None:
-        check_int("num_threads", self.num_threads, remedy="1 runs one call at a time.")
-        failure_limit("max_failures", self.max_failures)
-        # SPDL's word for no reports.
-        if self.report_stats_interval == -1:
-            object.__setattr__(self, "report_stats_interval", None)
-        check_seconds("report_stats_interval", self.report_stats_interval)
-        if self.on_failure is not None:
-            check_callable("on_failure", self.on_failure)
-        if self.task_hook_factory is not None:
-            check_callable("task_hook_factory", self.task_hook_factory)
-        if not isinstance(self.progress, bool | str):
-            raise TypeError(
-                f"progress must be True, False or a label for the bar, not {self.progress!r}"
-            )
+LIVE: set[Run] = set()
+"""Runs that have been started and have not ended."""
 
 
 class Run:
@@ -97,7 +64,6 @@ class Run:
         self.graph: Graph
         self.was_stopped = False
         self.has_reported = False
-        self.is_live = False
         self._config = config
         self._options = options
         # Makes what the consumer gets, a new one each time: each raise adds to its traceback.
@@ -116,7 +82,6 @@ class Run:
         self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
         # Taken by the thread when it begins, or by who finds before that that it shall not.
         self._first = threading.Lock()
-        self._watchdog: Watchdog
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
             target=self._main, name=f"spdl_media pipeline {next(_NUMBERS)}", daemon=True
@@ -135,16 +100,9 @@ class Run:
         Raises:
             PipelineStopped: Another thread stopped the run meanwhile.
         """
-        options = self._options
+        threads = [self._to_thread, self._reporter]
         try:
-            self.graph = Graph(
-                self._hub,
-                self._config,
-                num_threads=options.num_threads,
-                log=self.log,
-                threads=[self._to_thread, self._reporter],
-                hook_factory=options.task_hook_factory,
-            )
+            self.graph = Graph(self._hub, self._config, self._options, self.log, threads)
             self._start_thread()
         except BaseException:
             # Ctrl-C may come when the thread is there, which then ends everything itself.
@@ -158,19 +116,16 @@ class Run:
             raise PipelineStopped("the pipeline was stopped while it was being started")
 
     def _start_thread(self) -> None:
-        self._watchdog = Watchdog(self.graph)
-        self.graph.sink.look_out = self._watchdog.look
+        self.graph.sink.look_out = self.graph.look_out
         self._stop = self._loop.create_future()
         self._started_at = perf_counter()
         for hook in self.graph.hooks:
             hook.stage_start()
             self._started_hooks.append(hook)
         LIVE.add(self)
-        self.is_live = True
         self._thread.start()
 
     def _undo_start(self) -> None:
-        self.is_live = False
         LIVE.discard(self)
         # One that cannot be made has closed its pools.
         if hasattr(self, "graph"):
@@ -220,11 +175,10 @@ class Run:
     def statistics(self) -> PipelineStatistics:
         """Return the statistics of the run so far."""
         elapsed = (self._ended_at or perf_counter()) - self._started_at
-        return Reporter(self.graph).statistics(elapsed)
+        return self.graph.statistics(elapsed)
 
     def disown(self) -> None:
         """In a forked child, which has none of the threads: hand out nothing, and say why."""
-        self.is_live = False
         self._hub.abandon()
         parent = os.getppid()
         self.graph.sink.close(
@@ -310,6 +264,7 @@ class Run:
             self._hub.let_go()
             for node in (*self.graph.sources, *self.graph.stages):
                 node.let_go()
+            LIVE.discard(self)
 
     def _run_to_its_end(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run the loop until a coroutine has ended, even if code of the user's stops the loop meanwhile.
@@ -335,15 +290,14 @@ class Run:
         self._loop.set_default_executor(executor)
         try:
             self._hub.post(self._begin_epoch, None)
-            self._loop.call_later(self._watchdog.silence, self._look_out)
+            self._look_out()
             if (interval := self._options.report_stats_interval) is not None:
-                Reporter(self.graph).report_every(interval, self._loop)
+                self._hub.spawn(self._report_every(interval), "statistics")
             await self._stop
         finally:
             await self._wind_down()
 
     async def _wind_down(self) -> None:
-        self.is_live = False
         self._hub.closed = True
         # Another thread may take one. Those that come from now on change nothing.
         with self._hub.turn:
@@ -373,7 +327,8 @@ class Run:
                 LOG.exception("a task hook raised at the end of its stage")
 
     def _begin_epoch(self, _: None) -> None:
-        self._watchdog.rouse()
+        # Between epochs nothing is expected, so the quiet time begins with the epoch.
+        self.graph.sink.quiet_since = perf_counter()
         for source in self.graph.sources:
             source.request_epoch()
 
@@ -382,7 +337,15 @@ class Run:
         self._hub.post_to_loop(wake, self._stop)
 
     def _look_out(self) -> None:
-        self._loop.call_later(self._watchdog.look(), self._look_out)
+        self._loop.call_later(self.graph.look_out(), self._look_out)
+
+    async def _report_every(self, seconds: float) -> None:
+        since, before = perf_counter(), Totals()
+        while True:
+            await asyncio.sleep(seconds)
+            now = perf_counter()
+            LOG.info("%s", self.graph.statistics(now - since, before))
+            since, before = now, self.graph.totals()
 
     def _why_over(self) -> BaseException:
         if self._failure is not None:
@@ -426,7 +389,27 @@ def _join(threads: list[threading.Thread], deadline: float) -> list[str]:
 
 _NUMBERS = itertools.count(1)
 
+
+def _stop_all() -> None:
+    """Stop the runs that are live when the interpreter exits, which would wait for their threads."""
+    # Copied in one step: other threads may start runs, and end them, meanwhile.
+    runs = LIVE.copy()
+    # Asked all together first, so that many pipelines take no longer than one.
+    for run in runs:
+        run.request_stop()
+    deadline = perf_counter() + EXIT_SECONDS
+    for run in runs:
+        if not run.has_reported:
+            run.stop(max(0.0, deadline - perf_counter()))
+
+
+def _disown_all() -> None:
+    """In a forked child, have runs that were live hand out nothing."""
+    while LIVE:
+        LIVE.pop().disown()
+
+
 # Here, behind the imports: what they have registered, such as the end of worker processes, comes after this.
-atexit.register(stop_all)
+atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=disown_all)
+    os.register_at_fork(after_in_child=_disown_all)

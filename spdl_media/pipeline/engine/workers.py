@@ -215,7 +215,7 @@ class ThreadRunner:
                 handler = call(slot)
             # Not even SystemExit may end the thread: the item would never be heard of again.
             except BaseException as error:  # noqa: BLE001
-                slot.fail(error)
+                stage.note_failure(slot, error)
                 handler = stage.settle
             slot.ended_at = perf_counter()
             if not timed:
@@ -273,7 +273,8 @@ class ThreadRunner:
         )
         self._threads.add_thread()
         self._tickets -= 1
-        slot.fail(
+        self._stage.note_failure(
+            slot,
             # Made, not raised, so the stack of the thread stands in for a traceback.
             TimeoutError(f"the call took longer than timeout={timeout} s"),
             f"The call stood at:\n{worker.stack()}",
@@ -298,7 +299,7 @@ class TurnRunner:
             try:
                 handler = stage.call(slot)
             except BaseException as error:  # noqa: BLE001  # as for threads
-                slot.fail(error)
+                stage.note_failure(slot, error)
                 handler = stage.settle
             slot.ended_at = perf_counter()
             handler(slot)
@@ -373,7 +374,7 @@ class TaskRunner:
                     raise
                 # A cancellation that the run did not ask for is the function's own affair.
                 task.uncancel()
-                slot.fail(error)
+                stage.note_failure(slot, error)
             slot.ended_at = perf_counter()
             del self._running[task]
             # This one is about to look for slots.
