@@ -18,7 +18,6 @@ import av
 import numpy as np
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
-from spdl_media.video_rows import seconds_of
 
 import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
@@ -31,6 +30,7 @@ from spdl_media.formats import picture_planes
 from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
 from spdl_media.packets import metadata_of
+from spdl_media.rows import seconds_of
 
 PITCH = 256
 STORED = {
