@@ -32,9 +32,8 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
-from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import PictureOps
-from spdl_media.packets import PacketMetadata
+from spdl_media.packets import FrameMetadata, PacketMetadata
 from spdl_media.timing import ticks_to_seconds
 
 

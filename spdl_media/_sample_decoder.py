@@ -29,9 +29,8 @@ from spdl_media.frames import (
     sample_time_base,
     silent_frame,
 )
-from spdl_media.image_frames import FrameMetadata
 from spdl_media.operations import SoundOps, sound_ops
-from spdl_media.packets import PacketMetadata
+from spdl_media.packets import FrameMetadata, PacketMetadata
 from spdl_media.sample_rows import SampleRows
 from spdl_media.timing import ticks_to_seconds
 

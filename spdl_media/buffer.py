@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.geometry import Box
-from spdl_media.notebook import gallery, of_array
+from spdl_media.image_frames import gallery, of_array
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 

@@ -21,10 +21,11 @@ from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.filters import PictureFilter, naming
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_decoder import PILLOW, decode_image, pillow_purpose, read_with_pillow
-from spdl_media.image_frames import FrameMetadata, ImageFrames, VideoFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
+    FrameMetadata,
     ImagePackets,
     Packets,
     VideoPackets,

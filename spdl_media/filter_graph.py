@@ -41,14 +41,13 @@ from spdl_media.graph import (
     wire,
 )
 from spdl_media.image_frames import (
-    FrameMetadata,
     ImageFrames,
     VideoFrames,
     av_frames,
     frame_metadata,
 )
 from spdl_media.operations import ratio
-from spdl_media.packets import AudioPackets, VideoPackets
+from spdl_media.packets import AudioPackets, FrameMetadata, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
 

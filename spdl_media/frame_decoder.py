@@ -23,11 +23,11 @@ from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Identity, Run, load, make_index
-from spdl_media.image_frames import FrameMetadata, VideoFrames
+from spdl_media.image_frames import VideoFrames
 from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
-from spdl_media.packets import PacketMetadata, VideoPackets, cut_short_error
+from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, cut_short_error
 from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import with_x264_build

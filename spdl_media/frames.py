@@ -17,7 +17,8 @@ import numpy as np
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.image_frames import DecodedFrames, FrameMetadata, ImageFrames, VideoFrames
+from spdl_media.image_frames import DecodedFrames, ImageFrames, VideoFrames
+from spdl_media.packets import FrameMetadata
 from spdl_media.timing import nearest_sample
 
 __all__ = ("AudioFrames", "Frames")

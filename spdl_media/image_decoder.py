@@ -24,9 +24,10 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter, naming
-from spdl_media.image_frames import FrameMetadata, ImageFrames
+from spdl_media.image_frames import ImageFrames
 from spdl_media.operations import PictureOps
 from spdl_media.packets import (
+    FrameMetadata,
     ImagePackets,
     VideoPackets,
     av_packets,

@@ -29,7 +29,15 @@ C = TypeVar("C", VideoCodec, AudioCodec)
 
 
 @dataclass(frozen=True, slots=True)
-class PacketMetadata:
+class _Metadata:
+    source: str = "packets"
+    zero: Fraction = Fraction(0)
+    window: Window = Window()
+    orientation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PacketMetadata(_Metadata):
     """Metadata of packets, beside the codec.
 
     Attributes:
@@ -45,15 +53,35 @@ class PacketMetadata:
         pillow: Why Pillow decodes it and FFmpeg does not; ``None``: FFmpeg does.
     """
 
-    source: str = "packets"
-    zero: Fraction = Fraction(0)
-    window: Window = Window()
-    orientation: int = 1
     continues: bool = False
     goes_on: bool = False
     incomplete: str | None = None
     jpeg: JpegHead | None = None
     pillow: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameMetadata(_Metadata):
+    """Metadata of frames that FFmpeg's own structures do not hold, beside that of their packets.
+
+    Attributes:
+        orientation: EXIF number of the frames' orientation, 1 once they are upright.
+        num_skipped: Frames that could not be decoded yet, at the start of a stream cut in mid-group.
+        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
+        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
+        corrupt_pts: Timestamps of video frames of which the same is true.
+    """
+
+    source: str = "frames"
+    num_skipped: int = 0
+    num_dropped: int = 0
+    is_corrupt: bool = False
+    corrupt_pts: frozenset[int | None] = frozenset()
+
+    @classmethod
+    def of(cls, packets: PacketMetadata, **more: Any) -> FrameMetadata:
+        """Metadata of frames of packets with this metadata."""
+        return cls(packets.source, packets.zero, packets.window, **more)
 
 
 class _Packets(Generic[C]):

@@ -27,7 +27,7 @@ ORDER = [
     ["codec", "coded_units", "packets"],
     ["audio_clock", "_container", "window", "demuxer", "demux", "frame_scan"],
     ["operations", "filter_desc", "crops"],
-    ["notebook", "image_frames", "frames", "array_frames"],
+    ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],
     ["_picture_decoder", "sample_rows", "_sample_decoder", "_jpeg"],
     ["packet_table", "frame_index", "frame_decoder"],
