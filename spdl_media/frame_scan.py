@@ -106,22 +106,6 @@ _DECODER_DELAY = 529
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
-class _InfoTag(NamedTuple):
-    """What a first frame without sound says of the others.
-
-    Attributes:
-        num_frames: Number of frames behind this one; 0: there is no tag.
-        num_bytes: Size of all frames and this one; 0: not stated.
-        delay: Samples before the first one that is heard.
-        padding: Samples behind the last one that is heard.
-    """
-
-    num_frames: int = 0
-    num_bytes: int = 0
-    delay: int = 0
-    padding: int = 0
-
-
 def _find_mp3(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
@@ -136,11 +120,12 @@ def _find_mp3(
         return None
     rate, samples = mp3_sample_rate(top), 1152 if is_mpeg1 else 576
     start, stop = _bounds(window, rate, num_samples)
-    if tag.num_frames and stop > tag.num_frames * samples - tag.delay - tag.padding:
+    num_frames, num_bytes, delay, padding = tag
+    if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
-    first = max(start + tag.delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
-    last, step = -(-(stop + tag.delay) // samples), _PACKET_SAMPLES // samples
-    place = frame_size if tag.num_frames else 0
+    first = max(start + delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
+    last, step = -(-(stop + delay) // samples), _PACKET_SAMPLES // samples
+    place = frame_size if num_frames else 0
     # Where the bit rate varies, frames may take more.
     wanted, cuts = place + (last + 2) * frame_size, None
     while cuts is None:
@@ -154,23 +139,29 @@ def _find_mp3(
         wanted *= 2
     if number < last:
         # FFmpeg does not believe a tag of another file.
-        is_right = number == tag.num_frames and tag.num_bytes in (0, end)
-        if cuts[-1] != end or (tag.num_frames and not is_right):
+        is_right = number == num_frames and num_bytes in (0, end)
+        if cuts[-1] != end or (num_frames and not is_right):
             return None
-        stop = min(stop, number * samples - tag.delay - tag.padding)
+        stop = min(stop, number * samples - delay - padding)
     if start >= stop:
         return None
-    codec, position = _codec("mp3", rate, 2 - is_mono), first * samples - tag.delay
+    codec, position = _codec("mp3", rate, 2 - is_mono), first * samples - delay
     found = (number - first) * samples, step * samples, data + _PADDING, cuts
-    return CodedFrames(codec, tag.delay, (start, stop), position, *found)
+    return CodedFrames(codec, delay, (start, stop), position, *found)
 
 
-def _read_info_tag(top: bytes, place: int) -> _InfoTag | None:
-    """Read the tag that encoders write into the first frame; ``None``: FFmpeg has to read it."""
+def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
+    """Read the tag that encoders write into the first frame, which then has no sound.
+
+    Returns:
+        The number of frames behind it (0: there is no tag), the size of all frames and this one (0: not
+        stated), and the samples before the first one and behind the last one that are heard. ``None``: FFmpeg
+        has to read it.
+    """
     if top[36:40] == b"VBRI":
         return None
     if top[place : place + 4] not in (b"Xing", b"Info"):
-        return _InfoTag()
+        return 0, 0, 0, 0
     flags, num_frames, num_bytes = struct.unpack_from(">III", top, place + 4)
     if not flags & 1 or not num_frames:
         return None
@@ -181,7 +172,7 @@ def _read_info_tag(top: bytes, place: int) -> _InfoTag | None:
         both = int.from_bytes(top[place + 21 : place + 24], "big")
         delay = (both >> 12) + _DECODER_DELAY
         padding = max((both & 0xFFF) - _DECODER_DELAY, 0)
-    return _InfoTag(num_frames, num_bytes if flags & 2 else 0, delay, padding)
+    return num_frames, num_bytes if flags & 2 else 0, delay, padding
 
 
 def _walk(
@@ -313,13 +304,10 @@ def _read_flac(
     while start is not None and wanted <= _MOST_BYTES:
         data = bytes(input.read_at(start, wanted))
         is_end, places = start + len(data) == size, [0]
-        while len(places) <= numbers[-1] - number:
-            found = _flac_headers(data, usual, num_frames - 1, places[-1] + max(least, 1))
-            wanted_number = number + len(places)
-            place = next((offset for offset, each in found if each == wanted_number), None)
-            if place is None:
-                break
-            places.append(place)
+        for place, found in _flac_headers(data, usual, num_frames - 1):
+            # Coded data may look like the next header, but not before the smallest frame has ended.
+            if found == number + len(places) and place >= places[-1] + least:
+                places.append(place)
         if is_end and numbers[-1] == num_frames:
             places.append(len(data))
         if len(places) > numbers[-1] - number:
@@ -349,16 +337,15 @@ def _seek_flac(input: Input, span: tuple[int, int, int], number: int, usual: int
     return None
 
 
-def _flac_headers(data: bytes, usual: int, last: int, start: int = 0) -> Iterator[tuple[int, int]]:
+def _flac_headers(data: bytes, usual: int, last: int) -> Iterator[tuple[int, int]]:
     """Where frames may begin, and their numbers.
 
     Args:
         data: A part of the file.
         usual: The byte behind the sync code.
         last: Number of the frame that may have another one.
-        start: Where to begin in it.
     """
-    offset = data.find(_FLAC_SYNC, start)
+    offset = data.find(_FLAC_SYNC)
     while 0 <= offset < len(data) - 8:
         code = data[offset + 4 : offset + 4 + _CODE_SIZES[data[offset + 4] >> 4]]
         try:

@@ -283,9 +283,14 @@ def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)
     if len(counts) != len(chunks) or counts.sum() != len(sizes):
         raise ValueError("chunks that do not hold the samples")
-    # Where samples would lie without gaps between chunks, and the gap before each chunk.
-    closed = np.cumsum(sizes) - sizes
-    gaps = chunks.astype(np.int64) - closed[np.cumsum(counts) - counts]
+    return _laid(sizes, chunks.astype(np.int64), counts)
+
+
+def _laid(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
+    """Where things of these lengths begin, so many behind each of the starts."""
+    # Where they would begin without gaps between the runs, and the gap before each run.
+    closed = np.cumsum(lengths) - lengths
+    gaps = starts - closed[np.cumsum(counts) - counts]
     places: Ticks = closed + np.repeat(gaps, counts)
     return places
 
@@ -322,8 +327,9 @@ def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes, size:
         for run in _boxes(traf, "trun"):
             rows, position = _run_rows(run, usual, size)
             end = end if position is None else base + position
-            runs.append((start, rows, end))
-            start, end = None, end + int(rows[:, 1].sum())
+            if len(rows):
+                runs.append((start, rows, end))
+                start, end = None, end + int(rows[:, 1].sum())
     return runs
 
 
@@ -352,20 +358,15 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
 
 def _joined(runs: list[_Run]) -> Samples:
     """The samples of all runs, in the order of the file."""
-    dts, places, now = [], [], 0
-    for start, rows, position in runs:
-        now = now if start is None else start
-        dts.append(now + np.cumsum(rows[:, 0]) - rows[:, 0])
-        places.append(position + np.cumsum(rows[:, 1]) - rows[:, 1])
-        now += int(rows[:, 0].sum())
-    rows, joined = np.concatenate([rows for _, rows, _ in runs]), np.concatenate(dts)
-    if (np.diff(joined) < 0).any():
+    starts, now = [], 0
+    for start, rows, _ in runs:
+        starts.append(now if start is None else start)
+        now = starts[-1] + int(rows[:, 0].sum())
+    counts = np.array([len(rows) for _, rows, _ in runs])
+    places = np.array([place for _, _, place in runs], np.int64)
+    durations, sizes, flags, offsets = np.concatenate([rows for _, rows, _ in runs]).T
+    dts = _laid(durations, np.array(starts, np.int64), counts)
+    if (np.diff(dts) < 0).any():
         raise ValueError("fragments that overlap, of which FFmpeg leaves some out")
-    return Samples(
-        joined,
-        rows[:, 3],
-        rows[:, 0],
-        np.concatenate(places),
-        rows[:, 2] & _IS_NO_KEY == 0,
-        is_listed=False,
-    )
+    is_key = flags & _IS_NO_KEY == 0
+    return Samples(dts, offsets, durations, _laid(sizes, places, counts), is_key, is_listed=False)

@@ -197,20 +197,14 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
             f"timestamp {timestamp!r}: a side must be a number of seconds, a numeric string or None, "
             f"not {type(value).__name__}"
         )
-    if not isinstance(value, int | Decimal | Fraction | str) and type(value) is not float:
-        # NumPy scalars print as np.float32(0.1); their float() would show the error of single
-        # precision.
-        value = float(str(value))
     try:
         number = float(value)
         if math.isinf(number):  # also what is too large for a float: no file lasts that long
             return number
         # By the shortest decimal form, so that 0.1 is a tenth and not the binary number a little
-        # above it: a window that ends at frame 3 of a 10 fps video must not hold frame 3.
-        if isinstance(value, int | Fraction):
-            return Fraction(value)
-        return Fraction(Decimal(str(value)))  # which reads text in a third of the time
-    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        # above it, also in NumPy's single precision. Decimal reads text in a third of the time.
+        return Fraction(value if isinstance(value, int | Fraction) else Decimal(str(value)))
+    except (ValueError, ArithmeticError) as error:
         raise ValueError(
             f"timestamp {timestamp!r}: {value!r} is not a number of seconds"
         ) from error

@@ -56,7 +56,7 @@ class _VideoRun:
     """Packets of a video stream as they are read, until those of the window are complete.
 
     Args:
-        stop: Timestamp from which packets cannot belong to the window.
+        stop: Timestamp from which packets cannot belong to the window, or infinity.
         restart: Timestamp up to which a key frame makes the packets before it needless.
 
     Attributes:
@@ -64,8 +64,8 @@ class _VideoRun:
         goes_on: Frames follow behind the window.
     """
 
-    def __init__(self, stop: int | None, restart: int | None = None) -> None:
-        self._stop = math.inf if stop is None else stop
+    def __init__(self, stop: float, restart: int | None = None) -> None:
+        self._stop = stop
         self._restart = restart
         self._kept: list[AvPacket] = []
         self._inside = self._late = 0
@@ -111,9 +111,9 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
         packets, _ = _begun(container, start, {index: _key_test(start)})
-        stop = _pts(window.end, codec, container.zero, up=True)
+        _, stop = window.ticks(codec.time_base, container.zero)
         run = _VideoRun(stop)
-        if stop is None:
+        if stop == math.inf:
             kept = list(packets)
         else:
             any(map(run.add, packets))
@@ -134,7 +134,7 @@ def with_x264_build(
     """
     if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
         return codec
-    if not container.seek(_pts(Fraction(0), codec, container.zero) or 0, index):
+    if not container.seek(_tick(Fraction(0), codec, container), index):
         return codec  # then it is read from its start
     first = next(container.packets([index]), None)
     found = None if first is None else _X264.search(bytes(first))
@@ -173,7 +173,7 @@ def audio_packets(
     if exact:
         packets = _from_last(packets, codec, start, begins)
     stop = _audio_stop(container, codec, window, exact=exact)
-    return index, codec, packets if stop is None else _until(packets, stop)
+    return index, codec, packets if stop == math.inf else _until(packets, stop)
 
 
 def _from_last(
@@ -196,7 +196,7 @@ def _may_restart(packet: AvPacket, codec: AudioCodec, begins: Begins) -> bool:
     return packet.pts != codec.start_pts and begins(packet) is True
 
 
-def _until(packets: Iterator[AvPacket], stop: int) -> Iterator[AvPacket]:
+def _until(packets: Iterator[AvPacket], stop: float) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
         # One past the end too: it shows whether something before it is missing.
@@ -235,7 +235,7 @@ def read_clip(
         codec = with_x264_build(container, index, codec, video_start)
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _begun(container, place, tests)
-        frames = _VideoRun(_pts(window.end, codec, container.zero, up=True), video_start)
+        frames = _VideoRun(window.ticks(codec.time_base, container.zero)[1], video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False
@@ -247,7 +247,7 @@ def read_clip(
                 if exact and _may_restart(packet, audio_codec, begins):
                     samples.clear()
                 samples.append(packet)
-                heard = stop is not None and packet.pts is not None and packet.pts >= stop
+                heard = packet.pts is not None and packet.pts >= stop
             if heard and frames.complete:
                 break
     return (
@@ -280,11 +280,9 @@ def our_packets(
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 
 
-def _pts(seconds: Fraction | None, codec: Codec, zero: Fraction, *, up: bool = False) -> int | None:
-    """The last timestamp at or before a time; ``up``: the first at or after it."""
-    if seconds is None:
-        return None
-    return (math.ceil if up else math.floor)((seconds + zero) / codec.time_base)
+def _tick(seconds: Fraction, codec: Codec, container: Container) -> int:
+    """The last timestamp at or before a time."""
+    return math.floor((seconds + container.zero) / codec.time_base)
 
 
 def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
@@ -298,7 +296,7 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     # It has times of decoding, which FFmpeg delays by what it has read of the stream: others after a seek.
     if container.format == "asf" and codec.name == "h264":
         return None
-    return _pts(window.start, codec, container.zero)
+    return _tick(window.start, codec, container)
 
 
 def _preroll(codec: AudioCodec) -> Fraction:
@@ -329,16 +327,14 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
             return None
     elif codec.name not in _INDEPENDENT:
         return None
-    return _pts(window.start - preroll, codec, container.zero)
+    return _tick(window.start - preroll, codec, container)
 
 
-def _audio_stop(
-    container: Container, codec: AudioCodec, window: Window, *, exact: bool
-) -> int | None:
-    """Timestamp from which packets are past the window."""
+def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
+    """Timestamp from which packets are past the window, or infinity."""
     # Timestamps are rounded; those that do not tell samples may also drift from their count.
     slack = 2 * codec.time_base if exact else AUDIO_PREROLL
-    return _pts(window.end, codec, container.zero + slack, up=True)
+    return window.ticks(codec.time_base, container.zero + slack)[1]
 
 
 def _key_test(start: int | None) -> Begins:
