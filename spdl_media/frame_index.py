@@ -152,22 +152,18 @@ class FrameIndex:
         found: list[int] = np.flatnonzero(np.isin(self.packets, self.keys)).tolist()
         return found
 
-    def starts(self, frames: Ticks) -> Ticks:
-        """The key frame, as a place in :attr:`keys`, from which each of the frames is decoded."""
-        # A frame that is shown before the key frame in front of it may refer to what lies before that one.
-        by_packet = np.searchsorted(self.keys, self.packets[frames], "right")
-        by_time = np.searchsorted(self.key_pts, self.pts[frames], "right")
-        starts: Ticks = np.maximum(np.minimum(by_packet, by_time) - 1, 0)
-        return starts
-
     def runs(self, frames: list[int]) -> list[Run]:
         """What has to be decoded for these frames, which are sorted and distinct."""
         if self.is_counted:
             return [Run(self.first, -1, frames)] if frames else []
         wanted = np.array(frames, np.int64)
-        firsts = self.keys[self.starts(wanted)].tolist()
+        packets = self.packets[wanted]
+        # A frame that is shown before the key frame in front of it may refer to what lies before that one.
+        by_packet = np.searchsorted(self.keys, packets, "right")
+        by_time = np.searchsorted(self.key_pts, self.pts[wanted], "right")
+        firsts = self.keys[np.maximum(np.minimum(by_packet, by_time) - 1, 0)].tolist()
         runs: list[Run] = []
-        for frame, first, packet in zip(frames, firsts, self.packets[wanted].tolist(), strict=True):
+        for frame, first, packet in zip(frames, firsts, packets.tolist(), strict=True):
             if runs and first <= runs[-1].last:
                 runs[-1].frames.append(frame)
                 runs[-1] = runs[-1]._replace(last=max(runs[-1].last, packet))

@@ -301,7 +301,7 @@ class VideoFrames(_Pictures):
 
     def _repr_html_(self) -> str:
         labels = [f"{seconds:.3f} s" for seconds in self.timestamps]
-        return gallery(repr(self), of_frames(self._frames, labels) if labels else ())
+        return gallery(repr(self), _of_frames(self._frames, labels) if labels else ())
 
 
 class ImageFrames(_Pictures):
@@ -360,7 +360,7 @@ class ImageFrames(_Pictures):
         return f"<ImageFrames: {self._describe()}>"
 
     def _repr_html_(self) -> str:
-        return gallery(repr(self), of_frames(self._frames, [""]))
+        return gallery(repr(self), _of_frames(self._frames, [""]))
 
 
 def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
@@ -386,7 +386,7 @@ def gallery(caption: str, images: Iterable[_Labelled]) -> str:
     return f"<div><code>{escape(caption)}</code><div>{shown}</div></div>"
 
 
-def of_frames(frames: Sequence[av.VideoFrame], labels: Sequence[str]) -> Iterable[_Labelled]:
+def _of_frames(frames: Sequence[av.VideoFrame], labels: Sequence[str]) -> Iterable[_Labelled]:
     """Small RGB images of frames, (H, W, 3), from first to last; none of those that FFmpeg cannot convert."""
     # A frame keeps a reformatter of its own, which no two threads may use at once.
     reformatter = VideoReformatter()

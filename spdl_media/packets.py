@@ -215,13 +215,10 @@ class _Packets(Generic[C]):
         return _unpickle, (type(self), rows, self._codec, self._metadata, self._discarded)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {len(self)} of {self._codec.name}, {self._span()}>"
-
-    def _span(self) -> str:
-        times = self.get_timestamps()
-        if not times:
-            return f"none in {self.window}" if self.window else f"{self.nbytes} bytes"
-        return f"{times[0]:.3f} s to {times[-1]:.3f} s"
+        span = f"none in {self.window}" if self.window else f"{self.nbytes} bytes"
+        if times := self.get_timestamps():
+            span = f"{times[0]:.3f} s to {times[-1]:.3f} s"
+        return f"<{type(self).__name__}: {len(self)} of {self._codec.name}, {span}>"
 
 
 class VideoPackets(_Packets[VideoCodec]):
