@@ -80,10 +80,14 @@ class OpenDecoder:
         metadata: Of the packets.
         config: How to decode.
         context: An open decoder in place of FFmpeg's own.
+
+    Attributes:
+        metadata: Of the packets that are decoded now.
+        discarded: Timestamps of frames that an edit list hides.
     """
 
-    metadata: PacketMetadata
-    """Metadata of the packets that are decoded now."""
+    # What helps against damage, as the end of a message.
+    _remedy: str
 
     def __init__(
         self, codec: Codec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
@@ -91,6 +95,7 @@ class OpenDecoder:
         self._codec: Any = codec
         self._config = config
         self.metadata = metadata
+        self.discarded: frozenset[int] = frozenset()
         self.num_dropped = 0
         self._packet_index = -1
         self._context: Any = context or make_decoder(codec, config, metadata.source)
@@ -109,13 +114,13 @@ class OpenDecoder:
             raise error from cause
         self.num_dropped += 1
 
-    def _damage(self, text: str, pts: int | None, remedy: str) -> DecodeError:
+    def _error(self, text: str, pts: int | None) -> DecodeError:
         codec, seconds, at = self._codec, None, ""
         if pts is not None:
             seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
             at = f" at {seconds:.3f} s"
         return DecodeError(
-            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{remedy}",
+            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy}",
             source=self.metadata.source,
             pts_seconds=seconds,
             packet_index=self._packet_index,
@@ -142,10 +147,13 @@ class PictureDecoder(OpenDecoder):
         self, codec: VideoCodec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
     ) -> None:
         super().__init__(codec, metadata, config, context)
-        self.discarded: frozenset[int] = frozenset()
+        self._remedy = ""
+        if codec.frame_rate is not None:
+            self._remedy = _KEEPS_FRAMES
+        elif codec.name in _PARTLY_DECODED:
+            self._remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
         self.needs_key, self.gives_lead_in = True, False
-        self.orientation = metadata.orientation
-        self.num_skipped = 0
+        self.orientation, self.num_skipped = 1, 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
@@ -154,17 +162,16 @@ class PictureDecoder(OpenDecoder):
         self._moments: list[int] | None = []
         # Ticks from frame to frame where packets do not tell; 0: unknown.
         self._step = usual_duration(codec)
-        self._started = self._skips = False
-        self._states_orientation = False
+        self._started = self._skips = self._states_orientation = False
+        self.follow(metadata)
 
-    @property
-    def metadata(self) -> PacketMetadata:
-        """Metadata of the packets that are decoded now."""
-        return self._metadata
-
-    @metadata.setter
-    def metadata(self, metadata: PacketMetadata) -> None:
-        self._metadata = metadata
+    def follow(self, metadata: PacketMetadata, discarded: frozenset[int] = frozenset()) -> None:
+        """Take the window and the clock of the packets that come next, and the frames that they hide."""
+        self.metadata = metadata
+        # Frames of earlier packets may still be in the decoder.
+        self.discarded |= discarded
+        if self.orientation == 1:
+            self.orientation = metadata.orientation
         # Whole numbers, because a comparison of fractions takes 3 microseconds a frame.
         self._first, self._stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
 
@@ -321,17 +328,11 @@ class PictureDecoder(OpenDecoder):
         self._next_pts = pts + self._step
         return pts
 
-    def _error(self, text: str, pts: int | None) -> DecodeError:
-        remedy = ""
-        if self._codec.frame_rate is not None:
-            remedy = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
-        elif self._codec.name in _PARTLY_DECODED:
-            remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
-        return self._damage(text, pts, remedy)
-
 
 # Of primaries and transfer functions: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
+
+_KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 
 # Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
@@ -361,14 +362,14 @@ class PicturePath:
         self._filter = PictureFilter(codec, filter_desc, config, None if is_still else metadata)
         self.decoder.gives_lead_in = self._filter.has_rate
 
-    def follow(self, metadata: PacketMetadata, sink: Sink) -> None:
-        """Take the metadata of packets whose data come next."""
+    def follow(self, metadata: PacketMetadata, discarded: frozenset[int], sink: Sink) -> None:
+        """Take the metadata of packets whose data come next, and the frames that they hide."""
         if not metadata.continues:
             # They do not follow on what came before (a window of its own, say): the frames that are held
             # back have to come out first, and none of them is a reference for what comes.
             for frame in chain(self._filtered(self.decoder.drain()), self._filter.end_run()):
                 sink.put(frame)
-        self.decoder.metadata = metadata
+        self.decoder.follow(metadata, discarded)
         self._filter.follow(metadata)
 
     def _filtered(self, frames: Iterable[av.VideoFrame]) -> Iterator[av.VideoFrame]:

@@ -93,6 +93,8 @@ class SampleDecoder(OpenDecoder):
     a frame or more (a whole one, where all are of one size) is a real gap: packets are missing.
     """
 
+    _remedy = ". decode_config(on_corrupt='drop') leaves damaged packets out"
+
     def __init__(
         self,
         codec: AudioCodec,
@@ -106,7 +108,6 @@ class SampleDecoder(OpenDecoder):
         self._may_rest = is_flushed and config == DEFAULT_DECODE_CONFIG
         context = _at_rest.take(codec, config, metadata.source) if self._may_rest else None
         super().__init__(codec, metadata, config, context)
-        self._discarded: frozenset[int] = frozenset()
         self.last_packet: AvPacket | None = None
         self._position: int | None = None
         self._is_second = False
@@ -127,7 +128,7 @@ class SampleDecoder(OpenDecoder):
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int]) -> None:
         """Take the window and the clock of the packets that come next, and the frames that they hide."""
         self.metadata = metadata
-        self._discarded |= discarded
+        self.discarded |= discarded
         self._finished = False
         self._rate = 0  # the first frame tells it
 
@@ -180,7 +181,7 @@ class SampleDecoder(OpenDecoder):
                     position = self._locate(frame, position, ticks)
                 self._position = end = position + samples
                 self._expected = ticks + samples * unit
-                if pts in self._discarded or (frame.is_corrupt and not self._accepts(frame)):
+                if pts in self.discarded or (frame.is_corrupt and not self._accepts(frame)):
                     continue
                 if packet is None:  # PyAV leaves it out of the frames held back
                     frame.time_base = self._codec.time_base
@@ -291,10 +292,6 @@ class SampleDecoder(OpenDecoder):
         if stated <= max(self._first, 0) or position >= self._stop:
             return
         self._lose(self._error(f"{stated - position} samples before it are missing", frame.pts))
-
-    def _error(self, text: str, pts: int | None) -> DecodeError:
-        remedy = ". decode_config(on_corrupt='drop') leaves damaged packets out"
-        return self._damage(text, pts, remedy)
 
 
 # Short frames are decoded by one thread at a time. FFmpeg takes 4 microseconds for one of MP3, 20 for one of

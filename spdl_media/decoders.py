@@ -220,12 +220,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         return PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
 
     def _accept(self, packets: VideoPackets) -> None:
-        decoder, metadata = self._decoder.decoder, metadata_of(packets)
-        self._decoder.follow(metadata, self._ready)
-        if decoder.orientation == 1:
-            decoder.orientation = metadata.orientation
-        # Frames of earlier packets may still be in the decoder.
-        decoder.discarded |= discarded_pts(packets)
+        self._decoder.follow(metadata_of(packets), discarded_pts(packets), self._ready)
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
