@@ -78,10 +78,10 @@ class _Port:
     args: str = ""
     waiting: deque[AvFrame] = field(default_factory=deque)
 
-    @property
-    def format(self) -> str:
-        """Size and format in words; empty: nothing is said of them."""
-        return _in_words(self.options)
+    def __post_init__(self) -> None:
+        # An expression is FFmpeg's to evaluate.
+        with suppress(KeyError, ValueError):
+            self.time_base = Fraction(self.options["time_base"])
 
     def check(self, frame: AvFrame, desc: str) -> None:
         """Refuse a frame of another format; the first one of an open input says which it takes.
@@ -94,13 +94,13 @@ class _Port:
         if not (self.declared or self.args):
             self.options, self.args = given, source_args(frame)
             return
-        base = frame.time_base and as_fraction(frame.time_base)
+        base = as_fraction(frame.time_base)
         # Only what both sides say is compared: a declaration may leave some out.
-        if any(self.options.get(name, value) != value for name, value in given.items()) or (
-            self.declared and self.time_base and base and base != self.time_base
-        ):
-            what = f"takes {self.format}, but the frames are {_in_words(given)}"
-            raise graph_error(desc, f"the input {self.name} {what}")
+        is_other = any(self.options.get(name, value) != value for name, value in given.items())
+        if is_other or (self.declared and self.time_base and base and base != self.time_base):
+            takes, are = _in_words(self.options), _in_words(given)
+            what = f"the input {self.name} takes {takes}, but the frames are {are}"
+            raise graph_error(desc, what)
 
     def unit(self, frame: av.AudioFrame, zero: Fraction) -> Fraction:
         """The unit of time that the input takes audio in."""
@@ -114,6 +114,7 @@ class _Port:
 
 
 def _in_words(options: dict[str, str]) -> str:
+    """Size and format; empty: nothing is said of them."""
     parts = map(options.get, ("video_size", "pix_fmt", "sample_fmt", "channel_layout"))
     rate = options.get("sample_rate")
     return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None)))
@@ -124,15 +125,8 @@ def _make_ports(wiring: Wiring, kinds: dict[str, Kind], side: str) -> list[_Port
     ports = []
     for position, node in enumerate(wiring.nodes):
         if node.name in kinds:
-            name = f"{node.name}@{node.id}" if node.id else node.name
-            options = _options(node.args or "")
-            port = _Port(
-                position, kinds[node.name], name, node.id or "", declared=True, options=options
-            )
-            # An expression is FFmpeg's to evaluate.
-            with suppress(KeyError, ValueError):
-                port.time_base = Fraction(options["time_base"])
-            ports.append(port)
+            names, options = (node.full_name, node.id or ""), _options(node.args or "")
+            ports.append(_Port(position, kinds[node.name], *names, declared=True, options=options))
     pads = wiring.inputs if kinds is SOURCES else wiring.outputs
     # One without a label needs no name; of several, each must be reachable.
     unlabelled = [pad for pad in pads if not pad.label]
@@ -183,8 +177,6 @@ class FilterGraph:
     See:
         https://ffmpeg.org/ffmpeg-filters.html
     """
-
-    __slots__ = ("_built", "_flushed", "_guard", "_inputs", "_metadata", "_outputs", "_wiring")
 
     def __init__(self, desc: str) -> None:
         self._wiring = wire(desc)
@@ -276,8 +268,8 @@ class FilterGraph:
                 empty = [port.key for port in self._inputs if not (port.declared or port.args)]
                 raise graph_error(self._wiring.desc, f"the inputs {empty} have had no frame")
             self._flushed = True
-            for source in self._built.sources:
-                with filter_errors(self._wiring.desc, "it failed"):
+            with filter_errors(self._wiring.desc, "it failed"):
+                for source in self._built.sources:
                     push_frame(source, None)
 
     def dump(self) -> str:
@@ -294,15 +286,13 @@ class FilterGraph:
         """
         with self._guard:
             names = _unique_names(self._wiring)
-            lines = [f"{port.name} ({port.format or port.kind})" for port in self._inputs]
-            lines += [
-                f"{port.name} -> {names[port.node]}" for port in self._inputs if not port.declared
+            arrows = [
+                *((port.name, names[port.node]) for port in self._inputs if not port.declared),
+                *((names[link[0]], names[link[2]]) for link in self._wiring.links),
+                *((names[port.node], port.name) for port in self._outputs if not port.declared),
             ]
-            lines += [f"{names[link[0]]} -> {names[link[2]]}" for link in self._wiring.links]
-            lines += [
-                f"{names[port.node]} -> {port.name}" for port in self._outputs if not port.declared
-            ]
-            return "\n".join(lines)
+            lines = [f"{p.name} ({_in_words(p.options) or p.kind})" for p in self._inputs]
+            return "\n".join([*lines, *map(" -> ".join, arrows)])
 
     def __repr__(self) -> str:
         return f"<FilterGraph {self._wiring.desc!r}>"
@@ -319,13 +309,13 @@ class FilterGraph:
 
     def _run(self) -> None:
         """Give the graph what waits for it; it is made when all its inputs have a format."""
-        open_inputs = [port for port in self._inputs if not port.declared]
-        if self._built is None and all(port.args for port in open_inputs):
-            self._built = build(self._wiring, [port.args for port in open_inputs])
         if self._built is None:
-            return
-        for source, port in zip(self._built.sources, self._inputs, strict=True):
-            with filter_errors(self._wiring.desc, "it failed"):
+            args = [port.args for port in self._inputs if not port.declared]
+            if not all(args):
+                return
+            self._built = build(self._wiring, args)
+        with filter_errors(self._wiring.desc, "it failed"):
+            for source, port in zip(self._built.sources, self._inputs, strict=True):
                 while port.waiting:
                     # One input may end before others: the frames that it no longer takes are dropped.
                     push_frame(source, port.waiting.popleft())

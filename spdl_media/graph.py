@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
@@ -75,6 +75,11 @@ class Node(NamedTuple):
     args: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name of this instance."""
+        return f"{self.name}@{self.id}" if self.id else self.name
 
     def __str__(self) -> str:
         before, after = (
@@ -267,22 +272,42 @@ def wire(desc: str) -> Wiring:
     nodes = tuple(node for chain in chains for node in chain)
     # How many pads a filter has can depend on its arguments (split=3), so each is made once.
     scratch = AvGraph()
-    pads = [_count_pads(scratch, desc, node) for node in nodes]
-    links = tuple(_links(chains, pads))
-    ends: list[tuple[Pad, ...]] = []
-    for side, taken in enumerate(({link[2:] for link in links}, {link[:2] for link in links})):
-        ends.append(
-            tuple(
-                Pad(position, index, *_label_and_kind(desc, node, side, index))
-                for position, node in enumerate(nodes)
-                for index in range(pads[position][side])
-                if (position, index) not in taken
-            )
+    labels = [_pad_labels(scratch, desc, node) for node in nodes]
+    # The last filter of each chain has none behind it.
+    last = {end - 1 for end in accumulate(map(len, chains))}
+    named = {
+        label: (position, index)
+        for position, (inputs, _) in enumerate(labels)
+        for index, label in enumerate(inputs)
+    }
+    links: list[tuple[int, int, int, int]] = []
+    for position, (_, outputs) in enumerate(labels):
+        follower = position + 1
+        inputs = () if position in last else labels[follower][0]
+        free = (index for index, label in enumerate(inputs) if label is None)
+        for output, label in enumerate(outputs):
+            # An unlabelled output goes to the next filter's first free unlabelled input, if it has one.
+            if label is not None and label in named:
+                links.append((position, output, *named[label]))
+            elif label is None and (input := next(free, None)) is not None:
+                links.append((position, output, follower, input))
+    ends = [
+        tuple(
+            Pad(position, index, label, _kind(desc, nodes[position], side, index))
+            for position, of_node in enumerate(labels)
+            for index, label in enumerate(of_node[side])
+            if (position, index) not in taken
         )
-    return Wiring(desc, nodes, links, *ends)
+        for side, taken in enumerate(({link[2:] for link in links}, {link[:2] for link in links}))
+    ]
+    return Wiring(desc, nodes, tuple(links), *ends)
 
 
-def _count_pads(scratch: AvGraph, desc: str, node: Node) -> tuple[int, int]:
+_Labels: TypeAlias = tuple[str | None, ...]
+
+
+def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labels]:
+    """The labels of all inputs and outputs of a filter, ``None`` where one has none."""
     context = add_filter(scratch, desc, node)
     counts = len(context.inputs), len(context.outputs)  # type: ignore[attr-defined] # not in PyAV's stubs
     for labels, count, side in zip(
@@ -292,36 +317,12 @@ def _count_pads(scratch: AvGraph, desc: str, node: Node) -> tuple[int, int]:
             raise graph_error(
                 desc, f"{node} has {len(labels)} {side} labels, but the filter has {count} {side}s"
             )
-    return counts
+    inputs = *node.inputs, *[None] * (counts[0] - len(node.inputs))
+    return inputs, (*node.outputs, *[None] * (counts[1] - len(node.outputs)))
 
 
-def _links(chains: Chains, pads: list[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Labels join first; an unlabelled output goes to the next filter's first free unlabelled input."""
-    nodes = [node for chain in chains for node in chain]
-    labelled = {
-        label: (position, index)
-        for position, node in enumerate(nodes)
-        for index, label in enumerate(node.inputs)
-    }
-    # The last filter of each chain has none behind it.
-    ends = {end - 1 for end in accumulate(map(len, chains))}
-    for position, node in enumerate(nodes):
-        for output, label in enumerate(node.outputs):
-            if label in labelled:
-                yield position, output, *labelled[label]
-        if position not in ends:
-            follower = position + 1
-            outputs = range(len(node.outputs), pads[position][1])
-            inputs = range(len(nodes[follower].inputs), pads[follower][0])
-            # Filters need not have as many free outputs as the next one has inputs.
-            for output, free in zip(outputs, inputs, strict=False):
-                yield position, output, follower, free
-
-
-def _label_and_kind(desc: str, node: Node, side: int, index: int) -> tuple[str | None, Kind]:
-    """The label of an open input (side 0) or output (1), and what flows there."""
-    labels = (node.inputs, node.outputs)[side]
-    label = labels[index] if index < len(labels) else None
+def _kind(desc: str, node: Node, side: int, index: int) -> Kind:
+    """What flows through an input (side 0) or output (1)."""
     # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
     graph = AvGraph()
     context = add_filter(graph, desc, node)
@@ -332,8 +333,8 @@ def _label_and_kind(desc: str, node: Node, side: int, index: int) -> tuple[str |
             else:
                 context.link_to(graph.add("buffersink"), index, 0)
         except av.FFmpegError:
-            return label, "audio"
-    return label, "video"
+            return "audio"
+    return "video"
 
 
 def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
@@ -347,8 +348,8 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         raise graph_error(desc, f"this FFmpeg has no filter {node.name!r}{hint}")
     with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
-        full_name = f"{node.name}@{node.id}" if node.id else None
-        return graph.add(node.name, node.args, **({"name": full_name} if full_name else {}))
+        # FFmpeg makes up a name for one without an id.
+        return graph.add(node.name, node.args, **({"name": node.full_name} if node.id else {}))
 
 
 def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
@@ -374,8 +375,10 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
     # The pipeline owns the parallelism; FFmpeg's default starts threads for each graph.
     graph.threads = 1
     contexts = [add_filter(graph, desc, node) for node in wiring.nodes]
-    sources = [c for c, node in zip(contexts, wiring.nodes, strict=True) if node.name in SOURCES]
-    sinks = [c for c, node in zip(contexts, wiring.nodes, strict=True) if node.name in SINKS]
+    sources, sinks = (
+        [c for c, node in zip(contexts, wiring.nodes, strict=True) if node.name in ends]
+        for ends in (SOURCES, SINKS)
+    )
     with filter_errors(desc, "its filters cannot be joined"):
         for from_, output, to, input in wiring.links:
             contexts[from_].link_to(contexts[to], output, input)
