@@ -16,7 +16,7 @@ import av
 from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
 from spdl_media._picture_decoder import OpenDecoder
 from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_lateness
-from spdl_media.codec import AudioCodec, make_decoder
+from spdl_media.codec import AudioCodec, DecoderAtRest
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import FrameFilter
@@ -54,31 +54,8 @@ def _has_frame(packet: AvPacket) -> bool:
     return len(head) == 2 and head[0] == 0xFF and head[1] >= 0xE0
 
 
-class _DecoderAtRest(threading.local):
-    """The open decoder that a thread has at rest, if any, and of what."""
-
-    codec: AudioCodec | None = None
-    context: Any = None
-
-    def take(self, codec: AudioCodec, config: DecodeConfig, source: str) -> Any:
-        """Take the decoder, or open one.
-
-        Raises:
-            DecodeError: This FFmpeg has no decoder for the codec.
-        """
-        # Taken while in use, so that a signal handler that decodes, too, does not find it.
-        context, self.context = self.context, None
-        if context is None or not (self.codec is codec or self.codec == codec):
-            context = make_decoder(codec, config, source)
-        return context
-
-    def put_back(self, codec: AudioCodec, context: Any) -> None:
-        """Keep a decoder whose state is that of a fresh one."""
-        self.codec, self.context = codec, context
-
-
 # Opening a decoder takes as long as to decode six frames of MP3, or 20 packets of Vorbis.
-_at_rest = _DecoderAtRest()
+_at_rest = DecoderAtRest()
 
 # Flushing a decoder of these makes it as fresh. That of AAC goes on in its noise.
 _FRESH_WHEN_FLUSHED = frozenset({"opus", "vorbis"})

@@ -10,6 +10,7 @@ import io
 import platform
 import re
 import struct
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -297,6 +298,29 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
             ) from error.__cause__
         raise
     return context
+
+
+class DecoderAtRest(threading.local):
+    """The open decoder that a thread has at rest, if any, and of what."""
+
+    codec: Codec | None = None
+    context: Any = None
+
+    def take(self, codec: Codec, config: DecodeConfig, source: str) -> Any:
+        """Take the decoder, or open one.
+
+        Raises:
+            DecodeError: This FFmpeg has no decoder for the codec.
+        """
+        # Taken while in use, so that a signal handler that decodes, too, does not find it.
+        context, self.context = self.context, None
+        if context is None or not (self.codec is codec or self.codec == codec):
+            context = make_decoder(codec, config, source)
+        return context
+
+    def put_back(self, codec: Codec, context: Any) -> None:
+        """Keep a decoder whose state is that of a fresh one."""
+        self.codec, self.context = codec, context
 
 
 def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:

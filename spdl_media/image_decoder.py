@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from spdl_media._jpeg import decode_downscaled
 from spdl_media._optional import require
 from spdl_media._picture_decoder import FrameList, PicturePath
 from spdl_media.boxes import Bytes
-from spdl_media.codec import VideoCodec, make_decoder
+from spdl_media.codec import DecoderAtRest, VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError
@@ -183,15 +182,9 @@ _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
 
-class _AtRest(threading.local):
-    """The decoder that a thread has open."""
-
-    # Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes
-    # into its tables, half into memory that the system has to clear for it anew.
-    context: Any = None
-
-
-_at_rest = _AtRest()
+# Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes into
+# its tables, half into memory that the system has to clear for it anew.
+_at_rest = DecoderAtRest()
 
 
 def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFrame | None:
@@ -206,10 +199,7 @@ def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoF
         return None
     if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
         return None
-    # Taken while in use, so that a signal handler that decodes, too, does not find it.
-    context, _at_rest.context = _at_rest.context, None
-    if context is None:
-        context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
+    context = _at_rest.take(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
             frames: list[av.VideoFrame] = context.decode(padded_image(packets))
@@ -222,7 +212,7 @@ def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoF
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
-        _at_rest.context = context
+        _at_rest.put_back(_STILL_JPEG, context)
     frame.time_base = _STILL_JPEG.time_base
     return frame
 
