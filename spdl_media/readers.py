@@ -18,6 +18,9 @@ from spdl_media.errors import SourceError
 
 __all__ = ()
 
+# What a file is asked for at a time, at most.
+_PIECE = 16 * 1024 * 1024
+
 
 def memory_of(src: Any) -> bytes | memoryview | None:
     """The memory behind bytes, buffers, arrays and tensors, as flat bytes, without a copy.
@@ -238,10 +241,12 @@ class FileReader:
         pieces = []
         if self._seekable:
             self._move(start)
-        # Sockets and pipes give what they have, but a signature must be read whole.
-        while size > 0 and (data := self._pull(size)):
+        # Sockets and pipes give what they have, but a signature must be read whole. Pieces: a size that a
+        # damaged header states costs no more memory than one of them, and what the file gives.
+        while size > 0 and (data := self._pull(min(size, _PIECE), start)):
             pieces.append(data)
             size -= len(data)
+            start += len(data)
         if self._seekable:
             self._move(self._position)
         return b"".join(pieces)
@@ -264,12 +269,12 @@ class FileReader:
         """
         if self._seekable:
             self._move(0)
-            data = self._pull(None)
+            data = self._pull(None, 0)
             self._move(self._position)
             return data
         if self._position:
             raise ValueError(f"{self.label}: it cannot seek, and some of it has been read")
-        rest = self._pull(None)
+        rest = self._pull(None, len(self._head))
         self._position = len(self._head) + len(rest)
         return self._head + rest
 
@@ -323,7 +328,7 @@ class FileReader:
         # The head of a file that cannot seek is given a second time.
         kept = b"" if self._seekable else self._head[self._position : self._position + size]
         try:
-            data = kept or self._pull(size)
+            data = kept or self._pull(size, self._position)
         except BaseException as error:
             self.failure = error
             if isinstance(error, Exception):
@@ -358,15 +363,17 @@ class FileReader:
             # Some file-like objects return nothing from seek().
             return int(self._file.tell() if position is None else position)
         except Exception as error:  # whatever a caller's own file object may raise
-            raise self._source_error("seek", error) from error
+            raise self._source_error("seek", error, self._position) from error
 
-    def _pull(self, size: int | None) -> bytes:
+    def _pull(self, size: int | None, position: int) -> bytes:
+        """Read from a position at which the file is."""
         try:
             data = self._file.read() if size is None else self._file.read(size)
         except Exception as error:  # whatever a caller's own file object may raise
-            raise self._source_error("read", error) from error
+            raise self._source_error("read", error, position) from error
         if data is None:
-            raise self._source_error("read", BlockingIOError(errno.EAGAIN, "no data yet (None)"))
+            none_yet = BlockingIOError(errno.EAGAIN, "no data yet (None)")
+            raise self._source_error("read", none_yet, position)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
                 f"{self.label}: a file object must give bytes from read(), this one gave "
@@ -374,13 +381,14 @@ class FileReader:
             )
         if size is not None and len(data) > size:
             # PyAV would write them past the end of its buffer, whose length it does not look at.
-            raise self._source_error("read", ValueError(f"read({size}) gave {len(data)} bytes"))
+            too_many = ValueError(f"read({size}) gave {len(data)} bytes")
+            raise self._source_error("read", too_many, position)
         # A view may be of memory that the file uses again for its next read.
         return data if type(data) is bytes else bytes(data)
 
-    def _source_error(self, verb: str, error: Exception) -> SourceError:
+    def _source_error(self, verb: str, error: Exception, position: int) -> SourceError:
         return SourceError(
-            f"its {verb}() failed at byte {self._position}: {type(error).__name__}: {error}. "
+            f"its {verb}() failed at byte {position}: {type(error).__name__}: {error}. "
             "Nothing after that byte was used; open the source anew to try again.",
             source=self.label,
             errno=error.errno if isinstance(error, OSError) else None,

@@ -11,11 +11,12 @@ import stat
 import struct
 import tarfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from spdl_media._remote import open_stream
+from spdl_media.boxes import Read
 from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Input, Source, local_path
 from spdl_media.readers import Content, FileReader, name_of, path_error
@@ -43,14 +44,8 @@ _REFUSED = {
 }
 # Names and pax headers longer than this are taken for damage.
 _MAX_HEADER_SIZE = 1 << 20
-# Members above this are compared with what is left before they are read. A short read of smaller ones takes
-# no memory worth the look, which is 2 % of the time of those of 10 KB.
-_LARGE = 64 * 1024
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
 
-# What is asked of a stream at a time: a header that lies about its size costs no more memory than this, and
-# what the stream gives.
-_PIECE = 16 * 1024 * 1024
 _BUFFER = 256 * 1024
 
 
@@ -92,94 +87,29 @@ class _ChecksumError(tarfile.HeaderError):
     """A block is damaged, or no header at all."""
 
 
-class _Memory:
-    """Members are views of the memory."""
+class _Opened(NamedTuple):
+    """What an archive is read from: ``read`` gives the bytes from a position on, each position later than the last.
 
-    def __init__(self, content: Content, name: str) -> None:
-        self.name = name
-        self.offset = 0
-        self._view = memoryview(content)
+    ``size`` is ``None`` where only reading tells.
+    """
 
-    def read(self, size: int) -> memoryview:
-        data = self._view[self.offset : self.offset + size]
-        self.offset += len(data)
-        return data
-
-    def left(self) -> int:
-        return len(self._view) - self.offset
-
-    def close(self) -> None:
-        """Nothing was opened. Members keep the memory."""
+    name: str
+    read: Read
+    size: int | None
+    close: Callable[[], None] | None = None
 
 
-class _Stream:
-    """Members are new ``bytes``."""
-
-    def __init__(self, reader: FileReader, size: int | None = None) -> None:
-        self.name = reader.label
-        self.offset = 0
-        self._reader = reader
-        self._size = size
-
-    def read(self, size: int) -> bytes:
-        """Give less than ``size`` bytes only at the end.
-
-        Raises:
-            SourceError: The file cannot be read.
-            TypeError: A file object gives no bytes.
-        """
-        data = self._reader.read(min(size, _PIECE))
-        if len(data) < size:
-            pieces, missing = [data], size - len(data)
-            while missing and (data := self._reader.read(min(missing, _PIECE))):
-                pieces.append(data)
-                missing -= len(data)
-            if missing:
-                self._reader.check()  # an interrupt ends the reading without an exception
-            data = b"".join(pieces)
-        self.offset += len(data)
-        return data
-
-    def left(self) -> int | None:
-        return None if self._size is None else max(0, self._size - self.offset)
-
-    def close(self) -> None:
-        self._reader.detach()
-
-
-class _Headers:
-    """Headers of a file that can seek; between them nothing is read."""
-
-    def __init__(self, src: Input) -> None:
-        self.name = src.name
-        self.offset = 0
-        self._input = src
-        self._size = src.size()
-
-    def read(self, size: int) -> bytes:
-        """Give less than ``size`` bytes only at the end.
-
-        Raises:
-            SourceError: The file cannot be read.
-        """
-        data = bytes(self._input.read_at(self.offset, size))
-        self.offset += len(data)
-        return data
-
-    def left(self) -> int:
-        return max(0, self._size - self.offset)
-
-    def close(self) -> None:
-        """Closing the file is the caller's."""
-
-
-def _open(src: Any) -> _Memory | _Stream:
+def _open(src: Source | Input) -> _Opened:
+    if isinstance(src, Input):
+        return _Opened(src.name, src.read_at, src.size())
     path = local_path(src)
     if path is None:
         stream = open_stream(src, forward=True)
         if isinstance(stream, FileReader):
-            return _Stream(stream)
-        return _Memory(stream, src if isinstance(src, str) else name_of(stream))
+            return _Opened(stream.label, stream.peek, None, stream.detach)
+        view = memoryview(stream)
+        name = src if isinstance(src, str) else name_of(stream)
+        return _Opened(name, lambda start, size: view[start : start + size], len(view))
     try:
         file: Any = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with the archive
     except (OSError, ValueError) as error:
@@ -188,7 +118,8 @@ def _open(src: Any) -> _Memory | _Stream:
     # Of a pipe no more is asked for than what must be there, so that its writer is not waited for.
     if stat.S_ISREG(status.st_mode):
         file, size = io.BufferedReader(file, _BUFFER), status.st_size
-    return _Stream(FileReader(file, path, seekable=False, owned=True), size)
+    reader = FileReader(file, path, seekable=False, owned=True)
+    return _Opened(path, reader.peek, size, reader.detach)
 
 
 class Archive:
@@ -209,18 +140,20 @@ class Archive:
     """
 
     def __init__(self, src: Source | Input) -> None:
-        self._source = _Headers(src) if isinstance(src, Input) else _open(src)
-        self._take = self._skip if isinstance(src, Input) else self._read
-        self.name = self._source.name
-        self.member_offset = 0
+        self.name, self._read, self._size, self._close = _open(src)
+        self._headers_only = isinstance(src, Input)
+        self.offset = self.member_offset = 0
+        # Of the next byte to read.
+        self._position = 0
         self._member: str | None = None
-        self.offset = 0
         # What "g" headers say of all members after them, and "L" and "x" headers of the next one.
         self._of_all: dict[bytes, bytes] = {}
         self._of_next: dict[bytes, bytes] = {}
 
     def close(self) -> None:
-        self._source.close()
+        """Let go of the source. An ``Input`` is its owner's to close."""
+        if self._close is not None:
+            self._close()
 
     def members(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """Names and contents of the regular files.
@@ -231,12 +164,11 @@ class Archive:
             SourceError: It cannot be read.
             TypeError: A file object gives no bytes.
         """
-        source = self._source
         padding = 0
         while True:
             # The rest of the last member's blocks and the next header, in one read.
-            self.offset = source.offset + padding
-            block = bytes(source.read(padding + _BLOCK)[padding:])
+            self.offset = self._position + padding
+            block = bytes(self._next(padding + _BLOCK)[padding:])
             if block == _NO_BLOCK:
                 if self._of_next:
                     where = "behind it " if self._member is not None else ""
@@ -284,26 +216,32 @@ class Archive:
             self.fail(_REFUSED[kind])
         return size, kind
 
-    def _read(self, size: int) -> bytes | memoryview:
-        if size > _LARGE:
-            left = self._source.left()
-            if left is not None and left < size:
-                self.fail(f"is cut short: {left} of {size} bytes are there")
-        data = self._source.read(size)
+    def _next(self, size: int) -> Content:
+        """The next bytes; less only at the end."""
+        data = self._read(self._position, size)
+        self._position += len(data)
+        return data
+
+    def _take(self, size: int) -> Content:
+        """The content of a member."""
+        # Before it is read: a damaged size may be more than the memory has.
+        left = size if self._size is None else max(0, self._size - self._position)
+        if left < size:
+            self.fail(f"is cut short: {left} of {size} bytes are there")
+        if self._headers_only:
+            return self._skip(size)
+        data = self._next(size)
         if len(data) < size:
             self.fail(f"is cut short: {len(data)} of {size} bytes are there")
         return data
 
     def _skip(self, size: int) -> bytes:
-        left = self._source.left()
-        if left is not None and left < size:
-            self.fail(f"is cut short: {left} of {size} bytes are there")
         if self._of_all:
             self.fail(
                 "stands behind a pax header that renames or resizes all members, so it is not read by its "
                 "position. Write the archive anew, or read it by iter_samples"
             )
-        self._source.offset += size
+        self._position += size
         return b""
 
     def _read_special(self, size: int, kind: bytes) -> None:
@@ -311,7 +249,7 @@ class Archive:
         if size > _MAX_HEADER_SIZE:
             what = f"has a pax header or long name of {size} bytes"
             self._fail_behind(f"{what}; {_MAX_HEADER_SIZE} are the most read")
-        data = bytes(self._source.read(size))
+        data = bytes(self._next(size))
         if len(data) < size:
             found = f"{len(data)} of {size} bytes of a pax header or long name are there"
             self._fail_behind(f"is cut short: {found}")
