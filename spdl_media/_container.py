@@ -30,7 +30,6 @@ from spdl_media.audio_clock import (
     mp3_frame_size,
     straightened,
 )
-from spdl_media.boxes import missing_packets, signed_format
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -43,14 +42,15 @@ from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
+from spdl_media.parts import missing_packets, signed_format
+from spdl_media.still_faults import check_complete
+from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
     HEAD_SIZE,
     WITHOUT_SIGNATURE,
     container_still,
     still_codec,
-    still_orientation,
 )
-from spdl_media.truncation import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
 
@@ -438,7 +438,7 @@ class Container:
                 with self.reading():
                     packets = list(islice(self.packets([index]), 1))
             first = next(iter(packets), None)
-            return 1 if first is None else still_orientation(memoryview(first))
+            return 1 if first is None else exif_orientation(memoryview(first))
         if index not in self._orientations:
             is_stated = any(name in self.format for name in ("mp4", "matroska"))
             matrix = muxed_matrix(self.av.streams[index]) if is_stated else None

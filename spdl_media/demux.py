@@ -33,17 +33,17 @@ from spdl_media.packets import (
     copy_packet,
     make_packet,
 )
-from spdl_media.still_headers import read_jpeg_head
+from spdl_media.still_faults import check_complete
+from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
     container_still,
     pillow_reason,
+    read_jpeg_head,
     still_codec,
-    still_orientation,
 )
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.truncation import check_complete
 from spdl_media.window import first_image, pillow_packets
 
 __all__ = ("apply_bsf", "demux_audio", "demux_image", "demux_video")
@@ -146,7 +146,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     is_whole = head is not None and data[-2:] == b"\xff\xd9"
     metadata = PacketMetadata(
         input.name,
-        orientation=still_orientation(data) if head is None else head.orientation,
+        orientation=exif_orientation(data) if head is None else head.orientation,
         incomplete=None if is_whole else check_complete(decoder, data),
         jpeg=head,
     )

@@ -16,7 +16,8 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
-from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
+from spdl_media.still_faults import BESIDE
+from spdl_media.stills import HEAD_SIZE, pillow_reason
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import (
     first_image,

@@ -28,7 +28,8 @@ from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, cut_short_error
-from spdl_media.stills import BESIDE, HEAD_SIZE, pillow_reason
+from spdl_media.still_faults import BESIDE
+from spdl_media.stills import HEAD_SIZE, pillow_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import with_x264_build
 

@@ -8,33 +8,36 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import av
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media._ffmpeg import forwards_log
-from spdl_media._jpeg import decode_downscaled
 from spdl_media._optional import require
 from spdl_media._picture_decoder import FrameList, PicturePath
-from spdl_media.boxes import Bytes
 from spdl_media.codec import DecoderAtRest, VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError
+from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
 from spdl_media.filters import PictureFilter, naming
+from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
-from spdl_media.operations import PictureOps
+from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import (
     FrameMetadata,
     ImagePackets,
     VideoPackets,
     av_packets,
+    coded_image,
     cut_short_error,
     metadata_of,
     padded_image,
 )
-from spdl_media.stills import is_avif
+from spdl_media.parts import Bytes
+from spdl_media.still_faults import is_avif
 from spdl_media.window import PILLOW_TIME_BASE
 
 PILLOW: Final = "pillow"
@@ -57,37 +60,29 @@ def decode_image(
         MissingDependencyError: Pillow or simplejpeg is needed, and not installed.
         ValueError: A decoder or option of ``config`` does not exist.
     """
-    with naming(packets.source):
-        return _decode(packets, filter_desc, config)
-
-
-def _decode(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
     # Without it, glibc returns the memory of each small image to the system, and takes it anew.
     keep_freed_memory()
     reason = metadata_of(packets).pillow
-    # A decoder that the caller names comes before the one that suits the file.
-    if config.decoder == PILLOW or (reason is not None and config.decoder is None):
-        return _decode_by_pillow(packets, filter_desc, config)
-    try:
-        return _decode_by_ffmpeg(packets, filter_desc, config)
-    except DecodeError as error:
-        if config.decoder is not None or not is_unsupported(error):
+    with naming(packets.source):
+        # A decoder that the caller names comes before the one that suits the file.
+        if config.decoder == PILLOW or (reason is not None and config.decoder is None):
+            return _decode_by_pillow(packets, filter_desc, config)
+        try:
+            return _decode_by_ffmpeg(packets, filter_desc, config)
+        except DecodeError as error:
+            if config.decoder is not None or not is_unsupported(error):
+                raise
+            reason = f"{packets.codec.name} data that FFmpeg does not know"
+            with suppress(DecodeError):
+                return _decode_by_pillow(packets.with_metadata(pillow=reason), filter_desc, config)
             raise
-        unknown = packets.with_metadata(
-            pillow=f"{packets.codec.name} data that FFmpeg does not know"
-        )
-        with suppress(DecodeError):
-            return _decode_by_pillow(unknown, filter_desc, config)
-        raise
 
 
 def _decode_by_ffmpeg(
     packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
 ) -> ImageFrames:
     if config.downscale is not None:
-        small = decode_downscaled(packets, filter_desc, config)
+        small = _decode_downscaled(packets, filter_desc, config)
         if small is not None:
             return _image(small, packets, 1 if config.orient else metadata_of(packets).orientation)
     # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
@@ -314,12 +309,132 @@ def _as_frame(image: Any) -> av.VideoFrame:
     return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
 
 
-_FULL_RANGE, _RGB_MATRIX = 2, 0  # FFmpeg's numbers of the range and of the matrix of RGB
-
-
 def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
-    frame.color_range = _FULL_RANGE
+    frame.color_range = FULL_RANGE
     if pix_fmt.startswith("rgb"):
-        frame.colorspace = _RGB_MATRIX
+        frame.colorspace = GBR
     return frame
+
+
+# JPEGs that are shrunk while they are decoded, by libjpeg.
+
+# Eighths of a side, the smallest first. The others take longer than the next larger one here.
+_EIGHTHS = (1, 2, 4)
+# What is left is so many times as large as the result at least: the higher frequencies of those are wanted.
+_MARGIN = 1.2
+# Edges fall on whole pixels of the smaller image. They may move by so much of a pixel of the result.
+_MAX_SHIFT = 0.125
+
+
+class _Part(NamedTuple):
+    """A box of the shrunk image, as it is stored, and how much it was shrunk."""
+
+    eighths: int
+    columns: slice
+    rows: slice
+
+
+def _decode_downscaled(
+    packets: ImagePackets, filter: str | PictureOps | None, config: DecodeConfig
+) -> av.VideoFrame | None:
+    """Decode a JPEG at less than its size, turn it upright, and filter it.
+
+    Returns:
+        The frame; ``None``, if it has to be decoded whole: no YCbCr JPEG, cut short or damaged, too small,
+        a filter that does not scale first, or a crop whose edges would move.
+
+    Raises:
+        MissingDependencyError: simplejpeg is not installed.
+    """
+    simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
+    metadata, ops = metadata_of(packets), picture_ops(filter)
+    head = metadata.jpeg
+    if head is None or not head.is_ycc or metadata.incomplete is not None or len(packets) != 1:
+        return None
+    if ops is None or config.decoder is not None or config.decoder_options:
+        return None
+    chain = fast_chain(ops.uncut)
+    if chain is None or not chain.scales_first:
+        return None
+    orientation = metadata.orientation if config.orient else 1
+    plan = _plan(head.width, head.height, orientation, chain, ops.box)
+    if plan is None:
+        return None
+    part, sizes = plan
+    small = _shrunk(head.width, part), _shrunk(head.height, part)
+    pixels = _decode_small(simplejpeg, packets, *small)
+    if pixels is None:
+        return None
+    upright = _upright(pixels, part, orientation)
+    frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
+    # PyAV leaves both unset for an array.
+    frame.colorspace, frame.color_range = GBR, FULL_RANGE
+    frame.time_base = packets.codec.time_base
+    # The result is mirrored, for it is the smaller one.
+    return chain.from_rgb().run(frame, sizes._replace(mirror=ops.mirror))
+
+
+def _plan(
+    width: int, height: int, orientation: int, chain: FastChain, box: Box | None
+) -> tuple[_Part, Plan] | None:
+    """The part of a stored image to decode, and the sizes after each step of the chain."""
+    swaps = swaps_sides(orientation)
+    upright = (height, width) if swaps else (width, height)
+    box = box or (0, 0, *upright)
+    sizes = chain.plan(box[2:]) if fits(box, *upright) else None
+    if sizes is None:
+        return None
+    scaled = sizes.placement.scaled
+    # Everything from here on is in the image as it is stored.
+    target = scaled[::-1] if swaps else scaled
+    part = _smallest_part(stored_box(box, orientation, width, height), *target)
+    return None if part is None else (part, sizes)
+
+
+def _smallest_part(box: Box, width: int, height: int) -> _Part | None:
+    """The part of the smallest image that is as good for a result of this size as the whole one."""
+    x, y, w, h = box
+    for eighths in _EIGHTHS:
+        columns, rows = _shrunk_span(x, w, eighths, width), _shrunk_span(y, h, eighths, height)
+        if columns is not None and rows is not None:
+            return _Part(eighths, columns, rows)
+    return None
+
+
+def _shrunk_span(start: int, length: int, eighths: int, target: int) -> slice | None:
+    """Where pixels of one side stand in the shrunk image; ``None``: they are too few, or their edges move."""
+    exact = [edge * eighths / 8 for edge in (start, start + length)]
+    first, last = map(round, exact)
+    if last - first < _MARGIN * target:
+        return None
+    shift = max(abs(exact[0] - first), abs(exact[1] - last)) * target / (last - first)
+    return slice(first, last) if shift <= _MAX_SHIFT else None
+
+
+def _shrunk(side: int, part: _Part) -> int:
+    # libjpeg rounds the shrunk size up.
+    return -(-side * part.eighths // 8)
+
+
+def _decode_small(
+    simplejpeg: Any, packets: ImagePackets, width: int, height: int
+) -> npt.NDArray[np.uint8] | None:
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            coded_image(packets), colorspace="RGB", min_width=width, min_height=height
+        )
+    except ValueError:  # anything the matter, even if it could be helped: FFmpeg is to say what
+        return None
+    # libjpeg picks the factor by the least size, so another one shows in the shape.
+    return pixels if pixels.shape == (height, width, 3) else None
+
+
+def _upright(pixels: npt.NDArray[np.uint8], part: _Part, orientation: int) -> npt.NDArray[np.uint8]:
+    view = pixels[part.rows, part.columns]
+    backwards, upwards = stored_flips(orientation)
+    view = view[:: -1 if upwards else 1, :: -1 if backwards else 1]
+    if swaps_sides(orientation):
+        view = view.swapaxes(0, 1)
+    # A copy where rows run upwards, or pixels of a row do not follow each other.
+    return view if orientation == 1 else np.ascontiguousarray(view)

@@ -20,9 +20,9 @@ import numpy as np
 
 from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
-from spdl_media.boxes import index_is_last, missing_end
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
+from spdl_media.parts import index_is_last, missing_end
 from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
 from spdl_media.stills import unread_kind
 

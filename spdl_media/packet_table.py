@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.boxes import Read, boxes, read_boxes
 from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import is_hidden
+from spdl_media.parts import Read, boxes, read_boxes
 
 Ticks: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]

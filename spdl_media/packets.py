@@ -20,7 +20,8 @@ from spdl_media.coded_units import is_hidden
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.geometry import rotation, swaps_sides
-from spdl_media.still_headers import JpegHead, StillHeader, still_header
+from spdl_media.still_headers import StillHeader, still_header
+from spdl_media.stills import JpegHead
 from spdl_media.timing import Window, ticks_to_seconds
 
 __all__ = ("AudioPackets", "ImagePackets", "Packets", "VideoPackets")

@@ -1,4 +1,4 @@
-"""What the header of a still image states: its size, and often its pixel format and colour.
+"""What a still image states of itself: its size, its orientation, and often its pixel format and colour.
 
 A header is read in microseconds, where decoding takes milliseconds. Colours are FFmpeg's numbers of range,
 matrix, primaries and transfer, as its decoders give them.
@@ -7,31 +7,27 @@ matrix, primaries and transfer, as its decoders give them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from spdl_media.boxes import PNG, RIFF, Bytes, Chunks, Read
-from spdl_media.exif import (
-    GIF_IMAGE,
-    GIF_TRAILER,
-    JPEG_APP1,
-    JPEG_SCAN,
-    bmp_header,
-    exif_orientation,
-    exif_value,
-    gif_blocks,
-    is_xmp,
-    png_head,
-    xmp_value,
+from spdl_media import parts
+from spdl_media.parts import Bytes, Read
+from spdl_media.still_faults import check_complete
+from spdl_media.stills import (
+    HEAD_SIZE,
+    container_still,
+    first_orientation,
+    jpeg_metadata,
+    pillow_reason,
+    read_jpeg_head,
+    still_codec,
 )
-from spdl_media.stills import HEAD_SIZE, container_still, pillow_reason, still_codec
-from spdl_media.truncation import check_complete, wrong_checksum
 
-__all__ = ("JpegHead", "StillHeader", "read_jpeg_head", "read_still", "still_header")
+__all__ = ("StillHeader", "exif_orientation", "read_still", "still_header")
 
 _Color: TypeAlias = tuple[int, int, int, int]
-_Header: TypeAlias = "Callable[[memoryview], StillHeader | None]"
 
 # Range, matrix, primaries and transfer; FFmpeg's "unspecified" is 0 for the range and 2 for the others.
 _UNKNOWN: _Color = (0, 2, 2, 2)
@@ -69,7 +65,7 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
     """
     view = memoryview(data).cast("B")
     try:
-        header = _KINDS[codec][0](view) if codec in _KINDS else None
+        header = _HEADERS[codec](view) if codec in _HEADERS else None
     except (struct.error, IndexError):
         return None
     if header is None or header.width <= 0 or header.height <= 0:
@@ -107,7 +103,7 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
     ):
         return None
     try:
-        orientation = _KINDS[codec][1](head, read, size)
+        orientation = _orientation_of_whole(codec, head, read, size)
     except struct.error:
         return None
     return None if orientation is None else (codec, header, orientation)
@@ -134,7 +130,7 @@ _PNG_FORMATS = {
 
 def _png(view: memoryview) -> StillHeader | None:
     width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
-    kinds = png_head(view)
+    kinds = parts.png_head(view)
     is_srgb = b"sRGB" in kinds
     # What they mean is FFmpeg's to say, unless it is sRGB, which overrules the last two.
     strange = b"cICP" in kinds or (not is_srgb and not kinds.isdisjoint((b"gAMA", b"cHRM")))
@@ -150,7 +146,7 @@ def _png(view: memoryview) -> StillHeader | None:
 
 def _webp(view: memoryview) -> StillHeader | None:
     pix_fmt = "yuv420p"
-    for kind, start, _ in RIFF.of(view):
+    for kind, start, _ in parts.RIFF.of(view):
         if kind == b"ALPH":
             pix_fmt = "yuva420p"
         elif kind == b"VP8 ":
@@ -177,7 +173,7 @@ _BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 
 
 def _bmp(view: memoryview) -> StillHeader | None:
-    _, width, height, depth, compression, _ = bmp_header(view)
+    _, width, height, depth, compression, _ = parts.bmp_header(view)
     # Masks may say anything.
     pix_fmt = _BMP_FORMATS.get(depth) if compression in (0, 1, 2) else None
     return StillHeader(width, abs(height), pix_fmt)
@@ -188,233 +184,137 @@ def _gif(view: memoryview) -> StillHeader:
     return StillHeader(width, height, "bgra")
 
 
-# The orientation of a file that has its end; None: it may be cut short, or more than one image.
+_HEADERS: Mapping[str, Callable[[memoryview], StillHeader | None]] = {
+    "mjpeg": _jpeg,
+    "png": _png,
+    "webp": _webp,
+    "bmp": _bmp,
+    "gif": _gif,
+}
+
+# The chunks of PNG and WebP that say what is asked for here; those of the pixels are passed over.
+_METADATA = frozenset(
+    (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"IEND", b"EXIF", b"XMP ")
+)
 
 
-def _jpeg_end(head: Bytes, read: Read, size: int) -> int | None:
-    found = read_jpeg_head(head)
-    whole = bytes(read(size - 2, 2)) == b"\xff\xd9"
-    return found.orientation if found and whole else None
-
-
-def _png_end(head: Bytes, read: Read, size: int) -> int | None:
-    is_whole = bytes(read(size - 12, 8)) == b"\0\0\0\0IEND" and not wrong_checksum(
-        memoryview(head).cast("B")
-    )
-    # Metadata may also follow the pixels.
-    return _chunk_orientation(PNG, {b"eXIf", b"iTXt"}, head, read, size) if is_whole else None
-
-
-def _webp_end(head: Bytes, read: Read, size: int) -> int | None:
-    if check_complete("webp", head, size):
-        return None
-    return _chunk_orientation(RIFF, {b"EXIF", b"XMP "}, head, read, size)
-
-
-def _chunk_orientation(form: Chunks, kinds: set[bytes], head: Bytes, read: Read, size: int) -> int:
-    """The orientation by the chunks of metadata; of the others nothing but the headers is read."""
+def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int | None:
+    """The orientation of a file that has its end; ``None``: it may be cut short, or more than one image."""
+    if codec == "mjpeg":
+        return exif_orientation(head) if bytes(read(size - 2, 2)) == b"\xff\xd9" else None
+    if codec == "bmp":
+        # Where it is coded in runs, only the whole file tells.
+        runs = parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
+        return None if runs or check_complete(codec, head, size) else 1
+    if codec == "gif":
+        view = memoryview(head if size <= len(head) else read(0, 4 * HEAD_SIZE)).cast("B")
+        blocks = list(parts.gif_blocks(view))
+        return 1 if blocks.count(parts.GIF_IMAGE) == 1 and blocks[-1] == parts.GIF_TRAILER else None
+    form = parts.PNG if codec == "png" else parts.RIFF
     found = [head[: form.start]]
+    # Metadata may also follow the pixels.
     for kind, start, end in form.read(read, size):
-        if kind in kinds:
+        if kind in _METADATA:
             found.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
-    return exif_orientation(b"".join(found))
+    shell = b"".join(found)
+    whole = check_complete(codec, shell, size if codec == "webp" else None) is None
+    return exif_orientation(shell) if whole else None
 
 
-def _bmp_end(head: Bytes, _: Read, size: int) -> int | None:
-    runs = bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
-    return None if runs or check_complete("bmp", head, size) else 1
+def exif_orientation(data: Bytes) -> int:
+    """Read the orientation from the metadata in an image file.
 
+    JPEG (Exif in APP1), PNG (eXIf, also behind the pixels, and ImageMagick's text), WebP (EXIF chunk), TIFF
+    (tag 274), or the XMP of these where Exif has none.
 
-def _gif_end(head: Bytes, read: Read, size: int) -> int | None:
-    view = memoryview(head if size <= len(head) else read(0, 4 * HEAD_SIZE)).cast("B")
-    images = 0
-    for kind in gif_blocks(view):
-        images += kind == GIF_IMAGE
-        if kind == GIF_TRAILER:
-            return 1 if images == 1 else None
-        if images > 1:
-            return None
-    return None
-
-
-_KINDS: Mapping[str, tuple[_Header, Callable[[Bytes, Read, int], int | None]]] = {
-    "mjpeg": (_jpeg, _jpeg_end),
-    "png": (_png, _png_end),
-    "webp": (_webp, _webp_end),
-    "bmp": (_bmp, _bmp_end),
-    "gif": (_gif, _gif_end),
-}
-
-
-# The segments of a JPEG.
-
-_SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD
-_APP0, _APP14, _COM = 0xE0, 0xEE, 0xFE
-
-# Segments of applications in which FFmpeg's decoder finds nothing that it heeds or remembers. Others can
-# change how it reads this image and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
-_KNOWN = {
-    0xE0: (b"JFIF\0", b"JFXX\0"),
-    0xE1: (b"Exif\0", b"http:/"),
-    0xE2: (b"ICC_PROFILE\0", b"MPF\0"),
-    0xEC: (b"Ducky",),
-    0xED: (b"Photoshop ",),
-    0xEE: (b"Adobe",),
-}
-# Comments by which FFmpeg takes the image for upside down, of limited range, or one of several.
-_TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
-
-_YCC = 1  # Adobe's number for YCbCr
-_YCC_IDS = (b"\1\2\3", b"\0\1\2")
-# By samples across and down of luma and of both chroma; the last two are as FFmpeg's encoder writes them.
-_SAMPLINGS = {
-    bytes.fromhex(numbers): f"yuvj{name}p"
-    for numbers, name in (
-        *(("111111", 444), ("211111", 422), ("121111", 440), ("221111", 420), ("411111", 411)),
-        *(("121212", 444), ("221212", 422)),
-    )
-}
-
-
-class JpegHead(NamedTuple):
-    """Content of the segments before the coded data.
-
-    Attributes:
-        orientation: The number of Exif, 1 to 8.
-        width: Of the coded image.
-        height: Of the coded image.
-        pix_fmt: What FFmpeg's decoder gives; ``None``: it is neither gray nor as ``is_ycc`` says.
-        is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
-            heeds and another does not: all give the same image.
-        stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
-            has read others before gives what a fresh one gives, and is left as it was.
-    """
-
-    orientation: int
-    width: int
-    height: int
-    pix_fmt: str | None
-    is_ycc: bool
-    stands_alone: bool
-
-
-def read_jpeg_head(data: Bytes) -> JpegHead | None:
-    """Read the segments of a JPEG up to its first scan. Nothing is copied but tables.
+    Args:
+        data: The file, or as much of it as holds the metadata. Not copied.
 
     Returns:
-        ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
+        1 to 8; 1 for other formats and animations, and where metadata are absent or broken.
+
+    See:
+        Exif 2.32 (CIPA DC-008), section 4.6.4.
 
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
+    codec = still_codec(data)
+    if codec not in _STATEMENTS:
+        return 1
     try:
-        # Python reads single bytes of a bytes object quicker than of a view.
-        return _read_jpeg_head(data if isinstance(data, bytes) else memoryview(data).cast("B"))
-    except IndexError:
-        return None
+        return first_orientation(_STATEMENTS[codec](memoryview(data).cast("B")))
+    except struct.error:
+        return 1  # The metadata end before they should: not worth the image.
 
 
-def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
-    if data[:2] != b"\xff\xd8":
-        return None
-    position, tables, ordinary, orientation, xmp = 2, 0, True, None, b""
-    frame, frame_marker = b"", 0
-    while True:
-        marker, start = data[position + 1], position + 4
-        end = position + 2 + (data[position + 2] << 8 | data[position + 3])
-        if data[position] != 0xFF or end < start or end > len(data):
-            return None
-        position = end
-        if marker in (_DHT, _DQT):
-            tables |= _defined(marker, bytes(data[start:end]))
-        elif marker == JPEG_SCAN:
-            break
-        elif marker in (_SOF0, _SOF1, _SOF2):
-            frame, frame_marker = bytes(data[start:end]), marker
-        elif (
-            marker == JPEG_APP1
-            and orientation is None
-            and (data[start : start + 6] == b"Exif\0\0" or is_xmp(data[start : start + 29]))
-        ):
-            if data[start] == ord("E"):
-                orientation = exif_value(memoryview(data)[start:end])
-            else:
-                xmp = bytes(data[start:end])
-        elif marker >= _APP0:
-            ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
-        # Arithmetic coding, lossless frames and the like are left to FFmpeg.
-        elif marker != _DRI:
-            return None
-    if len(frame) < 6:
-        return None
-    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
-    depth_and_parts = frame[:1] + frame[5:]
-    pix_fmt = _format_of(depth_and_parts) if ordinary and width > 0 and height > 0 else None
-    is_ycc = pix_fmt not in (None, "gray")
-    stands_alone = (
-        is_ycc
-        and frame_marker == _SOF0
-        and _brings(tables, depth_and_parts, bytes(data[start:end]))
-    )
-    # XMP counts where Exif does not speak of it.
-    orientation = orientation or (xmp_value(xmp) if xmp else 1)
-    return JpegHead(orientation, width, height, pix_fmt, is_ycc, stands_alone)
+# What may state the orientation of a file: whether it is XMP, and a block of Exif or the XMP.
+_Found: TypeAlias = "Iterator[tuple[bool, Bytes]]"
 
 
-def _is_ordinary(marker: int, begin: bytes) -> bool:
-    """Whether a segment of an application, or a comment, that begins so leaves FFmpeg's decoder alone."""
-    if marker == _COM:
-        return not begin.startswith(_TELLING)
-    if not begin.startswith(_KNOWN.get(marker, ())):
-        return False
-    return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
+_XMP_TAG = 700
 
 
-# Most cameras and programs write the same parts of a header again and again.
-_remembered = lru_cache(maxsize=256)
+def _tiff_tags(view: memoryview) -> _Found:
+    yield False, view
+    if (entry := parts.tiff_entry(view, _XMP_TAG)) is not None:
+        yield True, entry[2]
 
 
-@_remembered
-def _format_of(frame: bytes) -> str | None:
-    """Pixel format by a frame header without its size, of 8-bit gray, or of YCbCr in a usual sampling."""
-    if frame[:2] == b"\x08\x01":
-        return "gray"
-    is_ycc = len(frame) == 11 and frame[:2] == b"\x08\x03" and frame[2::3] in _YCC_IDS
-    return _SAMPLINGS.get(frame[3::3]) if is_ycc else None
+def _jpeg_segments(view: memoryview) -> _Found:
+    for marker, start, end in parts.jpeg_segments(view):
+        if marker in (parts.JPEG_SCAN, parts.JPEG_END):
+            return
+        if marker == parts.JPEG_APP1:
+            yield from jpeg_metadata(view[start:end])
 
 
-# Tables as bits of a number: those of Huffman codes by their class and number, 0x00 to 0x1F, and above them
-# those of quantisation.
-_QUANTISATION = 32
+def _png_chunks(view: memoryview) -> _Found:
+    for kind, start, end in parts.PNG.of(view):
+        if kind == b"eXIf":
+            yield False, view[start:end]
+        elif kind in (b"tEXt", b"zTXt", b"iTXt"):
+            key, _, content = bytes(view[start:end]).partition(b"\0")
+            if key == b"XML:com.adobe.xmp":
+                yield True, _text(kind, content)
+            elif key == b"Raw profile type exif":
+                # ImageMagick's, from before PNG had a chunk for Exif: hexadecimal digits, behind a line of
+                # the name and one of the length.
+                with suppress(ValueError):
+                    digits = _text(kind, content).split(b"\n", 3)[-1]
+                    yield False, bytes.fromhex(digits.decode("ascii"))
 
 
-@_remembered
-def _defined(marker: int, body: bytes) -> int:
-    """The tables that a segment defines; none if they do not fill it."""
-    position = tables = 0
-    while position < len(body):
-        kind = body[position]
-        if marker == _DQT:
-            tables |= 1 << _QUANTISATION + (kind & 15)
-            # A number, then 64 values of two bytes or one.
-            position += 129 if kind >> 4 else 65
-        else:
-            tables |= 1 << (kind & 31)
-            # A number, sixteen counts of codes by length, and a value for each code.
-            position += 17 + sum(body[position + 1 : position + 17])
-    return tables if position == len(body) else 0
+# Compressed text ends here; metadata are some kilobytes.
+_MAX_TEXT = 1 << 20
 
 
-@_remembered
-def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
-    """Whether the scan has all three components, in one go, and their tables were defined."""
-    # All 64 coefficients at full precision: a progressive scan has other numbers at its end.
-    if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
-        return False
-    named = 0
-    for number in frame[4::3]:
-        named |= 1 << _QUANTISATION + (number & 15)
-    for number in scan[2:7:2]:
-        # Tables of AC coefficients are of class 1, which is bit 4.
-        named |= 1 << (number >> 4) | 1 << (16 | number & 15)
-    return named & ~tables == 0 and scan[1:6:2] == frame[2::3]
+def _text(kind: bytes, content: bytes) -> bytes:
+    """The text behind the key of a chunk; of iTXt that is not compressed, what stands before it as well."""
+    if kind == b"zTXt":
+        packed = content[1:]  # behind the number of the method
+    elif kind == b"iTXt" and content[:1] == b"\1":
+        packed = content.split(b"\0", 3)[
+            -1
+        ]  # behind two flags, the language and the translated key
+    else:
+        return content
+    try:
+        return zlib.decompressobj().decompress(packed, _MAX_TEXT)
+    except zlib.error:
+        return b""
+
+
+def _webp_chunks(view: memoryview) -> _Found:
+    for kind, start, end in parts.RIFF.of(view):
+        if kind in (b"EXIF", b"XMP "):
+            yield kind == b"XMP ", view[start:end]
+
+
+_STATEMENTS: Mapping[str | None, Callable[[memoryview], _Found]] = {
+    "mjpeg": _jpeg_segments,
+    "jpegls": _jpeg_segments,
+    "png": _png_chunks,
+    "webp": _webp_chunks,
+    "tiff": _tiff_tags,
+}

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from spdl_media.boxes import Bytes, boxes
-from spdl_media.exif import JPEG_SCAN, exif_orientation, jpeg_segments, png_head, tiff_value
+from spdl_media import still_faults
+from spdl_media.parts import JPEG_APP1, JPEG_SCAN, Bytes, png_head, tiff_value
 
 __all__ = (
-    "BESIDE",
     "ERR_DETECT",
     "HEAD_SIZE",
     "STILL_FORMATS",
     "WITHOUT_SIGNATURE",
+    "JpegHead",
     "container_still",
-    "is_avif",
     "pillow_reason",
+    "read_jpeg_head",
     "still_codec",
-    "still_orientation",
     "unread_kind",
 )
 
@@ -93,21 +93,6 @@ def still_codec(head: Bytes) -> str | None:
     return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
 
-def still_orientation(data: Bytes) -> int:
-    """Read the orientation of an image that is decoded as one packet.
-
-    Args:
-        data: The whole file. Not copied.
-
-    Returns:
-        1 to 8; 1 for animations, whatever is said of them.
-
-    Raises:
-        TypeError: ``data`` is no contiguous buffer.
-    """
-    return 1 if still_codec(data) is None else exif_orientation(data)
-
-
 _AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 
 
@@ -138,18 +123,11 @@ def _png_codec(view: memoryview) -> str | None:
     return None if b"acTL" in png_head(view) else "png"
 
 
-_WEBP_ANIMATION = 0x02
-
-
-def _is_animated_webp(view: memoryview) -> bool:
-    """Whether the extended header of a WebP announces an animation."""
-    is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
-    return is_extended and view[20] & _WEBP_ANIMATION != 0
-
-
 def _webp_codec(view: memoryview) -> str | None:
     # WAV and AVI are RIFF files as well.
-    return "webp" if bytes(view[8:12]) == b"WEBP" and not _is_animated_webp(view) else None
+    return (
+        "webp" if bytes(view[8:12]) == b"WEBP" and not still_faults.is_animated_webp(view) else None
+    )
 
 
 def _bmp_codec(view: memoryview) -> str | None:
@@ -170,10 +148,6 @@ _PNM_DECODERS = dict(
 )
 
 
-BESIDE = "with a sequence beside its image"
-"""Such a file has a video, which FFmpeg reads well."""
-
-
 def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     """Say why FFmpeg must not read an image.
 
@@ -189,181 +163,39 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     """
     view = memoryview(data).cast("B")
     if decoder == "targa":
-        return _targa_reason(view)
+        return still_faults.targa_reason(view)
     for signature, _, reason in _SIGNATURES:
         if view[: len(signature)] == signature:
             try:
                 return reason(view) if callable(reason) else reason
             except (struct.error, IndexError):  # cut short: FFmpeg's error says more
                 return None
-    return _iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
-
-
-# What FFmpeg reads wrongly or not at all.
-# A function gives the reason, or None where FFmpeg reads the file well.
-
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 258, 259, 262, 266
-_PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
-_ASSOCIATED_ALPHA = 1
-_TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
-"""None, CCITT's three, LZW, Deflate and PackBits."""
-_TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
-
-
-def _tiff_reason(view: memoryview) -> str | None:
-    """Tiles, JPEG, planes and other colours come out black or garbled, and FFmpeg does not say so."""
-
-    def tag(number: int, default: int) -> int:
-        value = tiff_value(view, number)
-        return default if value is None else value
-
-    photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
-    compression = tag(_COMPRESSION, 1)
-    found = (
-        ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
-        ("with planes", tag(_PLANAR, 1) != 1),
-        (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
-        (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
-        ("with a palette and alpha", photometric == 3 and extra >= 0),
-        ("with colours multiplied by alpha", extra == _ASSOCIATED_ALPHA),
-        (f"with {bits}-bit CMYK", photometric == 5 and bits != 8),
-        ("with reversed bits", tag(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
-    )
-    return next((f"a TIFF {what}" for what, is_so in found if is_so), None)
-
-
-def _png_reason(view: memoryview) -> str | None:
-    kinds = png_head(view)
-    if b"acTL" in kinds:
-        return "an animated PNG"
-    is_bitmap = (view[24], view[25]) == (1, 0)
-    is_strange = is_bitmap and b"tRNS" in kinds
-    return "a PNG of one bit with a transparent colour" if is_strange else None
-
-
-def _webp_reason(view: memoryview) -> str | None:
-    return "an animated WebP" if _is_animated_webp(view) else None
-
-
-def _bmp_reason(view: memoryview) -> str | None:
-    pixels, header, bits, compression = struct.unpack_from("<II10xHI", view, 10)
-    if bits == 16:
-        return "a BMP of 16 bits a pixel"
-    if bits <= 8 and pixels <= 14 + header:
-        return "a BMP that does not say where its palette ends"
-    # Masks follow the first 40 bytes of the header; the fourth is that of alpha.
-    has_alpha = header >= 56 and compression == 3 and any(view[66:70])
-    return "a BMP with alpha" if has_alpha else None
-
-
-_TARGA_GRAY = 3
-_TARGA_UNREADABLE = 7  # beside the bit of run lengths
-
-
-def _targa_reason(view: memoryview) -> str | None:
-    if len(view) < 18 or view[16] not in (15, 16):
-        return None
-    is_gray = view[2] & _TARGA_UNREADABLE == _TARGA_GRAY
-    return "a TGA of gray and alpha" if is_gray else "a TGA of 16 bits a pixel"
-
-
-_DDS_RGB = 0x40
-_DDS_RGBA = range(27, 32)
-"""DXGI's formats of red, green, blue and alpha of 8 bits each."""
-
-
-def _dds_reason(view: memoryview) -> str | None:
-    flags, kind, bits = struct.unpack_from("<I4sI", view, 80)
-    if flags & _DDS_RGB and bits == 16:
-        return "a DDS of 16 bits a pixel"
-    (dxgi,) = struct.unpack_from("<I", view, 128)
-    return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
-
-
-def _cursor_reason(view: memoryview) -> str | None:
-    """A TGA begins alike, but has zeros where the number of images stands, and where the first one lies."""
-    count, size, offset = struct.unpack_from("<H8xII", view, 4)
-    return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
-
-
-_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-
-
-def _jpeg_reason(view: memoryview) -> str | None:
-    """Four components of different sizes are not in FFmpeg's decoder."""
-    for marker, start, end in jpeg_segments(view):
-        if marker in _SOF:
-            samplings = set(bytes(view[start + 7 : end : 3]))
-            many = view[start + 5] == 4 and len(samplings) > 1
-            return "a CMYK JPEG with subsampled colours" if many else None
-        if marker == JPEG_SCAN:
-            break
-    return None
-
-
-_JP2_CMYK = b"colr\1\0\0\0\0\0\x0c"
-
-
-def _jp2_reason(view: memoryview) -> str | None:
-    return "a JPEG 2000 of CMYK" if _JP2_CMYK in bytes(view[:1024]) else None
-
-
-# Behind the numbers of the primaries and of the transfer function: YCgCo and those beyond BT.2020.
-_STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
-
-
-def _iso_reason(view: memoryview) -> str | None:
-    """HEIC and AVIF whose image is cropped, made of tiles, or has alpha: FFmpeg gives one coded image."""
-    top = {kind: (start, end) for kind, start, end in boxes(view)}
-    if b"meta" not in top:
-        return None
-    start, end = top[b"meta"]
-    meta = {kind: slice(start, end) for kind, start, end in boxes(view, start + 4, end)}
-    if b"iprp" not in meta or b"iinf" not in meta:
-        return None
-    name = "an AVIF" if is_avif(view) else "a HEIC"
-    items, properties = bytes(view[meta[b"iinf"]]), bytes(view[meta[b"iprp"]])
-    tracks = bytes(view[slice(*top.get(b"moov", (0, 0)))])
-    is_sequence = bytes(view[8:12]) in (b"avis", b"msf1", b"hevc")
-    found = (
-        ("of tiles", any(kind in items for kind in (b"grid", b"iovl", b"iden", b"tili"))),
-        ("that is cropped", b"clap" in properties),
-        ("with alpha", b":auxiliary:alpha" in properties or b":auxid:1" in properties),
-        ("with a track of alpha", b"auxv" in tracks),
-        ("of a matrix that FFmpeg does not know", _STRANGE_MATRIX.search(properties)),
-        (BESIDE, tracks and not is_sequence),
-    )
-    return next((f"{name} {what}" for what, is_so in found if is_so), None)
-
-
-def is_avif(view: memoryview) -> bool:
-    """Whether the start of an ISO base media file says AVIF, and not HEIC."""
-    return bytes(view[8:12]) in (b"avif", b"avis") or b"av01" in bytes(view[:512])
+    return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
 
 _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
 # By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
 _SIGNATURES: tuple[tuple[bytes, _Found, _Found], ...] = (
-    (b"\xff\xd8\xff", _jpeg_codec, _jpeg_reason),
-    (b"\x89PNG\r\n\x1a\n", _png_codec, _png_reason),
-    (b"RIFF", _webp_codec, _webp_reason),
-    (b"BM", _bmp_codec, _bmp_reason),
-    (b"II*\0", "tiff", _tiff_reason),
-    (b"MM\0*", "tiff", _tiff_reason),
+    (b"\xff\xd8\xff", _jpeg_codec, still_faults.jpeg_reason),
+    (b"\x89PNG\r\n\x1a\n", _png_codec, still_faults.png_reason),
+    (b"RIFF", _webp_codec, still_faults.webp_reason),
+    (b"BM", _bmp_codec, still_faults.bmp_reason),
+    (b"II*\0", "tiff", still_faults.tiff_reason),
+    (b"MM\0*", "tiff", still_faults.tiff_reason),
     (b"II+\0", None, "a BigTIFF"),
     (b"MM\0+", None, "a BigTIFF"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_codec, _jp2_reason),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_codec, still_faults.jp2_reason),
     (b"\xff\x4f\xff\x51", "jpeg2000", None),
     (b"qoif", "qoi", None),
-    (b"DDS ", "dds", _dds_reason),
+    (b"DDS ", "dds", still_faults.dds_reason),
     (b"SDPX", "dpx", None),
     (b"XPDS", "dpx", None),
     (b"v/1\x01", "exr", None),
     (b"\x01\xda", _sgi_codec, None),
     (b"\x59\xa6\x6a\x95", "sunrast", None),
     (b"\0\0\1\0", None, "an icon"),
-    (b"\0\0\2\0", None, _cursor_reason),
+    (b"\0\0\2\0", None, still_faults.cursor_reason),
     (b"icns", None, "an icon"),
     (b"BLP1", None, "a BLP"),
     (b"BLP2", None, "a BLP"),
@@ -386,3 +218,210 @@ def unread_kind(head: Bytes) -> str | None:
     """What the first bytes of a file say that FFmpeg has failed to open."""
     begin = bytes(head[:12])
     return next((name for start, name in _UNREAD.items() if begin.startswith(start)), None)
+
+
+_ORIENTATION_TAG = 274
+_XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([1-8])""")
+
+
+def first_orientation(blocks: Iterable[tuple[bool, Bytes]]) -> int:
+    """The orientation that the metadata of a file state, 1 to 8; 1 where they do not, or are broken.
+
+    Args:
+        blocks: In the order of the file, whether it is XMP, and a block of Exif or XMP. XMP counts where Exif
+            does not speak of the orientation.
+    """
+    xmp: Bytes = b""
+    for is_xmp, block in blocks:
+        if is_xmp:
+            xmp = block
+        elif (value := _exif_orientation(memoryview(block))) is not None:
+            return value
+    match = _XMP_ORIENTATION.search(xmp)
+    return 1 if match is None else int(match[1])
+
+
+def _exif_orientation(block: memoryview) -> int | None:
+    """What a block of Exif says, which is a TIFF file; ``None`` if it does not speak of the orientation."""
+    # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
+    view = block[6:] if bytes(block[:6]) == b"Exif\0\0" else block
+    try:
+        found = tiff_value(view, _ORIENTATION_TAG)
+    except struct.error:
+        return 1
+    # Some writers put 0 for an unknown orientation.
+    return found if found is None or 1 <= found <= 8 else 1
+
+
+def jpeg_metadata(segment: memoryview) -> list[tuple[bool, Bytes]]:
+    """The block that an APP1 segment holds, as :func:`first_orientation` takes it, if it is one."""
+    begin = bytes(segment[: len(_XMP_SIGNATURE)])
+    is_known = begin == _XMP_SIGNATURE or begin.startswith(b"Exif\0\0")
+    return [(begin == _XMP_SIGNATURE, segment)] if is_known else []
+
+
+# The segments of a JPEG.
+
+_SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD
+_APP0, _APP14, _COM = 0xE0, 0xEE, 0xFE
+
+# Segments of applications in which FFmpeg's decoder finds nothing that it heeds or remembers. Others can
+# change how it reads this image and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
+_KNOWN = {
+    0xE0: (b"JFIF\0", b"JFXX\0"),
+    0xE1: (b"Exif\0", b"http:/"),
+    0xE2: (b"ICC_PROFILE\0", b"MPF\0"),
+    0xEC: (b"Ducky",),
+    0xED: (b"Photoshop ",),
+    0xEE: (b"Adobe",),
+}
+# Comments by which FFmpeg takes the image for upside down, of limited range, or one of several.
+_TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
+
+_YCC = 1  # Adobe's number for YCbCr
+_YCC_IDS = (b"\1\2\3", b"\0\1\2")
+# By samples across and down of luma and of both chroma; the last two are as FFmpeg's encoder writes them.
+_SAMPLINGS = {
+    bytes.fromhex(numbers): f"yuvj{name}p"
+    for numbers, name in (
+        *(("111111", 444), ("211111", 422), ("121111", 440), ("221111", 420), ("411111", 411)),
+        *(("121212", 444), ("221212", 422)),
+    )
+}
+
+
+class JpegHead(NamedTuple):
+    """Content of the segments before the coded data.
+
+    Attributes:
+        orientation: The number of Exif, 1 to 8.
+        width: Of the coded image.
+        height: Of the coded image.
+        pix_fmt: What FFmpeg's decoder gives; ``None``: it is neither gray nor as ``is_ycc`` says.
+        is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
+            heeds and another does not: all give the same image.
+        stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
+            has read others before gives what a fresh one gives, and is left as it was.
+    """
+
+    orientation: int
+    width: int
+    height: int
+    pix_fmt: str | None
+    is_ycc: bool
+    stands_alone: bool
+
+
+def read_jpeg_head(data: Bytes) -> JpegHead | None:
+    """Read the segments of a JPEG up to its first scan. Nothing is copied but tables.
+
+    Returns:
+        ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
+
+    Raises:
+        TypeError: ``data`` is no contiguous buffer.
+    """
+    try:
+        # Python reads single bytes of a bytes object quicker than of a view.
+        return _read_jpeg_head(data if isinstance(data, bytes) else memoryview(data).cast("B"))
+    except IndexError:
+        return None
+
+
+def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
+    if data[:2] != b"\xff\xd8":
+        return None
+    position, tables, ordinary = 2, 0, True
+    frame, frame_marker = b"", 0
+    metadata: list[tuple[bool, Bytes]] = []
+    while True:
+        marker, start = data[position + 1], position + 4
+        end = position + 2 + (data[position + 2] << 8 | data[position + 3])
+        if data[position] != 0xFF or end < start or end > len(data):
+            return None
+        position = end
+        if marker in (_DHT, _DQT):
+            tables |= _defined(marker, bytes(data[start:end]))
+        elif marker == JPEG_SCAN:
+            break
+        elif marker in (_SOF0, _SOF1, _SOF2):
+            frame, frame_marker = bytes(data[start:end]), marker
+        elif marker >= _APP0:
+            ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
+            if marker == JPEG_APP1:
+                metadata += jpeg_metadata(memoryview(data)[start:end])
+        # Arithmetic coding, lossless frames and the like are left to FFmpeg.
+        elif marker != _DRI:
+            return None
+    if len(frame) < 6:
+        return None
+    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
+    depth_and_parts = frame[:1] + frame[5:]
+    pix_fmt = _format_of(depth_and_parts) if ordinary and width > 0 and height > 0 else None
+    is_ycc = pix_fmt not in (None, "gray")
+    stands_alone = (
+        is_ycc
+        and frame_marker == _SOF0
+        and _brings(tables, depth_and_parts, bytes(data[start:end]))
+    )
+    return JpegHead(first_orientation(metadata), width, height, pix_fmt, is_ycc, stands_alone)
+
+
+def _is_ordinary(marker: int, begin: bytes) -> bool:
+    """Whether a segment of an application, or a comment, that begins so leaves FFmpeg's decoder alone."""
+    if marker == _COM:
+        return not begin.startswith(_TELLING)
+    if not begin.startswith(_KNOWN.get(marker, ())):
+        return False
+    return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
+
+
+# Most cameras and programs write the same parts of a header again and again.
+_remembered = lru_cache(maxsize=256)
+
+
+@_remembered
+def _format_of(frame: bytes) -> str | None:
+    """Pixel format by a frame header without its size, of 8-bit gray, or of YCbCr in a usual sampling."""
+    if frame[:2] == b"\x08\x01":
+        return "gray"
+    is_ycc = len(frame) == 11 and frame[:2] == b"\x08\x03" and frame[2::3] in _YCC_IDS
+    return _SAMPLINGS.get(frame[3::3]) if is_ycc else None
+
+
+# Tables as bits of a number: those of Huffman codes by their class and number, 0x00 to 0x1F, and above them
+# those of quantisation.
+_QUANTISATION = 32
+
+
+@_remembered
+def _defined(marker: int, body: bytes) -> int:
+    """The tables that a segment defines; none if they do not fill it."""
+    position = tables = 0
+    while position < len(body):
+        kind = body[position]
+        if marker == _DQT:
+            tables |= 1 << _QUANTISATION + (kind & 15)
+            # A number, then 64 values of two bytes or one.
+            position += 129 if kind >> 4 else 65
+        else:
+            tables |= 1 << (kind & 31)
+            # A number, sixteen counts of codes by length, and a value for each code.
+            position += 17 + sum(body[position + 1 : position + 17])
+    return tables if position == len(body) else 0
+
+
+@_remembered
+def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
+    """Whether the scan has all three components, in one go, and their tables were defined."""
+    # All 64 coefficients at full precision: a progressive scan has other numbers at its end.
+    if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
+        return False
+    named = 0
+    for number in frame[4::3]:
+        named |= 1 << _QUANTISATION + (number & 15)
+    for number in scan[2:7:2]:
+        # Tables of AC coefficients are of class 1, which is bit 4.
+        named |= 1 << (number >> 4) | 1 << (16 | number & 15)
+    return named & ~tables == 0 and scan[1:6:2] == frame[2::3]

@@ -28,8 +28,8 @@ from heif_grid import make_in_idat
 
 import spdl_media as sm
 from spdl_media.audio_clock import mp3_frame_size
-from spdl_media.boxes import missing_end
 from spdl_media.packets import av_packets
+from spdl_media.parts import missing_end
 from spdl_media.testing import index_frames, make_audio, make_image, make_video
 
 # What each container of the table in docs/damage.md notices.

@@ -11,7 +11,7 @@ import pytest
 import spdl_media as sm
 
 # Spied on: whether a JPEG was shrunk while decoded shows in the time alone, and in rounding.
-from spdl_media import _jpeg
+from spdl_media import image_decoder
 from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
 
@@ -44,7 +44,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Sizes of the pictures that were shrunk while they were decoded."""
     pytest.importorskip("simplejpeg")
     sizes: list[tuple[int, int]] = []
-    decode = _jpeg._decode_small
+    decode = image_decoder._decode_small
 
     def note(*args: Any) -> Any:
         pixels = decode(*args)
@@ -52,7 +52,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
             sizes.append((pixels.shape[1], pixels.shape[0]))
         return pixels
 
-    monkeypatch.setattr(_jpeg, "_decode_small", note)
+    monkeypatch.setattr(image_decoder, "_decode_small", note)
     return sizes
 
 

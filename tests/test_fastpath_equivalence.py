@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import spdl_media as sm
 
 # Whether a picture takes a graph is what these tests are about, and no public function says it.
-from spdl_media import _jpeg, fast_images, get_video_filter_desc, image_decoder
+from spdl_media import fast_images, get_video_filter_desc, image_decoder
 from spdl_media.errors import FilterError
 from spdl_media.fast_images import fast_chain, without_graph
 from spdl_media.filter_desc import FilterDesc
@@ -522,8 +522,10 @@ def test_decoding_at_less_than_the_size(
     """Within one level for photographs; noise has nothing but the frequencies that are left out."""
     pytest.importorskip("simplejpeg")
     used = []
-    run = _jpeg._decode_small
-    monkeypatch.setattr(_jpeg, "_decode_small", lambda *args: used.append(args) or run(*args))
+    run = image_decoder._decode_small
+    monkeypatch.setattr(
+        image_decoder, "_decode_small", lambda *args: used.append(args) or run(*args)
+    )
     large = [data for data in files if min(_size(data)) >= 600]
     for data in files:
         small, whole = (

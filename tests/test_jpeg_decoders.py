@@ -16,8 +16,8 @@ import spdl_media as sm
 
 # The decoder that waits for the next JPEG is shared by all calls; its state shows in the time alone.
 from spdl_media import image_decoder
-from spdl_media.exif import exif_orientation
-from spdl_media.still_headers import JpegHead, read_jpeg_head
+from spdl_media.still_headers import exif_orientation
+from spdl_media.stills import JpegHead, read_jpeg_head
 from spdl_media.testing import make_image
 
 COLORS = ("yuvj420p", "yuvj422p", "yuvj444p")

@@ -20,7 +20,7 @@ ORDER = [
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
-    ["boxes", "exif", "stills", "truncation", "still_headers"],
+    ["parts", "still_faults", "stills", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
@@ -29,7 +29,7 @@ ORDER = [
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],
-    ["_picture_decoder", "sample_rows", "_sample_decoder", "_jpeg"],
+    ["_picture_decoder", "sample_rows", "_sample_decoder"],
     ["packet_table", "frame_index", "frame_decoder"],
     ["image_decoder", "decode", "decoders"],
     ["cuda_driver", "handover", "devices"],
@@ -58,8 +58,8 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "_optional", "errors", "config", "timing", "geometry", "boxes", "exif"),
-    *("stills", "truncation"),
+    *("_checks", "_optional", "errors", "config", "timing", "geometry", "parts"),
+    *("stills", "still_faults", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

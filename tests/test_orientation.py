@@ -28,7 +28,6 @@ from still_metadata import (
 )
 
 import spdl_media as sm
-from spdl_media.exif import exif_orientation
 from spdl_media.geometry import (
     UPRIGHT_FILTERS,
     is_mirrored,
@@ -36,6 +35,7 @@ from spdl_media.geometry import (
     rotation,
     swaps_sides,
 )
+from spdl_media.still_headers import exif_orientation
 from spdl_media.testing import make_image
 
 ALL = range(1, 9)

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff_chunk, webp_form
 
-from spdl_media.boxes import MAX_PARTS
+from spdl_media.parts import MAX_PARTS
+from spdl_media.still_faults import check_complete
 from spdl_media.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
 from spdl_media.testing import make_image
-from spdl_media.truncation import check_complete
 
 RGB = np.random.default_rng(5).integers(0, 256, (24, 33, 3), dtype=np.uint8)
 SMOOTH = np.stack(

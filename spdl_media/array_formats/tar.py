@@ -16,7 +16,6 @@ from contextlib import closing
 from typing import Any, NamedTuple, NoReturn
 
 from spdl_media._remote import open_stream
-from spdl_media.boxes import Read
 from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Input, Source, local_path
 from spdl_media.readers import Content, FileReader, name_of, path_error
@@ -88,13 +87,10 @@ class _ChecksumError(tarfile.HeaderError):
 
 
 class _Opened(NamedTuple):
-    """What an archive is read from: ``read`` gives the bytes from a position on, each position later than the last.
-
-    ``size`` is ``None`` where only reading tells.
-    """
+    """What an archive is read from, in its order; ``size`` is ``None`` where only reading tells."""
 
     name: str
-    read: Read
+    read: Callable[[int, int], Content]
     size: int | None
     close: Callable[[], None] | None = None
 

@@ -1,4 +1,4 @@
-"""The parts of container files (boxes, chunks, pages), and what is missing where one was cut short.
+"""The parts of files (boxes, chunks, segments, directories), and what is missing from a container cut short.
 
 Readers of parts yield where the payload of a part starts and ends, as the file declares it; an end may lie
 past the data. A header that is itself cut off raises ``struct.error``. Nothing is copied.
@@ -6,8 +6,10 @@ past the data. A header that is itself cut off raises ``struct.error``. Nothing 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -121,6 +123,135 @@ def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> I
             return
         yield kind, start, end
         position = end
+
+
+JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+
+# Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
+# below 0x80. What is left are the markers that begin a segment or end the image.
+_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+
+
+def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Markers of a JPEG with their payloads, past coded data and stray bytes between them.
+
+    Raises:
+        struct.error: The data ends inside the length of a segment.
+    """
+    position = 0
+    for _ in range(MAX_PARTS):
+        match = _JPEG_MARKER.search(view, position)
+        if match is None:
+            return
+        marker, position = view[match.end() - 1], match.end()
+        if marker in (JPEG_START, JPEG_END):
+            yield marker, position, position
+            continue
+        (length,) = struct.unpack_from(">H", view, position)
+        # The length counts its own two bytes. A smaller one is broken, but the walk must advance.
+        yield marker, position + 2, position + max(2, length)
+        position += max(2, length)
+
+
+def png_head(view: memoryview) -> set[bytes]:
+    """Kinds of the chunks of a PNG up to the first one of its pixels, if the data goes so far."""
+    kinds: set[bytes] = set()
+    with suppress(struct.error):  # it may end inside the header of a chunk
+        for kind, _, _ in PNG.of(view):
+            kinds.add(kind)
+            if kind == b"IDAT":
+                break
+    return kinds
+
+
+def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
+    """Place of the pixels of a BMP, width, height, bits of a pixel, compression and bytes of the pixels.
+
+    Raises:
+        struct.error: The data ends inside the header.
+    """
+    pixels, size = struct.unpack_from("<II", view, 10)
+    # The header of OS/2 has no compression, and sizes of 16 bits.
+    if size == 12:
+        return pixels, *struct.unpack_from("<HH2xH", view, 18), 0, 0
+    return pixels, *struct.unpack_from("<ii2xHII", view, 18)
+
+
+GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
+
+
+def gif_blocks(view: memoryview) -> Iterator[int]:
+    """Kinds of the blocks of a GIF that end within the data, past stray bytes, as FFmpeg reads them.
+
+    Raises:
+        struct.error: The data ends inside the header of the file or of an image.
+    """
+    position, size = 13 + _gif_colors(view, 10), len(view)
+    for _ in range(MAX_PARTS):
+        if position >= size:
+            return
+        kind = view[position]
+        position += 1
+        if kind in (GIF_EXTENSION, GIF_IMAGE):
+            # An image has nine bytes of place and size, its colours, and the size of its codes.
+            position += 1 if kind == GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
+            while position < size and view[position]:  # blocks of data, the last one empty
+                position += view[position] + 1
+            position += 1
+            if position > size:
+                return
+        yield kind
+        if kind == GIF_TRAILER:
+            return
+
+
+def _gif_colors(view: memoryview, flags: int) -> int:
+    """Bytes of the colour table that a flag byte announces."""
+    (bits,) = struct.unpack_from("B", view, flags)
+    return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
+
+
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+# The letter of a value by its type: bytes, shorts, longs, and bytes of any meaning.
+_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 7: "B"}
+
+
+def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:
+    """Order of bytes, type and values of a tag in a TIFF file or a block of Exif, if it is there.
+
+    Raises:
+        struct.error: The data ends before the directory does.
+    """
+    # Only the first directory counts: others describe thumbnails and further pages.
+    order = _TIFF_ORDERS.get(bytes(view[:4]))
+    if order is None:
+        return None
+    (position,) = struct.unpack_from(f"{order}I", view, 4)
+    (count,) = struct.unpack_from(f"{order}H", view, position)
+    entries = view[position + 2 : position + 2 + 12 * count]
+    if len(entries) < 12 * count:
+        raise struct.error("the directory is cut short")
+    for number, (tag, kind, length) in enumerate(struct.iter_unpack(f"{order}HHI4x", entries)):
+        if tag == wanted and kind in _TIFF_TYPES and length:
+            size = struct.calcsize(_TIFF_TYPES[kind]) * length
+            # Values of more than four bytes are elsewhere in the file.
+            place = position + 2 + 12 * number + 8
+            if size > 4:
+                (place,) = struct.unpack_from(f"{order}I", view, place)
+            return order, kind, view[place : place + size]
+    return None
+
+
+def tiff_value(view: memoryview, wanted: int) -> int | None:
+    """The first number of such a tag; ``None``: it is not there.
+
+    Raises:
+        struct.error: The data ends before the directory or the value does.
+    """
+    if (entry := tiff_entry(view, wanted)) is None:
+        return None
+    order, kind, values = entry
+    return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
 
 
 _Check: TypeAlias = Callable[[Read, int], str | None]

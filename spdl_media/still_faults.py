@@ -1,8 +1,8 @@
-"""Find what is missing from an image that was cut short, by the sizes that it states itself.
+"""Images that FFmpeg decodes wrongly without a word: those cut short, and those that it must not read.
 
-FFmpeg decodes many such images without a word, with gray or stale pixels where the data ended. Formats that
-are not in the table report a single missing byte by themselves (TIFF, PNM in binary form, JPEG 2000, DDS), or
-cannot tell.
+Where the data ended, it leaves gray or stale pixels. What is missing is told by the sizes that a file states
+itself. Formats that are not in the table report a single missing byte by themselves (TIFF, JPEG 2000, DDS,
+PNM in binary form), or cannot tell.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Callable, Mapping
 from operator import add
 
-from spdl_media.boxes import MAX_PARTS, PNG, Bytes, boxes, missing_after, short_of
-from spdl_media.exif import GIF_TRAILER, JPEG_END, bmp_header, gif_blocks, jpeg_segments
+from spdl_media import parts
+from spdl_media.parts import Bytes, missing_after, short_of
 
-__all__ = ("check_complete", "wrong_checksum")
+__all__ = ("BESIDE", "check_complete", "is_animated_webp", "is_avif")
 
 
 def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | None:
@@ -49,8 +49,8 @@ def _jpeg(view: memoryview, size: int) -> str | None:
     # Coded data never hold this pair, so most files are settled by their last two bytes.
     if bytes(view[-2:]) == b"\xff\xd9":
         return None
-    for marker, _, end in jpeg_segments(view):
-        if marker == JPEG_END:
+    for marker, _, end in parts.jpeg_segments(view):
+        if marker == parts.JPEG_END:
             return None
         if end > size:
             return short_of(size, end, f"a segment with marker 0xFF{marker:02X}")
@@ -58,25 +58,25 @@ def _jpeg(view: memoryview, size: int) -> str | None:
 
 
 def _png(view: memoryview, size: int) -> str | None:
-    if wrong := wrong_checksum(view):
+    if wrong := _wrong_checksum(view):
         return wrong
     if bytes(view[-12:-4]) == b"\0\0\0\0IEND":
         return None
-    for kind, _, end in PNG.of(view):
-        if end + PNG.trailer > size:
-            return short_of(size, end + PNG.trailer, f"the chunk {kind.decode('latin-1')}")
+    for kind, _, end in parts.PNG.of(view):
+        if end + parts.PNG.trailer > size:
+            return short_of(size, end + parts.PNG.trailer, f"the chunk {kind.decode('latin-1')}")
         if kind == b"IEND":
             return None
     return missing_after(size, "before the chunk IEND")
 
 
-def wrong_checksum(png: memoryview) -> str | None:
+def _wrong_checksum(png: memoryview) -> str | None:
     """Say which part of a PNG before its pixels, of those that they depend on, fails its checksum.
 
     FFmpeg compares that of the inflated pixels alone, or refuses files for the checksum of a text, too.
     """
-    for kind, start, end in PNG.of(png):
-        if kind in (b"IHDR", b"PLTE", b"tRNS") and end + PNG.trailer <= len(png):
+    for kind, start, end in parts.PNG.of(png):
+        if kind in (b"IHDR", b"PLTE", b"tRNS") and end + parts.PNG.trailer <= len(png):
             (checksum,) = struct.unpack_from(">I", png, end)
             if zlib.crc32(png[start - 4 : end]) != checksum:
                 return f"the checksum of the chunk {kind.decode()} is wrong"
@@ -91,7 +91,7 @@ def _webp(view: memoryview, size: int) -> str | None:
 
 
 def _bmp(view: memoryview, size: int) -> str | None:
-    pixels, width, height, depth, compression, length = bmp_header(view)
+    pixels, width, height, depth, compression, length = parts.bmp_header(view)
     if compression in (1, 2):
         # The end-of-bitmap code outweighs a size field that is wrong, as it often is.
         if bytes(view[-2:]) == b"\0\1" or (length and size >= pixels + length):
@@ -134,14 +134,14 @@ def _targa(view: memoryview, size: int) -> str | None:
 
 
 def _gif(view: memoryview, size: int) -> str | None:
-    if GIF_TRAILER in gif_blocks(view):
+    if parts.GIF_TRAILER in parts.gif_blocks(view):
         return None
     return missing_after(size, "before the trailer of a GIF")
 
 
 def _heif(view: memoryview, size: int) -> str | None:
     described = found = False
-    for kind, start, end in boxes(view):
+    for kind, start, end in parts.boxes(view):
         # Behind the last box that pixels depend on, some cameras append data that are no boxes.
         if kind not in (b"ftyp", b"meta", b"moov", b"mdat"):
             continue
@@ -149,7 +149,7 @@ def _heif(view: memoryview, size: int) -> str | None:
             return short_of(size, end, f"the box {kind.decode()}")
         described |= kind in (b"meta", b"moov")
         # Small images may stand among the metadata, which are behind a version of four bytes.
-        inside = boxes(view, start + 4, end) if kind == b"meta" else ()
+        inside = parts.boxes(view, start + 4, end) if kind == b"meta" else ()
         found |= kind == b"mdat" or any(part == b"idat" for part, _, _ in inside)
     return (
         None if described and found else missing_after(size, "before the boxes that hold the image")
@@ -174,7 +174,7 @@ def _exr(view: memoryview, size: int) -> str | None:
         return None  # Tiled, deep, several parts: their tables of blocks have other forms.
     attributes: dict[bytes, memoryview] = {}
     position = 8
-    for _ in range(MAX_PARTS):
+    for _ in range(parts.MAX_PARTS):
         match = _EXR_ATTRIBUTE.match(view, position)
         if match is None:
             break
@@ -184,7 +184,7 @@ def _exr(view: memoryview, size: int) -> str | None:
     (compression,) = struct.unpack_from("B", attributes.get(b"compression", b""))
     _, top, _, bottom = struct.unpack_from("<4i", attributes.get(b"dataWindow", b""))
     chunks = (bottom - top) // _EXR_ROWS.get(compression, 1) + 1
-    table = struct.unpack_from(f"<{min(max(chunks, 0), MAX_PARTS)}Q", view, position + 1)
+    table = struct.unpack_from(f"<{min(max(chunks, 0), parts.MAX_PARTS)}Q", view, position + 1)
     # Writers reserve the table first, and fill it in as blocks are done.
     if not all(table):
         return f"the data has no pixels for {table.count(0)} of {chunks} blocks of rows"
@@ -200,7 +200,7 @@ def _sgi(view: memoryview, size: int) -> str | None:
         return None  # FFmpeg notices when uncompressed rows are missing.
     dimensions, _, height, channels = struct.unpack_from(">4H", view, 4)
     rows = (height if dimensions > 1 else 1) * (channels if dimensions > 2 else 1)
-    table = struct.unpack_from(f">{2 * min(rows, MAX_PARTS * 4)}I", view, 512)
+    table = struct.unpack_from(f">{2 * min(rows, parts.MAX_PARTS * 4)}I", view, 512)
     half = len(table) // 2  # first the starts of all rows, then their lengths
     end = max(map(add, table[:half], table[half:]), default=0)
     return short_of(size, end, f"the last of {rows} rows")
@@ -220,3 +220,158 @@ _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
     | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
     | {"sgi": _sgi, "sunrast": _sunrast, "targa": _targa}
 )
+
+
+BESIDE = "with a sequence beside its image"
+"""Such a file has a video, which FFmpeg reads well."""
+
+
+_WEBP_ANIMATION = 0x02
+
+
+def is_animated_webp(view: memoryview) -> bool:
+    """Whether the extended header of a WebP announces an animation."""
+    is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
+    return is_extended and view[20] & _WEBP_ANIMATION != 0
+
+
+# What FFmpeg reads wrongly or not at all.
+# A function gives the reason, or None where FFmpeg reads the file well.
+
+_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 258, 259, 262, 266
+_PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
+_ASSOCIATED_ALPHA = 1
+_TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
+"""None, CCITT's three, LZW, Deflate and PackBits."""
+_TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
+
+
+def tiff_reason(view: memoryview) -> str | None:
+    """Tiles, JPEG, planes and other colours come out black or garbled, and FFmpeg does not say so."""
+
+    def tag(number: int, default: int) -> int:
+        value = parts.tiff_value(view, number)
+        return default if value is None else value
+
+    photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
+    compression = tag(_COMPRESSION, 1)
+    found = (
+        ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
+        ("with planes", tag(_PLANAR, 1) != 1),
+        (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
+        (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
+        ("with a palette and alpha", photometric == 3 and extra >= 0),
+        ("with colours multiplied by alpha", extra == _ASSOCIATED_ALPHA),
+        (f"with {bits}-bit CMYK", photometric == 5 and bits != 8),
+        ("with reversed bits", tag(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
+    )
+    return next((f"a TIFF {what}" for what, is_so in found if is_so), None)
+
+
+def png_reason(view: memoryview) -> str | None:
+    kinds = parts.png_head(view)
+    if b"acTL" in kinds:
+        return "an animated PNG"
+    is_bitmap = (view[24], view[25]) == (1, 0)
+    is_strange = is_bitmap and b"tRNS" in kinds
+    return "a PNG of one bit with a transparent colour" if is_strange else None
+
+
+def webp_reason(view: memoryview) -> str | None:
+    return "an animated WebP" if is_animated_webp(view) else None
+
+
+def bmp_reason(view: memoryview) -> str | None:
+    pixels, header, bits, compression = struct.unpack_from("<II10xHI", view, 10)
+    if bits == 16:
+        return "a BMP of 16 bits a pixel"
+    if bits <= 8 and pixels <= 14 + header:
+        return "a BMP that does not say where its palette ends"
+    # Masks follow the first 40 bytes of the header; the fourth is that of alpha.
+    has_alpha = header >= 56 and compression == 3 and any(view[66:70])
+    return "a BMP with alpha" if has_alpha else None
+
+
+_TARGA_GRAY = 3
+_TARGA_UNREADABLE = 7  # beside the bit of run lengths
+
+
+def targa_reason(view: memoryview) -> str | None:
+    if len(view) < 18 or view[16] not in (15, 16):
+        return None
+    is_gray = view[2] & _TARGA_UNREADABLE == _TARGA_GRAY
+    return "a TGA of gray and alpha" if is_gray else "a TGA of 16 bits a pixel"
+
+
+_DDS_RGB = 0x40
+_DDS_RGBA = range(27, 32)
+"""DXGI's formats of red, green, blue and alpha of 8 bits each."""
+
+
+def dds_reason(view: memoryview) -> str | None:
+    flags, kind, bits = struct.unpack_from("<I4sI", view, 80)
+    if flags & _DDS_RGB and bits == 16:
+        return "a DDS of 16 bits a pixel"
+    (dxgi,) = struct.unpack_from("<I", view, 128)
+    return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
+
+
+def cursor_reason(view: memoryview) -> str | None:
+    """A TGA begins alike, but has zeros where the number of images stands, and where the first one lies."""
+    count, size, offset = struct.unpack_from("<H8xII", view, 4)
+    return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
+
+
+_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+def jpeg_reason(view: memoryview) -> str | None:
+    """Four components of different sizes are not in FFmpeg's decoder."""
+    for marker, start, end in parts.jpeg_segments(view):
+        if marker in _SOF:
+            samplings = set(bytes(view[start + 7 : end : 3]))
+            many = view[start + 5] == 4 and len(samplings) > 1
+            return "a CMYK JPEG with subsampled colours" if many else None
+        if marker == parts.JPEG_SCAN:
+            break
+    return None
+
+
+_JP2_CMYK = b"colr\1\0\0\0\0\0\x0c"
+
+
+def jp2_reason(view: memoryview) -> str | None:
+    return "a JPEG 2000 of CMYK" if _JP2_CMYK in bytes(view[:1024]) else None
+
+
+# Behind the numbers of the primaries and of the transfer function: YCgCo and those beyond BT.2020.
+_STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
+
+
+def iso_reason(view: memoryview) -> str | None:
+    """HEIC and AVIF whose image is cropped, made of tiles, or has alpha: FFmpeg gives one coded image."""
+    top = {kind: (start, end) for kind, start, end in parts.boxes(view)}
+    if b"meta" not in top:
+        return None
+    start, end = top[b"meta"]
+    meta = {kind: slice(start, end) for kind, start, end in parts.boxes(view, start + 4, end)}
+    if b"iprp" not in meta or b"iinf" not in meta:
+        return None
+    name = "an AVIF" if is_avif(view) else "a HEIC"
+    items, properties = bytes(view[meta[b"iinf"]]), bytes(view[meta[b"iprp"]])
+    tracks = bytes(view[slice(*top.get(b"moov", (0, 0)))])
+    is_sequence = bytes(view[8:12]) in (b"avis", b"msf1", b"hevc")
+    found = (
+        ("of tiles", any(kind in items for kind in (b"grid", b"iovl", b"iden", b"tili"))),
+        ("that is cropped", b"clap" in properties),
+        ("with alpha", b":auxiliary:alpha" in properties or b":auxid:1" in properties),
+        ("with a track of alpha", b"auxv" in tracks),
+        ("of a matrix that FFmpeg does not know", _STRANGE_MATRIX.search(properties)),
+        (BESIDE, tracks and not is_sequence),
+    )
+    return next((f"{name} {what}" for what, is_so in found if is_so), None)
+
+
+def is_avif(view: memoryview) -> bool:
+    """Whether the start of an ISO base media file says AVIF, and not HEIC."""
+    return bytes(view[8:12]) in (b"avif", b"avis") or b"av01" in bytes(view[:512])
