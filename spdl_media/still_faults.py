@@ -16,7 +16,7 @@ from operator import add
 from spdl_media import parts
 from spdl_media.parts import Bytes, missing_after, short_of
 
-__all__ = ("BESIDE", "check_complete", "is_animated_webp", "is_avif")
+__all__ = ()
 
 
 def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | None:

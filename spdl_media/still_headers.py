@@ -25,7 +25,7 @@ from spdl_media.stills import (
     still_codec,
 )
 
-__all__ = ("StillHeader", "exif_orientation", "read_still", "still_header")
+__all__ = ()
 
 _Color: TypeAlias = tuple[int, int, int, int]
 

@@ -17,18 +17,7 @@ from typing import NamedTuple, TypeAlias
 from spdl_media import still_faults
 from spdl_media.parts import JPEG_APP1, JPEG_SCAN, Bytes, png_head, tiff_value
 
-__all__ = (
-    "ERR_DETECT",
-    "HEAD_SIZE",
-    "STILL_FORMATS",
-    "WITHOUT_SIGNATURE",
-    "JpegHead",
-    "container_still",
-    "pillow_reason",
-    "read_jpeg_head",
-    "still_codec",
-    "unread_kind",
-)
+__all__ = ()
 
 HEAD_SIZE = 1 << 16
 """Bytes of a file that :func:`still_codec` may want.

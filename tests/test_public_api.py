@@ -52,20 +52,16 @@ NOT_REEXPORTED = {
     "nested",
     "operations",
     "orientation",
-    "exif",
     "ray",
     "readers",
     "ring",
     *(f"samplers.Distributed{kind}Sampler" for kind in ("Deterministic", "Random")),
     "samplers.Uneven",
     "source",
-    "still_headers",
-    "stills",
     "testing",
     "timing.Seconds",
     "timing.parse_window",
     "torch",
-    "truncation",
 }
 
 # Names that a module has from elsewhere, so that programs written for SPDL find them.
