@@ -25,8 +25,7 @@ The modules with public names, of which each imports only those above it:
 ``load``          :func:`load_image_batch` and others: all of it in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval; :func:`sample_windows`
 ``video_file``    :class:`VideoFile`: frames by number and time
-``video_clips``   :func:`sample_clips`: clips of a video for training
-``video_cache``   :class:`VideoCache`: opened videos that are kept
+``video_clips``   :func:`sample_clips`: clips of a video for training; :class:`VideoCache`: opened videos
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: items of several fields into buffers
 ``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
@@ -135,8 +134,7 @@ from spdl_media.transfer import (
     transfer_tensor,
     transfer_tensor_d2h,
 )
-from spdl_media.video_cache import VideoCache
-from spdl_media.video_clips import VideoClips, sample_clips
+from spdl_media.video_clips import VideoCache, VideoClips, sample_clips
 from spdl_media.video_file import VideoFile
 
 if TYPE_CHECKING:

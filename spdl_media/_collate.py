@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_origin, get
 import numpy as np
 
 from spdl_media._checks import as_int
+from spdl_media.arrays import Key, fields_of, with_fields
 from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.convert import (
     NUMBER_KINDS,
@@ -25,7 +26,6 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.nested import Key, fields_of, with_fields
 from spdl_media.row_plan import RowOptions
 from spdl_media.rows import FrameRows
 from spdl_media.storage import Storage, StoragePool

@@ -8,12 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-import numpy as np
-
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig
-from spdl_media.convert import convert_array
 from spdl_media.crops import CropPlan
 from spdl_media.decode import decode_into
 from spdl_media.demux import demux_image
@@ -36,6 +33,7 @@ from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.row_plan import RowOptions, why_no_array
 from spdl_media.rows import FrameRows, VideoRows
+from spdl_media.storage import new_array
 from spdl_media.transfer import on_its_way
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
@@ -120,22 +118,68 @@ def load_rows(
         array = rows.take()
         array.boxes, array.flips = request.cuts.drawn([0], [0])
         return CPUBuffer(array.array[0], **array.metadata)
-    batch = _Batch(len(inputs), request)
+    rows = FrameRows(len(inputs), request, "input")
+    positions: list[int] = []
+    failures: list[Failure] = []
+
+    def decode(src: Any, position: int) -> ImageFrames:
+        return decode_cut(src, position, request)
+
+    def add(position: int, image: ImageFrames) -> None:
+        rows.put_image(position, image)
+        positions.append(position)
+
     try:
         decode_each(
-            inputs,
-            lambda src, position: decode_cut(src, position, request),
-            batch.add,
-            batch.failures,
+            *(inputs, decode, add, failures),
             on_error=request.on_error,
             stopped=stopped,
             num_threads=request.num_threads,
         )
-        return batch.finish()
+        return _finished(rows, sorted(positions), failures, request, len(inputs))
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.
-        batch.release()
+        rows.release()
         raise
+
+
+def _finished(
+    rows: FrameRows,
+    loaded: list[int],
+    failures: list[Failure],
+    request: FrameRequest,
+    count: int,
+) -> CPUBuffer:
+    """The batch: rows of failed inputs are left out, or become zeros with ``on_error="fill"``."""
+    # Threads add failures as they come.
+    failures.sort(key=lambda failure: failure.index)
+    fill = request.on_error == "fill"
+    indices = list(range(count)) if fill else loaded
+    if loaded:
+        buffer = rows.take(indices, [failure.index for failure in failures] if fill else [])
+    else:
+        buffer = _zeros(failures, request, count)
+    buffer.failures, buffer.indices = tuple(failures), tuple(indices)
+    buffer.boxes, buffer.flips = request.cuts.drawn(indices, set(loaded))
+    return buffer
+
+
+def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuffer:
+    """Return a batch of zeros, where no input could be loaded."""
+    ops, layout, values = request.ops, request.layout, request.values
+    fill = request.on_error == "fill"
+    if not fill or ops.width is None or ops.height is None or ops.pix_fmt is None:
+        raise none_loaded(failures, count, fill=fill)
+    own = pixel_layout(ops.pix_fmt)
+    reason = why_no_array(ops.width, ops.height, ops.pix_fmt, layout)
+    if own is None or reason is not None:
+        remedy = f" on_error='fill' has no zeros for them: {reason}."
+        raise none_loaded(failures, count, remedy)
+    shape = count, *own.shape(ops.width, ops.height, layout)
+    array = new_array(shape, own.dtype if values is None else values.dtype, request.storage)
+    array[...] = 0
+    colorspace, color_range = PICTURE_COLORS if is_yuv(ops.pix_fmt) else (None, None)
+    return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
 
 TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
@@ -226,72 +270,6 @@ def decode_cut(
     with naming(packets.source):
         image = filtered(av_frames(whole)[0], stored, ops, config)
     return image.marked_corrupt() if whole.is_corrupt else image
-
-
-class _Batch:
-    """The rows of a batch, which come in any order and from any thread.
-
-    Each image goes to the row of its position. Rows of failed inputs become zeros, or are left out at
-    the end: then later rows are moved, which costs nothing while nothing fails.
-    """
-
-    def __init__(self, count: int, request: FrameRequest) -> None:
-        self.failures: list[Failure] = []
-        self._positions: list[int] = []
-        self._rows = FrameRows(count, request, "input")
-        self._count, self._request = count, request
-
-    def add(self, position: int, image: ImageFrames) -> None:
-        """Copy the image of the input at a position.
-
-        Raises:
-            ConvertError: It differs from the first one, so that no array holds both, whatever else comes; or
-                its format makes no array, or the storage is too small.
-        """
-        self._rows.put_image(position, image)
-        self._positions.append(position)
-
-    def finish(self) -> CPUBuffer:
-        """The array; with ``on_error="fill"``, zeros stand where there is no image."""
-        fill = self._request.on_error == "fill"
-        # Threads add failures as they come.
-        self.failures.sort(key=lambda failure: failure.index)
-        indices = list(range(self._count)) if fill else sorted(self._positions)
-        if self._positions:
-            failed = [failure.index for failure in self.failures] if fill else []
-            buffer = self._rows.take(indices, failed)
-        else:
-            buffer = self._zeros()
-        buffer.failures = tuple(self.failures)
-        buffer.indices = tuple(indices)
-        cuts = self._request.cuts
-        buffer.boxes, buffer.flips = cuts.drawn(indices, set(self._positions))
-        return buffer
-
-    def release(self) -> None:
-        """Let go of the memory."""
-        self._rows.release()
-
-    def _zeros(self) -> CPUBuffer:
-        """Return a batch of zeros, where no input could be loaded."""
-        ops, layout = self._request.ops, self._request.layout
-        fill = self._request.on_error == "fill"
-        if not fill or ops.width is None or ops.height is None or ops.pix_fmt is None:
-            raise none_loaded(self.failures, self._count, fill=fill)
-        own = pixel_layout(ops.pix_fmt)
-        reason = why_no_array(ops.width, ops.height, ops.pix_fmt, layout)
-        if own is None or reason is not None:
-            remedy = f" on_error='fill' has no zeros for them: {reason}."
-            raise none_loaded(self.failures, self._count, remedy)
-        shape = own.shape(ops.width, ops.height, layout)
-        # One zero that looks like many, so that nothing is allocated but the buffer.
-        values = self._request.values
-        zero = np.zeros((), own.dtype if values is None else values.dtype)
-        zeros = np.broadcast_to(zero, (self._count, *shape))
-        buffer = convert_array(zeros, self._request.storage)
-        if is_yuv(ops.pix_fmt):
-            buffer.colorspace, buffer.color_range = PICTURE_COLORS
-        return buffer
 
 
 def none_loaded(

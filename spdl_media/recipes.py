@@ -10,13 +10,13 @@ import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media._collate import ImageBuffer
+from spdl_media.arrays import Key, fields_of, rebuilt
 from spdl_media.batch import decode_cut
 from spdl_media.buffer import CPUBuffer
 from spdl_media.config import DecodeConfig
 from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop, Rng
 from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
-from spdl_media.nested import Key, fields_of, rebuilt
 from spdl_media.operations import Quality, ScaleAlgo
 from spdl_media.row_plan import ArrayLayout, DType, PerChannel
 

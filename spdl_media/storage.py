@@ -33,7 +33,7 @@ ALIGNMENT = 64
 # Bytes from which on memory on its way to a device is not pinned.
 _LARGE = 64 << 20
 
-# A thread that waits this long looks for blocks in garbage, which costs more than most waits are long.
+# Seconds after which a thread that waits looks for blocks in garbage.
 _PATIENCE = 1.0
 
 
@@ -153,6 +153,10 @@ class StoragePool:
             )
         self._on_exhausted = on_exhausted
         self._timeout = seconds
+        # Between two waits the garbage collector looks for blocks. It costs more than most waits are long.
+        first = min(seconds, _PATIENCE) if on_exhausted == "wait" else 0.0
+        rest = min(seconds - first, threading.TIMEOUT_MAX) if on_exhausted == "wait" else 0.0
+        self._waits: tuple[float, ...] = (first, rest)
         self._size = check_int("size", size, unit=" byte")
         self._count = check_int("count", count)
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
@@ -207,50 +211,31 @@ class StoragePool:
             )
         if self._pin_with:
             _check_fork()  # a child may find other memory, or none, at a pinned address
-        try:
-            return self._lease()
-        except Empty:
-            return self._acquire_late()
-
-    def _lease(self, timeout: float = 0.0) -> Bytes:
-        """Lease a block; ``queue.Empty`` when there was none for ``timeout`` seconds."""
-        self._tokens.get(timeout=timeout)
-        # The array holds the lease, and so does each view of it.
-        return self._leased(self._free.pop())
+        for attempt, seconds in enumerate(self._waits):
+            if attempt:
+                # Blocks in reference cycles are free, too, once the garbage collector has found them; and
+                # threads that all wait make nothing, so nothing else would start it.
+                gc.collect()
+            with suppress(Empty):
+                self._tokens.get(timeout=seconds)
+                return self._leased(self._free.pop())
+        return self._exhausted()
 
     def _leased(self, block: Bytes) -> Bytes:
+        # The array holds the lease, and so does each view of it.
         return np.asarray(Lease(block, self._give_back, block))
 
     def _put(self, block: Bytes) -> None:
         self._free.append(block)
         self._tokens.put(None)
 
-    def _acquire_late(self) -> Bytes:
+    def _exhausted(self) -> Bytes:
+        """Do what is to be done where no block came free: raise, or allocate another one."""
         if self._on_exhausted == "wait":
-            return self._wait()
-        # Blocks in reference cycles are free, too, once the garbage collector has found them.
-        gc.collect()
-        try:
-            return self._lease()
-        except Empty:
-            return self._acquire_more()
-
-    def _wait(self) -> Bytes:
-        first = min(self._timeout, _PATIENCE)
-        try:
-            return self._lease(first)
-        except Empty:
-            # Threads that all wait make nothing, so nothing else would start the garbage collector.
-            gc.collect()
-        try:
-            return self._lease(min(self._timeout - first, threading.TIMEOUT_MAX))
-        except Empty:
             raise TimeoutError(
                 f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
                 "buffers earlier, or give the pool more blocks"
-            ) from None
-
-    def _acquire_more(self) -> Bytes:
+            )
         if self._on_exhausted == "raise":
             raise RuntimeError(
                 f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
@@ -291,8 +276,9 @@ class CPUStorage(StoragePool):
 
     def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
         super().__init__(size, 1, pin_memory=pin_memory)
+        self._waits = (0.0,)
 
-    def _acquire_late(self) -> Bytes:
+    def _exhausted(self) -> Bytes:
         self._warn_once(
             "an earlier buffer still uses this storage, so fresh memory was taken. A "
             f"StoragePool({self._size}, count) keeps several blocks and allocates nothing"

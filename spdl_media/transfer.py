@@ -18,13 +18,13 @@ from typing import Any, SupportsIndex, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media.arrays import map_nested
 from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
 from spdl_media.cuda_driver import HISTORY, DriverError, Event, is_pinned
 from spdl_media.devices import Device, cuda_library, open_device, out_of_memory_said
 from spdl_media.errors import TransferError
 from spdl_media.handover import KEEPER, Block, Handover
-from spdl_media.nested import map_nested
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")

@@ -1,11 +1,15 @@
-"""Clips of a video for training: which frames they hold, and all of them in one array, with their audio."""
+"""Clips of videos for training, in one array and with their audio; and videos that are kept open for them."""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
@@ -26,7 +30,7 @@ from spdl_media.row_plan import OnShort
 from spdl_media.timing import Rate, Window, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 
-__all__ = ("VideoClips", "sample_clips")
+__all__ = ("VideoCache", "VideoClips", "sample_clips")
 
 Sampler: TypeAlias = Literal["random", "uniform", "regular"]
 
@@ -277,3 +281,83 @@ def _audio(
         rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
         rows[0][late:] = rows[1][: count - late]
     return CPUBuffer(array), rate
+
+
+class VideoCache:
+    """Opened videos, the ones last used, so that further clips of one open nothing.
+
+    A video that falls out of the cache stays usable for whoever holds it, and closes with its last user. One
+    that was closed is opened anew; of one that is written anew under its name, the old one may be kept.
+
+    Args:
+        max_videos: How many are kept.
+        max_bytes: What they may take together, by :attr:`VideoFile.nbytes`; ``None``: no limit. The last one
+            is kept whatever it takes.
+        **options: Of each :class:`VideoFile`.
+
+    Raises:
+        ValueError: A limit is below 1.
+
+    Thread safety: safe. Threads that ask for one video get the same one, and their calls wait for each other.
+    A copy in another process begins empty.
+
+    Example::
+
+        cache = sm.VideoCache(64)
+
+        def load(path):
+            return sm.sample_clips(cache.open(path), num_clips=4, num_frames=16, width=224, height=224)
+    """
+
+    def __init__(
+        self, max_videos: int = 16, *, max_bytes: int | None = None, **options: Any
+    ) -> None:
+        self._max_videos = check_int("max_videos", max_videos)
+        self._max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes)
+        self._options = options
+        self._videos: OrderedDict[str, VideoFile] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def open(self, src: str | os.PathLike[str]) -> VideoFile:
+        """The opened video of a path or URL, which is opened if it is not kept.
+
+        Raises:
+            SourceError: It cannot be opened; and what else :class:`VideoFile` raises.
+            TypeError: It is no path or URL.
+        """
+        key = os.fspath(src)
+        if not isinstance(key, str):
+            raise TypeError(f"a VideoCache opens paths and URLs, not {type(key).__name__}")
+        with self._lock:
+            video = self._videos.pop(key, None)
+            if video is not None and not video.closed:
+                self._videos[key] = video
+                return video
+        # Without the lock: opening may take long, and other threads have videos of their own.
+        opened = VideoFile(src, **self._options)
+        with self._lock:
+            video = self._videos.setdefault(key, opened)
+            self._videos.move_to_end(key)
+            most = math.inf if self._max_bytes is None else self._max_bytes
+            while len(self) > 1 and (len(self) > self._max_videos or self.nbytes > most):
+                self._videos.popitem(last=False)
+        return video
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept videos take, about."""
+        with self._lock:
+            return sum(video.nbytes for video in self._videos.values())
+
+    def clear(self) -> None:
+        """Forget all videos."""
+        with self._lock:
+            self._videos.clear()
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._videos)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        new = partial(VideoCache, max_bytes=self._max_bytes, **self._options)
+        return new, (self._max_videos,)
