@@ -27,9 +27,9 @@ from spdl_media.decode import (
 from spdl_media.errors import DecodeError
 from spdl_media.filters import naming
 from spdl_media.frame_decoder import FrameDecoder
-from spdl_media.frame_index import frame_numbers, make_index
+from spdl_media.frame_index import make_index
 from spdl_media.frames import AudioFrames
-from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames, frame_numbers
 from spdl_media.packet_table import read_table
 from spdl_media.packets import (
     AudioPackets,

@@ -9,6 +9,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Self, TypeAlias, overload
 
+from av.stream import Stream
+
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
@@ -389,13 +391,19 @@ def _by_time(
     packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
 ) -> Iterator[_Chunk]:
     """Packets as they are read, in chunks of so many seconds."""
-    clocks = {index: _Clock(container, index, duration) for index in indices}
+    streams = {index: container.av.streams[index] for index in indices}
+    bases = [as_fraction(stream.time_base) for stream in streams.values()]
+    # In whole numbers, so that no fraction is computed for a packet: so many units a second.
+    units = math.lcm(*(each.denominator for each in (*bases, container.zero, duration)))
+    size, slack = int(duration * units), int(_MAX_INTERLEAVE * units)
+    clocks = {i: _Clock(stream, container.zero, units) for i, stream in streams.items()}
     chunks: dict[int, _Chunk] = {}  # those that are open, by their number
     current, reached = 0, dict.fromkeys(indices, 0)
     for packet in packets:
         index = packet.stream_index
-        earliest, number, latest = clocks[index].numbers(packet)
-        if latest < current:
+        time = clocks[index].time(packet)
+        number = time // size
+        if (time + slack) // size < current:
             # The clock was set back, as where recordings are joined. Nothing would ever be past the end.
             yield from (chunks.pop(each) for each in sorted(chunks))
             current, reached = number, dict.fromkeys(indices, number)
@@ -405,8 +413,8 @@ def _by_time(
         chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
         while max(chunks) > current and (
             # A stream that has not come by now has paused or ended.
-            earliest > current
-            or all(reached[i] > current or clocks[i].last <= current for i in indices)
+            (time - slack) // size > current
+            or all(reached[i] > current or clocks[i].end <= (current + 1) * size for i in indices)
         ):
             if current in chunks:
                 yield chunks.pop(current)
@@ -416,30 +424,25 @@ def _by_time(
 
 
 class _Clock:
-    """Says in which chunk the packets of a stream lie."""
+    """Places the packets of a stream on the container's clock, in whole units.
 
-    def __init__(self, container: Container, index: int, duration: Fraction) -> None:
-        stream = container.av.streams[index]
-        time_base: Fraction = as_fraction(stream.time_base)
-        # In whole numbers, so that no fraction is computed for a packet: of parts, so many a chunk.
-        factor, shift = time_base / duration, -container.zero / duration
-        slack = _MAX_INTERLEAVE / duration
-        self._parts = math.lcm(factor.denominator, shift.denominator, slack.denominator)
-        self._factor, self._shift, self._slack = (
-            int(number * self._parts) for number in (factor, shift, slack)
-        )
+    Attributes:
+        end: Where the stream ends by the header, or infinity.
+    """
+
+    def __init__(self, stream: Stream, zero: Fraction, units: int) -> None:
+        base: Fraction = as_fraction(stream.time_base)
+        self._step, self._zero = int(base * units), int(zero * units)
         # Raw streams have no timestamps: theirs are counted from second 0.
-        self._next = math.ceil(container.zero / time_base)
-        end = stream.duration and ((stream.start_time or 0) + stream.duration) * factor + shift
-        # The last chunk by the header.
-        self.last = math.ceil(end) - 1 if end else math.inf
+        self._next = math.ceil(zero / base)
+        end = (stream.start_time or 0) + (stream.duration or 0)
+        self.end = end * self._step - self._zero if stream.duration else math.inf
 
-    def numbers(self, packet: AvPacket) -> tuple[int, int, int]:
-        """The chunk of a packet, between those of the times around it at which other streams may be."""
+    def time(self, packet: AvPacket) -> int:
+        """Where a packet is shown, or decoded if it does not say."""
         ticks = packet.dts if packet.pts is None else packet.pts
         if ticks is None:
             ticks = self._next
         # A packet without a time follows the one before it.
         self._next = ticks + (packet.duration or 0)
-        place, parts = ticks * self._factor + self._shift, self._parts
-        return (place - self._slack) // parts, place // parts, (place + self._slack) // parts
+        return ticks * self._step - self._zero

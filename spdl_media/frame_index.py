@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import as_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
@@ -268,28 +267,6 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)
     return _with_keys(table, pts, np.arange(len(pts)), end, is_exact=False, counted=True)
-
-
-def frame_numbers(indices: Iterable[object] | slice, count: int, source: str) -> list[int]:
-    """Numbers of frames, of which negative ones count back from the end.
-
-    Raises:
-        IndexError: There is no such frame.
-        TypeError: One is no number, or they are no sequence.
-    """
-    if isinstance(indices, slice):
-        return list(range(*indices.indices(count)))
-    if isinstance(indices, str) or not isinstance(indices, Iterable):
-        raise TypeError(f"frames are asked for by int, slice or a sequence of int, not {indices!r}")
-    numbers = []
-    for index in indices:
-        number = as_int(index)
-        if number is None:
-            raise TypeError(f"a frame is asked for by an int, not {index!r}")
-        if not -count <= number < count:
-            raise IndexError(f"{source}: there is no frame {number} among {count} frames")
-        numbers.append(number % count)
-    return numbers
 
 
 # The file of an index: this, a checksum of the rest, and whole numbers of 8 bytes: what it belongs to, its

@@ -275,23 +275,10 @@ class VideoFrames(_Pictures):
     @overload
     def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
     def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
-        if isinstance(key, slice):
-            return VideoFrames(self._frames[key], self._metadata)
-        # Arrays have __index__ too, which is for those of one element.
-        if hasattr(key, "__index__") and not getattr(key, "ndim", 0):
-            return ImageFrames((self._frame(key),), self._metadata)
-        # A string is iterable as well, and surely a mistake.
-        if isinstance(key, str) or not isinstance(key, Iterable):
-            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {key!r}")
-        return VideoFrames([self._frame(index) for index in key], self._metadata)
-
-    def _frame(self, index: object) -> av.VideoFrame:
-        position = as_int(index)
-        if position is None:
-            raise TypeError(f"frames are indexed by int, slice or a sequence of int, not {index!r}")
-        if not -len(self._frames) <= position < len(self._frames):
-            raise IndexError(f"{self.source}: frame {position} of {len(self._frames)} frames")
-        return self._frames[position]
+        many = is_many(key)
+        numbers = frame_numbers(key if many else [key], len(self), self.source)
+        frames = [self._frames[number] for number in numbers]
+        return (VideoFrames if many else ImageFrames)(frames, self._metadata)
 
     def __repr__(self) -> str:
         if not self._frames:
@@ -372,11 +359,35 @@ def frame_metadata(frames: DecodedFrames) -> FrameMetadata:
     return frames._metadata
 
 
-# Small images of frames and arrays, as notebooks show them.
+def is_many(key: object) -> bool:
+    """Whether frames are asked for, and not one: arrays of one element have ``__index__`` as well."""
+    return isinstance(key, slice | Iterable) and getattr(key, "ndim", 1) != 0
+
+
+def frame_numbers(indices: object, count: int, source: str) -> list[int]:
+    """Numbers of frames, of which negative ones count back from the end.
+
+    Raises:
+        IndexError: There is no such frame.
+        TypeError: One is no number, or they are no sequence.
+    """
+    if isinstance(indices, slice):
+        return list(range(*indices.indices(count)))
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise TypeError(f"frames are asked for by int, slice or a sequence of int, not {indices!r}")
+    numbers = []
+    for index in indices:
+        number = as_int(index)
+        if number is None:
+            raise TypeError(f"a frame is asked for by an int, not {index!r}")
+        if not -count <= number < count:
+            raise IndexError(f"{source}: there is no frame {number} among {count} frames")
+        numbers.append(number % count)
+    return numbers
 
 
 def gallery(caption: str, images: Iterable[_Labelled]) -> str:
-    """Return images beside each other, each with its label, below what ``repr`` says."""
+    """Return images as notebooks show them, each with its label, below what ``repr`` says."""
     shown = "".join(
         '<figure style="display:inline-block;margin:4px;text-align:center">'
         f'<img alt="{escape(label)}" src="data:image/png;base64,'

@@ -20,9 +20,9 @@ from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_de
 from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
-from spdl_media.frame_index import FrameIndex, frame_numbers, save
+from spdl_media.frame_index import FrameIndex, save
 from spdl_media.geometry import swaps_sides
-from spdl_media.image_frames import ImageFrames, VideoFrames
+from spdl_media.image_frames import ImageFrames, VideoFrames, frame_numbers, is_many
 from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, frame_request
 from spdl_media.packet_table import Ticks
@@ -166,10 +166,9 @@ class VideoFile:
             DecodeError: It is damaged, or missing from the file.
             TypeError: ``key`` is none of these.
         """
-        # Arrays have __index__ too, which is for those of one element.
-        if isinstance(key, slice | Iterable) and getattr(key, "ndim", 1) != 0:
-            return self._frames(frame_numbers(key, len(self), self.source))
-        return self._frames(frame_numbers([key], len(self), self.source))[0]
+        many = is_many(key)
+        frames = self._frames(frame_numbers(key if many else [key], len(self), self.source))
+        return frames if many else frames[0]
 
     def __iter__(self) -> NoReturn:
         # Without it Python would ask for one frame after the other.
