@@ -405,7 +405,7 @@ class PicturePath:
         try:
             with ffmpeg_log():  # one for all packets; see current_log
                 # None flushes the decoder and the filters.
-                return any(self.push(packet, sink) for packet in (*packets, None))
+                return any(self.push(packet, sink) for packet in chain(packets, (None,)))
         finally:
             self.close()
 

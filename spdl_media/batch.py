@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
@@ -187,20 +187,25 @@ TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
 
 
 def load_frames(
-    packets: VideoPackets, request: FrameRequest
+    packets: VideoPackets, request: FrameRequest, more: Iterable[VideoPackets] | None = None
 ) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
     """Decode packets to an array in host memory, each frame as it leaves the filters.
 
     The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+
+    Args:
+        packets: All packets, or the first ones.
+        request: How to decode them, and what becomes of the frames.
+        more: Those that continue the first ones, asked for when they are due.
 
     Raises:
         DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
         ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
     """
     desc = cut_of_all(packets, request, request.desc)
-    rows = VideoRows(packets, desc, request)
+    rows = VideoRows(packets, desc, request, are_all=more is None)
     try:
-        decode_into(rows, packets, desc, request.decode_config, request.num_frames)
+        decode_into(rows, packets, desc, request.decode_config, request.num_frames, more=more or ())
         buffer = rows.take()
     except BaseException:
         # The traceback holds on to this frame, and the memory shall be free at once.

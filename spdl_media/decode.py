@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from itertools import chain
 from typing import Final, overload
 
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import ffmpeg_log
+from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder, in_turn
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -194,6 +195,7 @@ def decode_into(
     config: DecodeConfig,
     num_frames: int | None,
     make_path: Callable[..., PicturePath] = PicturePath,
+    more: Iterable[VideoPackets] = (),
 ) -> Callable[[], FrameMetadata]:
     """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
 
@@ -204,6 +206,7 @@ def decode_into(
         config: How to decode.
         num_frames: How many frames the sink wants; ``None``: all.
         make_path: Opens the decoder and the filters, with the arguments of :class:`PicturePath`.
+        more: Packets that continue these, asked for when they are due.
 
     Returns:
         What gives the metadata of the frames.
@@ -216,9 +219,22 @@ def decode_into(
     if metadata.pillow is not None and config.decoder in (None, PILLOW):
         with naming(packets.source):
             return _decode_animation(sink, packets, filter_desc, config)
-    missing = cut_short_error(packets, config)
-    if missing is not None and num_frames is None:
-        raise missing
+    missing: DecodeError | None = None
+
+    def note_missing(packets: VideoPackets) -> None:
+        nonlocal missing
+        missing = cut_short_error(packets, config)
+        if missing is not None and num_frames is None:
+            raise missing
+
+    def following() -> Iterator[AvPacket]:
+        for part in more:
+            note_missing(part)
+            # What an edit list hides is marked in these packets, so FFmpeg leaves it out itself.
+            path.follow(metadata_of(part), frozenset(), sink)
+            yield from av_packets(part)
+
+    note_missing(packets)
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
@@ -226,7 +242,7 @@ def decode_into(
         path.decoder.discarded = discarded_pts(packets)
         # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
-        is_full = path.run(coded, sink) if coded else False
+        is_full = path.run(chain(coded, following()), sink) if coded else False
     # Whoever has all that was asked for does not miss the end.
     if missing is not None and not is_full:
         raise missing

@@ -185,13 +185,26 @@ class Demuxer:
         """
         window = parse_window(timestamp)
         with self._opened() as container:
-            # Pillow reads the source a second time, and has no streams to choose from.
-            if stream_index is None and self._input.seekable:
-                reason = pillow_reason(self._input.head(HEAD_SIZE))
-                if reason is not None and not reason.endswith(BESIDE):
-                    name, data = self._input.name, container.content()
-                    return pillow_packets(VideoPackets, data, name, reason, window)
-            return read_video(container, stream_index, window)
+            return next(self._video_parts(container, window, stream_index, math.inf))
+
+    def video_parts(
+        self, timestamp: Timestamp | Window | None, stream_index: int | None, nbytes: int
+    ) -> Iterator[VideoPackets]:
+        """The same in parts of about so many bytes, for a caller of this package that keeps it for itself."""
+        window = parse_window(timestamp)
+        with self._opened() as container:
+            return self._video_parts(container, window, stream_index, nbytes)
+
+    def _video_parts(
+        self, container: Container, window: Window, stream_index: int | None, nbytes: float
+    ) -> Iterator[VideoPackets]:
+        # Pillow reads the source a second time, and has no streams to choose from.
+        if stream_index is None and self._input.seekable:
+            reason = pillow_reason(self._input.head(HEAD_SIZE))
+            if reason is not None and not reason.endswith(BESIDE):
+                name, data = self._input.name, container.content()
+                return iter([pillow_packets(VideoPackets, data, name, reason, window)])
+        return read_video(container, stream_index, window, nbytes)
 
     def demux_clip(
         self,

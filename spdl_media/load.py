@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from spdl_media._checks import check_choice, check_int
@@ -32,7 +33,7 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
-from spdl_media.demux import demux_video
+from spdl_media.demuxer import Demuxer
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
@@ -149,6 +150,10 @@ def load_image_batch(
     return _prepare_image_batch(srcs, **arguments)(lambda: False)
 
 
+# Of coded data load_video holds two parts of this size, however long the video is.
+_PART_BYTES = 8 << 20
+
+
 @overload
 def load_video(
     src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[None]]
@@ -162,6 +167,10 @@ def load_video(
     src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[DeviceLike | None]]
 ) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
+
+    Packets are read as they are decoded, and frames become rows at once: beside the array it holds 16 MiB of
+    coded data at most, however long the video is, and stops after ``num_frames``. With ``cuda=`` the
+    packets of the window are read first.
 
     Args:
         src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
@@ -184,14 +193,16 @@ def load_video(
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
     # The device is opened first: where there is none, nothing is read.
-    decode = frame_steps(frame_request(arguments, VIDEO_OPS, "load_video(cuda=)"))
-    packets = demux_video(
-        src,
-        timestamp=timestamp,
-        stream_index=arguments["stream_index"],
-        demux_config=arguments["demux_config"],
-        name=arguments["name"],
-    )
+    request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
+    decode, index = frame_steps(request), arguments["stream_index"]
+    with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
+        if request.config is None:
+            parts = demuxer.video_parts(timestamp, index, _PART_BYTES)
+            # Of most videos the first part is all: then the number of rows is known.
+            first, second = next(parts), next(parts, None)
+            more = None if second is None else chain((second,), parts)
+            return load_frames(first, request, more)[0]
+        packets = demuxer.demux_video(timestamp, stream_index=index)
     return decode(packets)[0]
 
 

@@ -117,17 +117,24 @@ class VideoRows:
         filter_desc: The filters behind the decoder.
         options: How many frames are wanted, in which memory, order of axes and numbers, and what becomes of
             too few.
+        are_all: No packets follow these.
 
     Thread safety: one thread at a time.
     """
 
     def __init__(
-        self, packets: VideoPackets, filter_desc: str | PictureOps | None, options: RowOptions
+        self,
+        packets: VideoPackets,
+        filter_desc: str | PictureOps | None,
+        options: RowOptions,
+        *,
+        are_all: bool = True,
     ) -> None:
         self._packets, self._options, self._storage = packets, options, options.storage
         # Counted by the packets: the header's number of frames may be wrong.
         self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
-        if options.on_short is not None and options.num_frames is not None:
+        self._is_exact &= are_all
+        if options.num_frames is not None and not (are_all and options.on_short is None):
             self._expected, self._is_exact = options.num_frames, True
         self._pts: list[int | None] = []
         self._array: Array | None = None

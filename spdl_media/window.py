@@ -94,13 +94,37 @@ class _VideoRun:
             self._inside = len(self._kept)
         return self.complete
 
-    def packets(self) -> list[AvPacket]:
-        """The packets that the window needs."""
-        return self._kept[: self._inside]
+    def fill(self, packets: Iterator[AvPacket], nbytes: float) -> bool:
+        """Take packets until so many bytes have come; True: the window needs none that follow."""
+        for packet in packets:
+            nbytes -= packet.size
+            if self.add(packet):
+                return True
+            if nbytes <= 0 and self._inside > 1:
+                return False
+        return True
+
+    def take(self, *, keep: int = 0) -> list[AvPacket]:
+        """The packets that the window needs, which are let go of, but for the last ones."""
+        count = max(0, self._inside - keep)
+        taken, self._kept = self._kept[:count], self._kept[count:]
+        self._inside -= count
+        return taken
 
 
-def read_video(container: Container, stream_index: int | None, window: Window) -> VideoPackets:
+def read_video(
+    container: Container, stream_index: int | None, window: Window, nbytes: float = math.inf
+) -> Iterator[VideoPackets]:
     """Packets that decode to every frame of the window, in decoding order, from a key frame on.
+
+    Args:
+        container: The open container.
+        stream_index: Of the stream; ``None``: the best one.
+        window: What is asked for.
+        nbytes: About how many bytes of packets are held at a time.
+
+    Yields:
+        The packets in parts of this size, which are read when they are asked for; one at least.
 
     Raises:
         SourceError: The source cannot be read.
@@ -111,15 +135,18 @@ def read_video(container: Container, stream_index: int | None, window: Window) -
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
         packets, _ = _begun(container, start, {index: _key_test(start)})
-        _, stop = window.ticks(codec.time_base, container.zero)
-        run = _VideoRun(stop)
-        if stop == math.inf:
-            kept = list(packets)
-        else:
-            any(map(run.add, packets))
-            kept = run.packets()
-    result: VideoPackets = our_packets(container, index, codec, kept, window, goes_on=run.goes_on)
-    return result
+    run = _VideoRun(window.ticks(codec.time_base, container.zero)[1])
+    is_last = continues = False
+    while not is_last:
+        with container.reading():
+            is_last = run.fill(packets, nbytes)
+        # No part is empty: the last packet of a file may tell that it was cut short.
+        kept = run.take(keep=not is_last)
+        goes_on = run.goes_on or not is_last
+        yield our_packets(
+            container, index, codec, kept, window, continues=continues, goes_on=goes_on
+        )
+        continues = True
 
 
 _X264 = re.compile(rb"x264 - core (\d+)")
@@ -251,7 +278,7 @@ def read_clip(
             if heard and frames.complete:
                 break
     return (
-        our_packets(container, index, codec, frames.packets(), window, goes_on=frames.goes_on),
+        our_packets(container, index, codec, frames.take(), window, goes_on=frames.goes_on),
         our_packets(container, audio_index, audio_codec, samples, of_audio),
     )
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
+from spdl_media import load as _load
 from spdl_media.formats import PIXEL_LAYOUTS
 from spdl_media.testing import VideoTrack, index_frames, index_planes, make_media, make_video
 
@@ -188,6 +189,19 @@ def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= max(alive) <= alive[0] + 1
 
 
+@pytest.mark.parametrize("part", [1, 9000])
+def test_a_long_video_that_is_cut_short_says_so(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last packet is always in the last part, wherever the parts are cut."""
+    monkeypatch.setattr(_load, "_PART_BYTES", part)
+    whole = make_video(index_frames(COUNT, 64, 48), gop_size=1)
+    start, stop = packet_spans(whole, "video")[-1]
+    data = whole[: (start + stop) // 2]
+    expected = outcome(lambda: sm.convert_frames(sm.decode_packets(sm.demux_video(data))))
+    assert expected[0] is sm.DecodeError
+    assert outcome(lambda: sm.load_video(data)) == expected
+    assert len(sm.load_video(data, num_frames=COUNT - 2)) == COUNT - 2
+
+
 MEASURE = """
 import sys
 import spdl_media as sm
@@ -195,7 +209,7 @@ def memory(name):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
 before = memory("VmRSS")
-buffer = sm.load_video(sys.argv[1])
+buffer = sm.load_video(sys.argv[1], width=int(sys.argv[2]))
 # Not getrusage(), whose peak is also that of the process that started this one.
 print(buffer.nbytes, memory("VmHWM") - before)
 """
@@ -205,11 +219,16 @@ print(buffer.nbytes, memory("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident size is read from /proc")
 def test_peak_memory_is_the_array_and_little_more(tmp_path: Any) -> None:
     frame = np.full((480, 640, 3), 90, np.uint8)
-    path = tmp_path / "made.avi"
-    path.write_bytes(make_video([frame] * 240, codec="mpeg4", format="avi"))
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
-    )
-    nbytes, peak = map(int, done.stdout.split())
-    assert nbytes == 240 * frame.nbytes
-    assert peak <= nbytes + (96 << 20)
+    path = tmp_path / "made.nut"
+    # The array is large in one, and the file in the other.
+    for codec, width in (("mpeg4", 640), ("rawvideo", 32)):
+        path.write_bytes(make_video([frame] * 240, codec=codec, format="nut"))
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(path), str(width)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        nbytes, peak = map(int, done.stdout.split())
+        assert nbytes == 240 * 3 * width * (width * 3 // 4)
+        assert peak <= nbytes + (96 << 20)

@@ -35,6 +35,7 @@ from spdl_media import (
     packet_table,
 )
 from spdl_media import frame_index as _frame_index
+from spdl_media import load as _load
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
@@ -245,6 +246,47 @@ def test_frames_are_those_of_the_whole_video(kind: str, data: st.DataObject) -> 
     assert found.timestamps == tuple(whole.timestamps[k] for k in wanted)
     for frame, k in zip(found, wanted, strict=True):
         assert all(map(np.array_equal, frame.planes, whole[k].planes))
+
+
+@pytest.mark.parametrize("kind", [*BY_PACKETS, *ONCE, *EACH_TIME, *OTHERS])
+def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each packet is a part here; of real videos, parts are larger than all of these files."""
+    monkeypatch.setattr(_load, "_PART_BYTES", 1)
+    source, options, whole = file_of(kind), options_of(kind), decoded(kind)
+
+    def loaded(window: Any = None, **more: Any) -> Any:
+        return sm.load_video(source, window, filter_desc="format=gray", **options, **more).array
+
+    def expected(window: Any = None) -> Any:
+        packets = sm.demux_video(source, timestamp=window)
+        return sm.convert_frames(sm.decode_packets(packets, "format=gray", **options)).array
+
+    assert np.array_equal(loaded(), expected())
+    assert np.array_equal(loaded(num_frames=3), expected()[:3])
+    window = whole.timestamps[2], whole.timestamps[-2]
+    if window[0] < window[1]:
+        assert np.array_equal(loaded(window), expected(window))
+
+
+def test_load_video_reads_no_more_than_a_few_frames_need() -> None:
+    class Counted(io.BytesIO):
+        count = 0
+
+        def readinto(self, buffer: Any) -> int:
+            size = super().readinto(buffer)
+            self.count += size
+            return size
+
+        def read(self, size: int | None = -1) -> bytes:
+            data = super().read(size)
+            self.count += len(data)
+            return data
+
+    frame = np.zeros((480, 640, 3), np.uint8)
+    source = Counted(make_video([frame] * 60, codec="rawvideo", pix_fmt="rgb24", format="nut"))
+    assert len(source.getvalue()) > 50 << 20
+    assert len(sm.load_video(source, num_frames=3)) == 3
+    assert source.count < 20 << 20
 
 
 SHORT = """h265_video.mp4 av1_video.mkv h264_10bits.mp4 corrupt_middle.ts mpeg4_320x240.ts nasa_13013.mp4
