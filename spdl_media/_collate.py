@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_type_hints
 
 import numpy as np
 
@@ -98,6 +98,7 @@ def collate(
             f"collate takes a sequence of items, not one of {type(items).__name__}; as the aggregator of a "
             "DataLoader it gets one with batch_size="
         )
+    # An iterator serves, too, and is gone through several times.
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")
@@ -139,12 +140,8 @@ def _rows_of_numbers(cls: type) -> dict[Key, type]:
         hints = get_type_hints(cls)
     except (NameError, TypeError):  # names that are there for type checkers alone
         return {}
-    parts = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is tuple}
-    return {
-        name: args[0]
-        for name, args in parts.items()
-        if args[1:] == (...,) and args[0] in (int, float)
-    }
+    rows = tuple[float, ...], tuple[int, ...]
+    return {name: get_args(hint)[0] for name, hint in hints.items() if hint in rows}
 
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:
@@ -293,7 +290,7 @@ class ImageBuffer(CPUBuffer):
     def _alive(self) -> Any:
         with self._lock:
             if self._image is not None:
-                rows = self.rows(1, None)
+                rows = FrameRows(1, self._options)
                 rows.put_image(0, self._image)
                 self._array, self._image = rows.take().array[0], None
         return super()._alive()
@@ -314,34 +311,24 @@ class ImageBuffer(CPUBuffer):
         self._alive()  # made before the lock of all buffers is taken
         return super().__array_interface__
 
-    def rows(self, count: int, storage: Storage | None) -> FrameRows:
-        """Rows for so many images like this one."""
-        return FrameRows(count, replace(self._options, storage=storage))
 
-    def pending(self) -> tuple[ImageFrames, object] | None:
-        """The image, and what others must share to be rows beside it; ``None``: it has become an array."""
-        image = self._image
-        if image is None:
-            return None
-        options = self._options
-        return image, (image.width, image.height, image.pix_fmt, options.layout, options.values)
-
-
-def _collate_images(images: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
+def _collate_images(buffers: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
     """Copy images to the rows of a buffer, each once.
 
     Returns:
         The buffer; ``None``: they are no such images, or not alike, or arrays already.
     """
-    found = [one.pending() for one in images if type(one) is ImageBuffer]
-    pairs = [pair for pair in found if pair is not None]
-    if len(pairs) < len(images) or len({kind for _, kind in pairs}) != 1:
+    images = [(one, one._image) for one in buffers if type(one) is ImageBuffer]
+    # Read once: another thread may make an array of one meanwhile.
+    pending = [(one._options, image) for one, image in images if image is not None]
+    kinds = {(i.width, i.height, i.pix_fmt, o.layout, o.values) for o, i in pending}
+    if len(pending) < len(buffers) or len(kinds) != 1:
         return None
-    rows = images[0].rows(len(images), storage)
-    for row, (image, _) in enumerate(pairs):
+    rows = FrameRows(len(buffers), replace(pending[0][0], storage=storage))
+    for row, (_, image) in enumerate(pending):
         rows.put_image(row, image)
     buffer: CPUBuffer = rows.take()
-    if images[0].boxes is not None:
-        buffer.boxes = tuple(box for one in images for box in one.boxes)
-        buffer.flips = tuple(flip for one in images for flip in one.flips)
+    if buffers[0].boxes is not None:
+        buffer.boxes = tuple(box for one in buffers for box in one.boxes)
+        buffer.flips = tuple(flip for one in buffers for flip in one.flips)
     return buffer

@@ -143,6 +143,7 @@ class MediaInfo:
     @property
     def video(self) -> VideoStreamInfo | None:
         """The best video stream."""
+        # Of its index there may be one without a decoder, which tells nothing.
         videos = [stream for stream in self.streams if isinstance(stream, VideoStreamInfo)]
         return next((video for video in videos if video.index == self.best_video), None)
 
@@ -187,6 +188,7 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     # A name with a number in it (image2) may be no file.
     head = input.head(HEAD_SIZE) if config.format is None else b""
     if head and (still_codec(head) or container_still(head)):
+        # Orientation and end of a still may stand anywhere in it.
         if not input.seekable:
             with open_input(input.read_all(), name=input.name) as whole:
                 return _probe_input(whole, config)
@@ -197,6 +199,7 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
     if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
         return _wav_info(wav)
+    # Closed at once: PyAV has cycles, for which the garbage collector comes late.
     with closing(Container(input, config)) as container:
         info = _probe_container(container)
     if (canvas := webp_canvas(head)) is None:

@@ -61,6 +61,7 @@ def _is_one_source(srcs: Any) -> bool:
     if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
         dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
         return dtype == "uint8" and srcs.ndim == 1
+    # A list-like of files has a length, a file has none.
     if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
         return True
     try:
@@ -88,6 +89,7 @@ def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> 
     """
     if isinstance(filter_desc, Default):
         return ops
+    # Compared by value: whether a default was written out makes no difference.
     for name in (field.name for field in fields(default)):
         if getattr(ops, name) != getattr(default, name):
             raise ValueError(
@@ -344,6 +346,7 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
     """
     # The executor is an argument of the async_* functions alone.
     hints = {name: hint for name, hint in arguments.__annotations__.items() if name != "executor"}
+    # Made once, because each call begins with a copy of it.
     filled = {name: {**_DEFAULTS, **defaults}.get(name) for name in hints}
 
     def decorate(function: Function) -> Function:
@@ -397,6 +400,7 @@ def _documented(doc: str | None, names: list[str]) -> str | None:
         return doc
     doc = inspect.cleandoc(doc)
     missing = [_TEXTS[name] for name in names if f"\n    {name}: " not in doc]
+    # Shared arguments stand behind those that the function explains itself.
     own, returns = doc.split("\n\nReturns:")
     section = [] if "\nArgs:" in own else ["\nArgs:"]
     return "\n".join([own, *section, *missing]) + f"\n\nReturns:{returns}"

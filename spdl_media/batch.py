@@ -112,6 +112,7 @@ def load_rows(
         Stopped: ``stopped`` said so.
         MediaError: As for :func:`~spdl_media.load_image_batch`.
     """
+    # No array of one, and no position in its errors.
     if request.is_single:
         rows = FrameRows(1, request)
         rows.put_image(0, decode_cut(inputs[0], 0, request))
@@ -178,6 +179,7 @@ def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuf
     shape = count, *own.shape(ops.width, ops.height, layout)
     array = new_array(shape, own.dtype if values is None else values.dtype, request.storage)
     array[...] = 0
+    # As a batch of which one input could be loaded.
     colorspace, color_range = PICTURE_COLORS if is_yuv(ops.pix_fmt) else (None, None)
     return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
@@ -250,6 +252,7 @@ def decode_cut(
         MediaError: It is that, of somebody who has read it before.
         ConvertError: Its crop does not lie inside it.
     """
+    # Some sources can be read once, so a backend that gives up passes on what it has read.
     if isinstance(src, MediaError):
         raise src
     packets = src

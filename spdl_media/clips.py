@@ -105,6 +105,7 @@ def load_clip(
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
     num_frames, num_samples = arguments["num_frames"], arguments["num_samples"]
     on_short = arguments["on_short"]
+    # The policy is for whichever of the two numbers is given.
     check_length("num_samples", num_samples, None if num_samples is None else on_short)
     # A clip has no graph of the caller's, and each stream has a config and memory of its own.
     of_video: Any = {
@@ -118,6 +119,7 @@ def load_clip(
     ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
     _check_span(start, duration, num_frames if frame_rate else None, num_samples)
+    # Opens the device: where there is none, nothing is read.
     decode = frame_steps(request)
     finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
     of_audio = AudioRequest(
@@ -265,8 +267,10 @@ def sample_windows(
                 "sm.demux_audio(src).get_timestamps()[-1], which reads all of it",
                 source=name,
             )
+    # In samples, so that all windows begin with one and hold equally many.
     found, wanted = (parse_window((None, one)).samples(rate)[1] or 0 for one in (duration, seconds))
     generator = np.random.default_rng(check_rng(rng))
+    # Audio that is too short has the one start 0.
     last = max(found - wanted, 0)
     starts = generator.integers(last, size=check_int("num", num), endpoint=True).tolist()
     return [(Fraction(start, rate), Fraction(start, rate) + seconds) for start in starts]

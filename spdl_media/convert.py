@@ -110,6 +110,7 @@ def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
     if not items:
         raise ConvertError("there are no frames to convert: the sequence is empty")
     kind = type(items[0])
+    # One of another kind may stand anywhere, and would fail late and unclearly.
     for position, item in enumerate(items):
         if not isinstance(item, _KINDS):
             raise TypeError(_not_frames(f"but item {position} is {type(item).__name__}"))
@@ -132,6 +133,7 @@ def _convert_pictures(
     items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
 ) -> CPUBuffer | tuple[CPUBuffer, ...]:
     first = items[0]
+    # A single item has no axis B, and an image has no axis N.
     front: Shape = () if single else (len(items),)
     if isinstance(first, VideoFrames):
         _check_counts(cast("Sequence[VideoFrames]", items))
@@ -166,6 +168,7 @@ def _check_counts(items: Sequence[VideoFrames]) -> None:
     """Refuse videos of unequal length, and those without frames."""
     first = items[0]
     for position, item in enumerate(items):
+        # Empty ones first: the window explains more than the difference in length.
         if not len(item):
             raise no_frames(item)
         if len(item) != len(first):
@@ -192,6 +195,7 @@ def _plane_arrays(frame: Any, front: Shape, storage: Storage | None) -> list[Arr
 def _convert_audio(
     items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
 ) -> CPUBuffer:
+    # Before memory is taken, so that an error costs no block of the storage.
     _check_audio(items, pad=pad)
     first = items[0]
     # FFmpeg marks planar formats by a final p.
@@ -211,12 +215,14 @@ def _copy_samples(target: Array, frames: AudioFrames) -> None:
     for chunk in frames.chunks:
         stop = start + len(chunk)
         planes = chunk.planes
+        # Packed samples are one array, planar ones an array for each channel.
         if planes[0].ndim == 2:
             target[start:stop] = planes[0]
         else:
             for channel, samples in enumerate(planes):
                 target[start:stop, channel] = samples
         start = stop
+    # Not zeros: unsigned samples are silent in the middle of their range.
     target[start:] = silence_of(frames.sample_fmt)
 
 
@@ -356,6 +362,7 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
     reason = "round the values yourself, or leave dtype out"
     fits = np.can_cast(source.dtype, wanted, "same_kind")
     if source.dtype.kind in "iu" and wanted.kind in "iu":
+        # By the values that are there, not by all that their type could hold.
         limits = np.iinfo(wanted)
         fits = source.min() >= limits.min and source.max() <= limits.max
         reason = f"it holds {limits.min} to {limits.max}, and the values are others"
@@ -381,6 +388,7 @@ def stack_arrays(
     """
     first = arrays[0]
     _check_number(first.dtype, type(first))
+    # Other libraries take no arrays of the other byte order.
     native = first.dtype.newbyteorder("=").str
     shape = list(first.shape)
     if axis is not None:

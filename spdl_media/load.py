@@ -244,10 +244,12 @@ def load_audio(
     """
     desc = chosen_filter(audio_options(arguments), arguments["filter_desc"], _SOUND_OPS)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    # The device is opened first: where there is none, nothing is read.
     finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
     num_samples = arguments["num_samples"]
     check_length("num_samples", num_samples, arguments["on_short"])
     decoding = as_decode_config(arguments["decode_config"])
+    # FFmpeg takes a text; this one carries the operations for those who need no graph.
     text = FilterDesc(desc) if isinstance(desc, SoundOps) else desc
     request = AudioRequest(text, memory, decoding, num_samples, arguments["on_short"])
     audio = load_audio_array(
@@ -272,6 +274,7 @@ def _prepare_image_batch(
         ValueError: An option is invalid, or there is not one crop or flip for each input.
         TypeError: An option has the wrong type, or ``srcs`` is no sequence.
     """
+    # Before the sources are listed, which uses up an iterator.
     check_choice("on_error", arguments["on_error"], get_args(OnError))
     check_int("num_threads", arguments["num_threads"])
     inputs = as_list(srcs)
@@ -309,6 +312,7 @@ def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
     """
     if request.config is None:
         return lambda packets: load_frames(packets, request)
+    # Here, too, so that only those who use a device import cuda/.
     from spdl_media.cuda.videos import device_frame_steps
 
     return device_frame_steps(request, request.config)
@@ -350,6 +354,7 @@ def frame_request(
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
+    # Functions lack some of these arguments; the request has defaults for them.
     given = {name: arguments[name] for name in _NAMES & arguments.keys()}
     check_array_layout(arguments["layout"])
     check_length("num_frames", given.get("num_frames"), given.get("on_short"))
@@ -380,6 +385,7 @@ def frame_request(
     )
 
 
+# Arguments are explained once, at the function that is run.
 _DOC = """Run :func:`~spdl_media.{}` in a thread; see there for arguments, result and errors.
 
 ``executor`` is where it runs; ``None`` for the default executor of the running loop. When the awaiting task
@@ -409,6 +415,7 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
             # Cancelling reaches the await alone; the thread asks before its next image.
             stopped.set()
 
+    # Brings the annotations; name and docstring are then set anew.
     functools.update_wrapper(call, load)
     call.__name__ = call.__qualname__ = f"async_{load.__name__}"
     call.__module__ = load.__module__

@@ -101,6 +101,7 @@ class ImageRecipe:
     def __post_init__(self) -> None:
         size, crop = check_int("size", self.size), self.random_crop
         if not crop:
+            # Of most published recipes for evaluation.
             resized = size * 256 // 224 if self.resize_size is None else self.resize_size
             crop = ResizeCenterCrop(resized, size)
         elif self.resize_size is not None:
@@ -109,6 +110,7 @@ class ImageRecipe:
             )
         crop = RandomResizedCrop() if crop is True else crop
         if self.random_crop and self.decode_config is not None and self.decode_config.downscale:
+            # A JPEG that shrinks while it is decoded is cut at edges of its blocks alone.
             crop = partial(_on_grid, crop, 2 * size)
         cuts: Any = {"crops": crop, "flips": self.flip}
         options = {name: getattr(self, name) for name in _OPTIONS}

@@ -64,6 +64,7 @@ class FrameRows:
             ConvertError: It differs from the first in size or format, or its format makes no array, or the
                 storage is too small.
         """
+        # The first frame takes the memory, which one thread alone may do.
         with self._lock:
             if self._array is None:
                 plan = RowPlan(frame, rows[0], source, self._options, self._name)
@@ -155,6 +156,7 @@ class VideoRows:
         self._plan.check(frame, row, source)
         if row == self._capacity:
             self._make_room()
+        # Without memory for them frames are counted; see _make_room.
         if self._places:
             self._plan.copy(frame, self._places, row)
         self._pts.append(frame.pts)
@@ -174,6 +176,7 @@ class VideoRows:
             memory = self._reserve(nbytes)
         count = memory.size // nbytes
         array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
+        # The room doubles, so on average each row moves once.
         if filled is not None:
             array[: self._capacity] = filled
         self._array, self._capacity = array, count
@@ -208,6 +211,7 @@ class VideoRows:
             # The storage is too small for certain, and says what it lacks.
             lease_memory(wanted * self._plan.nbytes, self._storage)
         assert self._array is not None, "there is room for the rows"
+        # From here on the buffer alone holds the memory, so that letting go of it is enough.
         array = self._array[:wanted]
         self.release()
         if on_short is not None and count < wanted:
@@ -239,6 +243,7 @@ def expected_frames(
     """How many frames are to be expected, and whether hardly more can come."""
     first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
     pts = [packet.pts for packet in av_packets(packets)]
+    # Those without a time may lie in the window, too.
     count = max(1, sum(p is None or first <= p < stop for p in pts))
     if limit is not None and limit <= count:
         return limit, True

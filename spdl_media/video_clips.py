@@ -132,6 +132,7 @@ def sample_clips(
     check_choice("on_short", on_short, get_args(OnShort))
     check_choice("sampler", sampler, get_args(Sampler))
     step = check_int("step", step)
+    # One generator for starts, crops and flips, so that a seed settles all three.
     rng = np.random.default_rng(check_rng(arguments["rng"]))
     draw = _Starts(num_clips, sampler, stride, rng)
     rate = None if frame_rate is None else parse_rate(frame_rate)
@@ -142,6 +143,7 @@ def sample_clips(
         return VideoClips(loaded, None, times, indices, None)
     try:
         index = index_of(video)
+        # Where the file states no rate, that of the frames it holds.
         length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
@@ -182,9 +184,11 @@ class _Starts(NamedTuple):
         if self.stride is not None:
             raise ValueError(f"stride= is for sampler='regular', not {self.sampler!r}")
         if self.sampler == "uniform":
+            # A clip that is longer than its part may begin before it, but not before the video.
             middles = [(2 * part + 1) * Fraction(total) / (2 * count) for part in range(count)]
             exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
         else:
+            # Of whole frames the last start counts, too, as random() never gives 1.
             exact = [Fraction(one) * (last + unit) for one in self.rng.random(count).tolist()]
         return [int(one) for one in exact] if unit else exact
 
@@ -227,10 +231,12 @@ def _places(
         found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
         begins = [index.exact_seconds(int(index.pts[start])) for start in starts]
     else:
+        # Moments are looked up by bisection, which needs times in order.
         index.check_times(video.source)
         interval = step / rate
         offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
         begins = [first + offset for offset in offsets]
+        # Behind the end nothing is shown: on_short says what stands there.
         moments = [
             [at for k in range(num_frames) if (at := begin + k * interval) < end]
             for begin in begins
@@ -255,6 +261,7 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
             "on_short='repeat_last', 'wrap' or 'zeros' fills up",
             source=source,
         )
+    # A start lies inside the video, so one frame at least was found.
     filling = {"repeat_last": found - 1, "zeros": -1}
     return [k if k < found else filling.get(on_short, k % found) for k in range(wanted)]
 
@@ -263,11 +270,13 @@ def _audio(
     video: VideoFile, starts: list[Fraction], seconds: Fraction, ops: SoundOps, stream: int | None
 ) -> tuple[CPUBuffer, int]:
     """The audio of clips, each from its start on and of one length."""
+    # Samples have to stand at their times, or those behind a gap would come too early.
     config = replace(configs_by_kind(video.decode_config)[1], gaps="fill")
     array: Any = None
     for clip, start in enumerate(starts):
         packets = video.demux_audio(Window(start, start + seconds + RESAMPLED), stream_index=stream)
         rate = ops.sample_rate or packets.sample_rate
+        # Of one length for all clips, whatever their own starts and ends would round to.
         count = max(round(seconds * rate), 1)
         request = AudioRequest(FilterDesc(ops), None, config, count, "zeros")
         one = decode_audio_array(packets, request)
@@ -330,6 +339,7 @@ class VideoCache:
             raise TypeError(f"a VideoCache opens paths and URLs, not {type(key).__name__}")
         with self._lock:
             video = self._videos.pop(key, None)
+            # Whoever got it may have closed it.
             if video is not None and not video.closed:
                 self._videos[key] = video
                 return video
@@ -339,6 +349,7 @@ class VideoCache:
             video = self._videos.setdefault(key, opened)
             self._videos.move_to_end(key)
             most = math.inf if self._max_bytes is None else self._max_bytes
+            # The one that was just opened stays, whatever it takes.
             while len(self) > 1 and (len(self) > self._max_videos or self.nbytes > most):
                 self._videos.popitem(last=False)
         return video
@@ -359,5 +370,6 @@ class VideoCache:
         return len(self._videos)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Open files go to no other process.
         new = partial(VideoCache, max_bytes=self._max_bytes, **self._options)
         return new, (self._max_videos,)

@@ -109,6 +109,7 @@ class VideoFile:
                 "decode_config(on_corrupt='drop') leaves frames out, and here they are asked for by number. "
                 "Take 'keep', or 'raise'"
             )
+        # The decoder that it names may be one for the audio of clips.
         for_video, _ = configs_by_kind(config)
         self._lock = threading.RLock()
         self._file = file = VideoSource(
@@ -116,6 +117,7 @@ class VideoFile:
         )
         self._index, self.codec, self.source = file.index, file.codec, file.metadata.source
         self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
+        # Upright, as frames come out.
         self.width, self.height = size[::-1] if swaps_sides(file.metadata.orientation) else size
         self._decoder = FrameDecoder(
             file.codec, file.metadata, file.index, for_video, file.packets_from
@@ -146,6 +148,7 @@ class VideoFile:
     def nbytes(self) -> int:
         """Bytes that the opened video takes in memory, about: its index, and the images of its decoder."""
         images = self.codec.reorder_depth + _KEPT_IMAGES
+        # As images of YUV420 in 8 bits, which most are.
         return self._index.nbytes + self.codec.width * self.codec.height * 3 // 2 * images
 
     def __repr__(self) -> str:
@@ -252,6 +255,7 @@ class VideoFile:
         decoder, targets = self._decoder, defaultdict[int, Any](lambda: defaultdict(list))
         routes: dict[int, Route[list[int]]] = {}
         for row, number in enumerate(indices.ravel().tolist()):
+            # -1 stands for a row of zeros.
             if number >= 0:
                 # All frames go through one filter, unless each clip is cut at a place of its own.
                 clip = 0 if cuts.is_empty else row // indices.shape[-1]
@@ -269,6 +273,7 @@ class VideoFile:
                     routes[clip] = Route(decoder.filter(own), put, self.source)
                 routes[clip].push(frame, orientation, rows)
 
+        # Each frame once, however often and in whatever order rows want it.
         decoder.decode(sorted(targets), take)
         for one in routes.values():
             one.finish()
@@ -286,6 +291,7 @@ class VideoFile:
             ValueError: The window is empty, or the file is closed.
         """
         window = parse_window(timestamp)
+        # The container stands at one place in the file, for video and audio alike.
         with self._lock:
             return read_audio(self._file.opened(), stream_index, window)
 
@@ -360,6 +366,7 @@ def load_rows(
     """
     count = len(indices) if indices.ndim > 1 else 1
     finish, request = frame_request(arguments, VIDEO_OPS, purpose, count).staged()
+    # Size and format of zeros are those of a frame, so there must be one.
     if (indices < 0).all():
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
     sink, cuts = FrameRows(indices.size, request), request.cuts
