@@ -19,7 +19,6 @@ from spdl_media.readers import (
     Content,
     FileReader,
     Positioned,
-    Readable,
     flat,
     memory_of,
     read_file_object,
@@ -65,13 +64,7 @@ def open_stream(
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
     """
     if isinstance(src, str):
-        file = _open_url(
-            src, name=name or src, forward=forward, storage_options=storage_options or {}
-        )
-        if isinstance(file, memoryview):
-            return file
-        seekable = isinstance(file, ReadAhead) and not forward
-        return FileReader(file, name or src, seekable=seekable, owned=True)
+        return _open_url(src, name or src, storage_options or {}, forward=forward)
     if (content := memory_of(src)) is not None:
         return content
     if callable(getattr(src, "read", None)):
@@ -83,27 +76,11 @@ def open_stream(
 
 
 def _open_url(
-    url: str, *, name: str, forward: bool, storage_options: Mapping[str, object]
-) -> memoryview | ReadAhead | Readable:
-    """Open a URL with fsspec.
-
-    Args:
-        url: The URL, chained ones of fsspec included.
-        name: What messages call it.
-        forward: It is read once, from its first byte to its last.
-        storage_options: Options of fsspec's file system, or of each in a chain.
-
-    Returns:
-        The content, if fsspec holds it in memory; a file that can seek; or, of a server without
-        sizes and ranges, a stream that cannot. Close what is returned.
-
-    Raises:
-        SourceError: There is no such file or server, or fsspec knows no such protocol.
-        MissingDependencyError: fsspec, or a package that it uses for this protocol, is not
-            installed.
-    """
-    filesystem, path = _filesystem(url, name, storage_options)
+    url: str, name: str, storage_options: Mapping[str, object], *, forward: bool
+) -> Content | FileReader:
+    """Open a URL with fsspec, a chained one included."""
     with _fsspec_errors(name):
+        filesystem, path = _filesystem(url, storage_options)
         # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does
         # better. Those on the disk choose for themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
@@ -112,19 +89,15 @@ def _open_url(
         # A file of memory:// is one object for all who open it, position included: share the
         # memory.
         return flat(file.getbuffer())
-    stream: Readable = file
-    return ReadAhead(file, filesystem, forward=forward) if _can_seek(file) else stream
+    # A server without sizes and ranges gives a stream.
+    can_seek = _can_seek(file)
+    reader = ReadAhead(file, filesystem, forward=forward) if can_seek else file
+    return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
 
-def _filesystem(url: str, name: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
+def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it."""
-    try:
-        fsspec = require("fsspec", f"the URL {url!r}")
-    except MissingDependencyError as error:
-        error.source = name
-        raise
-    with _fsspec_errors(name):
-        filesystem, path = fsspec.core.url_to_fs(url, **storage_options)
+    filesystem, path = require("fsspec", f"the URL {url!r}").core.url_to_fs(url, **storage_options)
     return filesystem, path
 
 
@@ -132,6 +105,9 @@ def _filesystem(url: str, name: str, storage_options: Mapping[str, object]) -> t
 def _fsspec_errors(name: str) -> Iterator[None]:
     try:
         yield
+    except MissingDependencyError as error:  # of fsspec itself
+        error.source = name
+        raise
     except ImportError as error:
         raise MissingDependencyError(
             f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
@@ -144,7 +120,7 @@ def _fsspec_errors(name: str) -> Iterator[None]:
             f"cannot be opened: {type(error).__name__}: {error}. Check the address, the access "
             "rights and options, and that the server can be reached.",
             source=name,
-            errno=getattr(error, "errno", None) if isinstance(error, OSError) else None,
+            errno=error.errno if isinstance(error, OSError) else None,
         ) from error
 
 
@@ -155,9 +131,9 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
         SourceError: It cannot be fetched, or written.
         MissingDependencyError: fsspec, or a package that it uses for this protocol, is not installed.
     """
-    filesystem, remote = _filesystem(url, url, storage_options)
     # fsspec's own caches write to the last name, where another process takes a part for the whole.
     with _fsspec_errors(url), Draft(path) as draft:
+        filesystem, remote = _filesystem(url, storage_options)
         filesystem.get_file(remote, str(draft.path))
 
 

@@ -422,23 +422,20 @@ def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> F
     return FileReader(file, name, seekable=position is not None, restore=position)
 
 
-def _told(file: Any) -> int:
-    """The position of the next byte; an object without ``tell`` gives it from ``seek``."""
-    has_tell = callable(getattr(file, "tell", None))
-    return int(file.tell() if has_tell else file.seek(0, io.SEEK_CUR))
-
-
 def _position(file: Any, name: str) -> int | None:
     """Where a file object is, or ``None`` if it cannot seek."""
     if not callable(getattr(file, "seek", None)):
         return None
     try:
         # A pipe has seek() and tell() too, and only seekable() says that they fail.
-        if callable(getattr(file, "seekable", None)):
-            return _told(file) if file.seekable() else None
+        says = callable(getattr(file, "seekable", None))
+        if says and not file.seekable():
+            return None
+        has_tell = callable(getattr(file, "tell", None))
+        position = int(file.tell() if has_tell else file.seek(0, io.SEEK_CUR))
         # Of an object without seekable(), only trying tells.
-        position = _told(file)
-        file.seek(position)
+        if not says:
+            file.seek(position)
         return position
     except io.UnsupportedOperation:
         return None
