@@ -40,10 +40,7 @@ class _Config:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The read-only views of the options are not picklable; the plain values are.
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {
-            name: dict(v) if isinstance(v, MappingProxyType) else v for name, v in given.items()
-        }
+        plain = {each.name: _copied(getattr(self, each.name)) for each in fields(self)}
         return partial(type(self), **plain), ()
 
 

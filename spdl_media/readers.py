@@ -8,15 +8,18 @@ from __future__ import annotations
 import errno
 import io
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from spdl_media.errors import SourceError
 
 __all__ = ()
+
+T = TypeVar("T")
 
 # What a file is asked for at a time, at most.
 _PIECE = 16 * 1024 * 1024
@@ -321,19 +324,9 @@ class FileReader:
             SourceError: The file cannot be read; it is kept in ``failure``.
             TypeError: The file gives something else than bytes, likewise.
         """
-        # PyAV raises the first exception when FFmpeg returns, but has room for one only, and prints a second
-        # one on stderr. Ctrl-C does not pass through it at all; check() raises it.
-        if self.failure is not None:
-            return b""
         # The head of a file that cannot seek is given a second time.
         kept = b"" if self._seekable else self._head[self._position : self._position + size]
-        try:
-            data = kept or self._pull(size, self._position)
-        except BaseException as error:
-            self.failure = error
-            if isinstance(error, Exception):
-                raise
-            return b""
+        data = kept or self._called(b"", self._pull, size, self._position)
         self._position += len(data)
         return data
 
@@ -343,19 +336,27 @@ class FileReader:
         Raises:
             SourceError: The file cannot seek there; it is kept in ``failure``.
         """
-        if self.failure is not None:
-            return -errno.EIO
-        try:
-            self._position = self._move(offset, whence)
-        except BaseException as error:
-            self.failure = error
-            if isinstance(error, Exception):
-                raise
-            return -errno.EIO
-        return self._position
+        position = self._called(-errno.EIO, self._move, offset, whence)
+        if position >= 0:
+            self._position = position
+        return position
 
     def tell(self) -> int:
         return self._position
+
+    def _called(self, otherwise: T, call: Callable[..., T], *args: int) -> T:
+        """Call, and keep the first failure; after it give something else."""
+        if self.failure is not None:
+            return otherwise
+        try:
+            return call(*args)
+        except BaseException as error:
+            # PyAV raises the first exception when FFmpeg returns, but has room for one only, and prints a
+            # second one on stderr. Ctrl-C does not pass through it at all; check() raises it.
+            self.failure = error
+            if isinstance(error, Exception):
+                raise
+            return otherwise
 
     def _move(self, offset: int, whence: int = io.SEEK_SET) -> int:
         try:

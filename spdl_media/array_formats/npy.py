@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ("load_npy",)
 
 _MAGIC = b"\x93NUMPY"
+# The length of the header's text, by the version of the format.
 _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 # NumPy itself reads no header above 10,000 bytes unless told to; descriptions of records can be longer.
 _MAX_HEADER_SIZE = 1 << 20
@@ -202,14 +203,16 @@ def _parse_header(text: str, head_size: int) -> _Layout:
         raise ArrayFormatError(f"the header cannot be read: {str(error)[:200]}") from error
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise ArrayFormatError(
-            f"the header must be a dictionary of descr, fortran_order and shape, not {_short(fields)}"
+            f"the header must be a dictionary of descr, fortran_order and shape, not {reprlib.repr(fields)}"
         )
     shape, fortran = fields["shape"], fields["fortran_order"]
     if type(fortran) is not bool:
-        raise ArrayFormatError(f"fortran_order is {_short(fortran)}, not True or False")
+        raise ArrayFormatError(f"fortran_order is {reprlib.repr(fortran)}, not True or False")
     # Exact types: True is an int as well.
     if type(shape) is not tuple or any(type(side) is not int or side < 0 for side in shape):
-        raise ArrayFormatError(f"the shape is {_short(shape)}, not a tuple of whole numbers from 0")
+        raise ArrayFormatError(
+            f"the shape is {reprlib.repr(shape)}, not a tuple of whole numbers from 0"
+        )
     if len(shape) > _MAX_DIMENSIONS:
         raise ArrayFormatError(
             f"NumPy has no array of {len(shape)} dimensions; {_MAX_DIMENSIONS} are the most"
@@ -235,7 +238,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
             raise ValueError(f"it would be {dtype.str}")
     except _READ_ERRORS as error:
         raise ArrayFormatError(
-            f"{_short(descr)} is no type of NumPy: {str(error)[:200]}"
+            f"{reprlib.repr(descr)} is no type of NumPy: {str(error)[:200]}"
         ) from error
     if dtype.hasobject:
         raise ArrayFormatError(
@@ -243,11 +246,6 @@ def _dtype(descr: Any) -> np.dtype[Any]:
             "unpickled here, for a pickle can run any code; store numbers or strings instead"
         )
     return dtype
-
-
-def _short(value: object) -> str:
-    """Shorten a value for a message; it may fill all of a long header."""
-    return reprlib.repr(value)
 
 
 def text_of(dtype: np.dtype[Any]) -> str:

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,13 @@ class _Member(NamedTuple):
     size: int
     start: int
     """Where its own header begins."""
+
+
+# The same of zipfile's own values, in the same order.
+_MEMBER_OF = attrgetter(
+    *("orig_filename", "flag_bits", "compress_type", "CRC"),
+    *("compress_size", "file_size", "header_offset"),
+)
 
 
 def load_npz(
@@ -322,19 +330,7 @@ def _read_by_zipfile(content: Content) -> tuple[list[_Member], int]:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         raise _damaged(str(error), len(content)) from error
-    members = [
-        _Member(
-            info.orig_filename,
-            info.flag_bits,
-            info.compress_type,
-            info.CRC,
-            info.compress_size,
-            info.file_size,
-            info.header_offset,
-        )
-        for info in archive.infolist()
-    ]
-    return members, archive.start_dir
+    return [_Member(*_MEMBER_OF(info)) for info in archive.infolist()], archive.start_dir
 
 
 def _check_members(members: list[_Member], directory: int, allowed: int) -> list[int]:

@@ -183,10 +183,8 @@ def _seconds(name: str, value: Seconds) -> Fraction | None:
     message = f"{name} must be a number of seconds, 0 or more, not {value!r}"
     try:
         seconds = parse_window((None, value)).end
-    except TypeError as error:
-        raise TypeError(message) from error
-    except ValueError as error:
-        raise ValueError(message) from error
+    except (TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(message) from error
     if seconds is not None and seconds < 0:
         raise ValueError(message)
     return seconds
