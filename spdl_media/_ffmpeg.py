@@ -292,11 +292,7 @@ def format_has_option(format: str, option: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_demuxer(format: str) -> bool:
-    try:
-        av.format.ContainerFormat(format, "r")
-    except ValueError:
-        return False
-    return True
+    return _can_make(av.format.ContainerFormat, format, "r")
 
 
 def check_format(format: str) -> None:

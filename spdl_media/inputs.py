@@ -111,8 +111,6 @@ def _open_path(path: str, name: str) -> Input:
 
 # A file of so many bytes is read by one call, head and all. A larger one takes milliseconds to decode.
 _SMALL = 256 * 1024
-# Headers lie in so many bytes, which are read at once and kept.
-_BEGIN = 8 * 1024
 # The boxes before the index or the samples.
 _MP4_HEAD_SIZE = 4096
 
@@ -152,7 +150,6 @@ class Input:
         self._path = path
         self._file = file
         self._content = content
-        self._begin = b""
         self._reader = reader
         self._memory_reader: io.BytesIO | ViewReader | None = None
         self._container: av.container.InputContainer | None = None
@@ -319,19 +316,15 @@ class Input:
             return self._stream().peek(start, size)
         try:
             file, file_size = self._local_file(self._path)
-            if start + size <= len(self._begin):
-                return self._begin[start : start + size]
             os.lseek(file, start, os.SEEK_SET)
-            missing = min(max(size, _BEGIN) if start == 0 else size, file_size - start)
-            data = os.read(file, max(0, missing))
+            missing = max(0, min(size, file_size - start))
+            data = os.read(file, missing)
             # One call gives at most 2 GiB, and less if a signal comes in.
             while len(data) < missing and (more := os.read(file, missing - len(data))):
                 data += more
         except OSError as error:
             raise path_error(self.name, error) from error
-        if start == 0:
-            self._begin = data[:_BEGIN]
-        return data[:size]
+        return data
 
     def _target(self, config: DemuxConfig) -> Any:
         """Return what PyAV opens: a path, or an object to read from."""
