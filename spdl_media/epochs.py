@@ -125,17 +125,6 @@ def iterator_in(source: object) -> object | None:
     return next((iterator for iterator in found if iterator is not None), None)
 
 
-def length_of(source: object) -> int:
-    """Return the number of items of an epoch.
-
-    Raises:
-        TypeError: The source has no length.
-    """
-    if not isinstance(source, Sized):
-        raise TypeError(f"the source has no length, because {type(source).__name__} has none")
-    return len(source)
-
-
 # PyTorch's DistributedSampler has num_replicas.
 PLACE = ("rank", "world_size", "num_replicas")
 _ORDER = ("seed", "shuffle_shards", "shuffle_buffer")
@@ -264,7 +253,7 @@ class ShuffledSource(Generic[T]):
         Raises:
             TypeError: The source has no length.
         """
-        return length_of(self._source)
+        return len(cast("Sized", self._source))
 
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1

@@ -128,7 +128,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     for name in ("preprocessor", "aggregator", "transfer_fn"):
         if (fn := getattr(loader, name)) is not None:
             _check_function(name, fn)
-    for name in ("batch_size", "buffer_size", "num_threads", "num_processes"):
+    for name in ("batch_size", "buffer_size", "num_threads", "num_processes", "cache"):
         if name == "buffer_size" or getattr(loader, name) is not None:
             check_int(name, getattr(loader, name))
     if loader.batch_size is None and loader.drop_last:
@@ -203,7 +203,6 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         return
     if not has_items:
         raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
-    check_int("cache", cache, unit=" byte")
     rng = None if preprocessor is None else rng_parameter(preprocessor)
     is_random = getattr(preprocessor, "is_random", False)
     if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
@@ -244,22 +243,13 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     # The first one writes down its own, and each other one reads that: nobody waits.
     first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
     other, theirs = json.loads(first)
-    differences = [
-        f"{name} {ours.get(name)} and {theirs.get(name)}"
-        for name in {**ours, **theirs}
-        if ours.get(name) != theirs.get(name)
-    ]
-    if differences and differences[0].startswith(_BATCHES):
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if names:
+        differences = ", ".join(f"{name} {ours.get(name)} and {theirs.get(name)}" for name in names)
         raise ValueError(
-            f"ranks {rank} and {other} make different batches of equally many items, so one would wait for "
-            f"the other: {', '.join(differences)}. Make their loaders with the same arguments, or with "
-            'uneven="keep" for ranks that need no equal number of batches'
-        )
-    if differences:
-        raise ValueError(
-            f"ranks {rank} and {other} share out different epochs, so some items would come twice and others "
-            f"never: {', '.join(differences)}. Make the samplers of all ranks with the same arguments, over "
-            "the same data, and set the same epoch"
+            f"ranks {rank} and {other} share out different epochs, so items would come twice or never, or "
+            f"one would wait for the other: {differences}. Make the samplers and loaders of all ranks with "
+            "the same arguments, over the same data, and set the same epoch"
         )
 
 

@@ -60,13 +60,17 @@ class DistributedSampler:
 
     def __init__(
         self,
-        num_draws: int,
+        n: int,
         rank: int | None,
         world_size: int | None,
         uneven: Uneven | None,
         *,
-        drop: bool | None,
+        drop: bool | None = None,
+        num_draws: int | None = None,
     ) -> None:
+        remedy = "It is the size of the dataset, and there is nothing in an empty one"
+        self._n = check_int("n", n, remedy=remedy)
+        self.num_draws = self._n if num_draws is None else check_int("num_draws", num_draws)
         if drop is not None and uneven is not None:
             raise TypeError(
                 "uneven and ddp_drop_last_distributed_round say the same; pass one of them"
@@ -78,10 +82,9 @@ class DistributedSampler:
         self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
-        self.num_draws = self._n = num_draws
-        if num_draws < self.world_size and self._uneven == "drop":
+        if self.num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
-                f"{num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
+                f"{self.num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
                 f"which is the only one, would be dropped; pass {self._remedy}"
             )
 
@@ -220,12 +223,11 @@ class DistributedDeterministicSampler(DistributedSampler):
         uneven: Uneven | None = None,
         ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
-        count = _size(n)
-        super().__init__(count, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
-        rest = count % self.world_size
+        super().__init__(n, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
+        rest = self._n % self.world_size
         if rest and uneven is None and ddp_drop_last_distributed_round is None:
             warnings.warn(
-                f"the last {rest} of {count} samples are in no epoch, because {count} is no multiple of "
+                f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is no multiple of "
                 f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 stacklevel=2,
             )
@@ -278,15 +280,13 @@ class DistributedRandomSampler(DistributedSampler):
         uneven: Uneven | None = None,
         ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
-        n = _size(n)
-        draws = n if num_draws is None else check_int("num_draws", num_draws, at_least=1)
-        if weights is None and draws > n:
+        drop = ddp_drop_last_distributed_round
+        super().__init__(n, rank, world_size, uneven, drop=drop, num_draws=num_draws)
+        if weights is None and self.num_draws > self._n:
             raise ValueError(
-                f"num_draws is {draws}, but without weights each of {n} samples is drawn once at most; "
+                f"num_draws is {num_draws}, but without weights each of {n} samples is drawn once at most; "
                 "pass weights (all equal, if you like) to draw with replacement"
             )
-        super().__init__(draws, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
-        self._n = n
         self.seed = check_int("seed", seed, at_least=0)
         self._cumulative = (
             None if weights is None else np.cumsum(check_weights(weights, self._n, "sample"))
@@ -400,14 +400,6 @@ def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if isinstance(places, range):
         return np.arange(places.start, places.stop, places.step)
     return places
-
-
-def _size(n: int) -> int:
-    return check_int(
-        "n",
-        n,
-        remedy="It is the size of the dataset, and there is nothing in an empty one",
-    )
 
 
 def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from spdl_media.epochs import (
     Stateful,
     begin_by_position,
     begin_epoch,
-    length_of,
     permutation,
     random_bits,
     uniform,
@@ -113,9 +112,7 @@ class MapIterator(Generic[V_co]):
         Raises:
             TypeError: The sampler has no length.
         """
-        if self.sampler is None:
-            return len(self.mapping)  # type: ignore[arg-type]  # checked when made
-        return length_of(self.sampler)
+        return len(cast("Sized", self.mapping if self.sampler is None else self.sampler))
 
     @property
     def made_of(self) -> tuple[Iterable[Any], ...]:

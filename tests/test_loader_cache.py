@@ -101,7 +101,7 @@ def generate(item: int) -> Any:
         ({"preprocessor": sm.ImageRecipe(8, random_crop=True)}, ValueError, "ImageRecipe draws"),
         ({"preprocessor": generate}, ValueError, "generate is a generator"),
         ({}, ValueError, "there is neither"),
-        ({"preprocessor": abs, "cache": 0}, ValueError, "cache must be at least 1 byte, not 0"),
+        ({"preprocessor": abs, "cache": 0}, ValueError, "cache must be at least 1, not 0"),
         ({"preprocessor": abs, "cache": 0.5}, TypeError, "cache must be an int"),
     ],
 )

@@ -134,7 +134,7 @@ def test_other_batches_are_told_where_ranks_need_equally_many(ranks: Ranks, unev
         assert len([*batches, *second]) == 5
         return
     with pytest.raises(
-        ValueError, match=r"ranks 1 and 0 make different batches.*batch_size 3 and 2"
+        ValueError, match=r"ranks 1 and 0 share out different epochs.*batch_size 3 and 2"
     ):
         iter(second)
 

@@ -151,7 +151,7 @@ def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
         (lambda: sm.Mix([{"a": 1}]), r"sources\[0\], a dict, cannot be read by position.*MapIter"),
         (
             lambda: sm.Mix([MapIterator([1], iter([0]))]),
-            "the source has no length, because list_it",
+            "object of type 'list_iterator' has no len",
         ),
         (
             lambda: sm.Mix([[1], []], weights=[1, 1]),

@@ -108,7 +108,7 @@ class TestMapIterator:
 
     def test_sampler_without_length_or_epochs(self) -> None:
         source = MapIterator([5, 6], iter([1, 1]))
-        with pytest.raises(TypeError, match="no length, because list_iterator has none"):
+        with pytest.raises(TypeError, match="'list_iterator' has no len"):
             len(source)
         assert source.epoch is None
         source.set_epoch(3)
