@@ -13,6 +13,7 @@ import numpy as np
 
 from spdl_media.epochs import PLACE, Pairs, Stateful
 
+# Of the dictionary. Fields that are added later have a default, and leave it as it is.
 VERSION = 1
 
 Tag: TypeAlias = tuple[int, int | None]
@@ -152,6 +153,7 @@ def loaded_state(
     if isinstance(given, Sequence):
         return _regrouped([State.from_dict(one) for one in given], own, source)
     state = State.from_dict(given)
+    # Without these checks a wrong state would skip items without a word.
     remedy = "rank and world size that it had, or load the states of all ranks"
     if state.source_length != own.source_length:
         raise ValueError(
@@ -179,11 +181,13 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
             f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not. "
             "Load the state of each rank there, and change the number of ranks between two epochs"
         )
+    # No state at all is refused below, as one of each rank is missing.
     epoch = min((state.epoch for state in states), default=0)
     current = [state for state in states if state.epoch == epoch]
     # A rank that has ended the epoch is at the start of the next one.
     ended = [state for state in states if (state.epoch, state.is_fresh) == (epoch + 1, True)]
     orders = [{**(state.order or {}), **dict.fromkeys(PLACE)} for state in states]
+    # Rank and world size differ among the states, and everything else must not.
     places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
     if (
         len(current) + len(ended) != len(states)
@@ -196,6 +200,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
             f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
             f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
         )
+    # By place in the order of all ranks, which does not depend on their number.
     is_done = np.zeros(sampler.num_draws, bool)
     for start, stop in current[0].before:
         is_done[start:stop] = True
@@ -216,6 +221,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
     before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
     mine = np.asarray(sampler.places_of_rank(before), np.int64) % sampler.num_draws
+    # As a list only if it is looked at: it may have millions of numbers.
     places_left = enumerate(mine.tolist() if partly else ())
     partly_done = tuple((at, partly[place]) for at, place in places_left if place in partly)
     return replace(own, epoch=epoch, seed=current[0].seed, before=before, partly_done=partly_done)
@@ -229,6 +235,7 @@ class Positions:
     def __init__(self, pairs: Pairs = ()) -> None:
         self.leading = 0
         self._beyond: set[int] = set()
+        # In order, so only the first interval can begin at 0.
         for start, stop in pairs:
             if start == self.leading:
                 self.leading = stop
@@ -286,6 +293,7 @@ class Ledger:
     def settle(self, tags: Iterable[Tag]) -> None:
         """Note that samples were handed out, or that nothing will come of them."""
         with self._lock:
+            # A thread may still end a call when the consumer has gone.
             for position, offset in tags if not self.is_closed else ():
                 if offset is None:
                     self._done.add(position)

@@ -151,13 +151,15 @@ class DataLoader:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # `src` stays as it was given; a dataset is read through a MapIterator.
         self._source = SharedSource(checked_source(self.src))
         check_arguments(self, self._source.fetch)
         if self.to is not None:
             check_choice("to", self.to, tuple(CONVERTERS))
-            # A missing package is told of here, before anything is loaded.
+            # A missing package raises here, before anything is loaded.
             CONVERTERS[self.to](())
         self.seed = check_int("seed", self.seed, at_least=0)
+        # Of the loader, not of an iteration: later epochs are to find what earlier ones made.
         self._samples = None if self.cache is None else SampleCache(self.cache)
         # Of the next iteration, if the user chose it here; else its epoch.
         self._pinned: State | None = None
@@ -168,6 +170,7 @@ class DataLoader:
         self._pipeline: Pipeline[Any] | None = None
         # Of what iteration has handed out last.
         self._tags: Sequence[Tag] = ()
+        # Together they name an iteration alike on all ranks.
         self._origin, self._num_iterations = origin_of_loader(), 0
 
     def __len__(self) -> int:
@@ -186,6 +189,7 @@ class DataLoader:
             name = type(self._source.source).__name__
             raise TypeError(f"the loader has no length, because its source, a {name}, has none")
         size = self.batch_size or 1
+        # Rounded up without floats, which are not exact for large numbers.
         return length // size if self.drop_last else -(-length // size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -213,17 +217,21 @@ class DataLoader:
 
     def _iterate(self, kind: type[E]) -> E:
         start = self._begin()
+        # Counted even if the comparison fails, so that all ranks go on with the same number.
         self._num_iterations += 1
         key = f"{self._origin}/{self._num_iterations}"
+        # Before the pipeline starts: a rank that differs should load nothing.
         compare_ranks(self, self._source.source, start.epoch, key)
         ledger = Ledger(self._from_here(start))
         self._pipeline = LoaderStages(self, start, ledger).pipeline()
+        # Only now: had the pipeline failed, the state would still be that of the last iteration.
         self._ledger = ledger
         self._pinned, self._next_epoch = None, start.epoch + 1
         return kind(self, self._pipeline, ledger)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
+        # A pipeline has threads, and the ledger belongs to it.
         state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
         if self._ledger is not None:
             state["_pinned"] = self._ledger.state()
@@ -231,7 +239,11 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """The epoch of the next iteration.
+
+        Raises:
+            Exception: The source's own ``epoch`` or ``__len__`` raises.
+        """
         return self._upcoming().epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -286,6 +298,7 @@ class DataLoader:
                 epochs.
         """
         state = loaded_state(state_dict, self._fresh(0), self._source.source)
+        # Random numbers of the rest must be those of the samples that are done.
         self.seed = state.seed
         self._pin(state)
 

@@ -89,6 +89,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         found: dict[str, list[str]] = {}
         # By the path of the folder, then by name.
         for folder, paths in sorted(_walk(os.fspath(root), suffixes, broken)):
+            # The root itself has no part, so its files are found under "".
             name = "".join(Path(folder).relative_to(root).parts[:1])
             found.setdefault(name, []).extend(sorted(paths))
         del found[""]  # the files beside the classes
@@ -112,6 +113,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         # Pairs are made when asked for: a million would take 60 MB beside their paths.
         pair = partial(_pair, [path for paths in found.values() for path in paths], self.targets)
         self.samples = Mapped(pair, range(len(self.targets)))
+        # Without shuffling a last round that is left out is warned of, once, by the sampler.
         kind: Any = DistributedRandomSampler if shuffle else DistributedDeterministicSampler
         order: Any = {"seed": seed} if shuffle else {}
         order |= {"rank": rank, "world_size": world_size, "uneven": uneven}
@@ -146,6 +148,7 @@ def _walk(
 
 
 def _is_broken(link: Path) -> bool:
+    # A link to a folder that it lies in would be followed for ever.
     return not link.exists() or link.parent.resolve().is_relative_to(link.resolve())
 
 
@@ -264,6 +267,7 @@ class _MixOrder:
         self.num_draws = length
         self.counts = counts
         self.seed = check_int("seed", seed, at_least=0)
+        # A source without weight is not read, so its ranks do not matter.
         places = {place_of(part) for part, count in zip(parts, counts, strict=True) if count}
         if len(places) > 1:
             raise ValueError(
@@ -296,6 +300,7 @@ class _MixOrder:
     def _key(self, chosen: Any, numbers: Any, begun: Any, position: int) -> tuple[int, Any]:
         """The key at a position; ``begun`` keeps the epoch that each source was asked for last."""
         source, part = int(chosen[position]), self.mixed[chosen[position]]
+        # A source that is used up goes on with its next epoch.
         epoch, place = divmod(int(numbers[position]), len(part))
         if begun.get(source, (-1, None))[0] != epoch:
             begun[source] = epoch, part.begin_keys(epoch)

@@ -24,7 +24,11 @@ class IterableWithShuffle(Iterable[T_co], Protocol[T_co]):
     """An iterable whose order can be changed."""
 
     def shuffle(self, seed: int) -> None:
-        """Put the items in the order that belongs to ``seed``, whatever their order was before."""
+        """Put the items in the order that belongs to ``seed``, whatever their order was before.
+
+        Raises:
+            Exception: Yours. It ends the iteration.
+        """
 
 
 @runtime_checkable
@@ -42,7 +46,11 @@ class HasEpochs(Protocol):
     """An iterable that can be told which epoch the next iteration is, such as PyTorch's samplers."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Choose the epoch of the next iteration."""
+        """Choose the epoch of the next iteration.
+
+        Raises:
+            Exception: Yours. It ends the iteration.
+        """
 
 
 @runtime_checkable
@@ -54,14 +62,26 @@ class Stateful(Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration is: after the item that it gave last."""
+        """Return where the iteration is: after the item that it gave last.
+
+        Raises:
+            Exception: Yours. It ends the iteration, or comes from the loader's ``state_dict``.
+        """
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Make the next iteration begin after that item."""
+        """Make the next iteration begin after that item.
+
+        Raises:
+            Exception: Yours. It ends the iteration.
+        """
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
-    """Iterate over an epoch of a source; over the source itself if it has no epochs."""
+    """Iterate over an epoch of a source; over the source itself if it has no epochs.
+
+    Raises:
+        ValueError: The source refuses the epoch.
+    """
     if isinstance(source, HasEpochs):
         source.set_epoch(epoch)
     return iter(source)
@@ -78,9 +98,14 @@ def begin_by_position(source: object, epoch: int, before: Pairs = ()) -> Sequenc
     Returns:
         The items, which stay the same until the next epoch of the source begins; ``None``, with
         nothing done, if the source can only be read from its start.
+
+    Raises:
+        ValueError: The source refuses the epoch.
     """
+    # A method of the library's own sources; no protocol, because users need not know of it.
     begin = getattr(source, "begin_by_position", None)
     if begin is not None:
+        # Sources that cannot leave anything out take one argument; they are refused before.
         items: Sequence[Any] | None = begin(epoch, before) if before else begin(epoch)
         return items
     if not is_indexed(source):
@@ -120,6 +145,7 @@ def iterator_in(source: object) -> object | None:
     """Return what can be read only once: a source that is an iterator, or one that it is ``made_of``."""
     if isinstance(source, Iterator | AsyncIterator):
         return source
+    # Of a user's class the name may mean anything.
     parts = getattr(source, "made_of", ())
     found = map(iterator_in, parts if isinstance(parts, tuple) else ())
     return next((iterator for iterator in found if iterator is not None), None)
@@ -135,6 +161,7 @@ def place_of(source: object) -> tuple[int, int]:
     sampler = getattr(source, "sampler", source)
     rank = getattr(sampler, "rank", 0)
     world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
+    # As in order_of: another class may use the names otherwise.
     return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)
 
 
@@ -154,6 +181,7 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
 def order_of(source: object) -> dict[str, Any] | None:
     """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
     sampler: Any = getattr(source, "sampler", source)
+    # Whatever is no int is of another class that uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
     if hasattr(sampler, "mixed"):
@@ -187,6 +215,7 @@ class RepeatedSource(Iterator[T]):
         while True:
             if self._iterator is None:
                 self._iterator = self._begin()
+            # Counted before it is given: the state is that after this item.
             for item in self._iterator:
                 self._position += 1
                 return item
@@ -217,7 +246,13 @@ class RepeatedSource(Iterator[T]):
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go on after the last item that was given before :meth:`state_dict`."""
+        """Go on after the last item that was given before :meth:`state_dict`.
+
+        Raises:
+            KeyError: It is no such state.
+            TypeError: A number in it is none.
+            ValueError: A number in it is negative.
+        """
         self._epoch = check_int("epoch", state_dict["epoch"], at_least=0)
         self._position = check_int("position", state_dict["position"], at_least=0)
         self._iterator = None
@@ -257,10 +292,15 @@ class ShuffledSource(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1
+        # Shuffled here, not at the first item: who makes two iterators gets two epochs.
         return self._iterate(self._items(epoch), epoch)
 
     def begin_by_position(self, epoch: int) -> Sequence[T] | None:
-        """Begin an epoch; return its items by position, or ``None`` if the source is no sequence."""
+        """Begin an epoch; return its items by position, or ``None`` if the source is no sequence.
+
+        Raises:
+            ValueError: The source's ``shuffle`` refuses the epoch as a seed.
+        """
         if not isinstance(self._source, Sequence):
             return None
         self.epoch = epoch + 1
@@ -292,6 +332,7 @@ class ShuffledSource(Generic[T]):
 class Purpose(IntEnum):
     """A part of the key of random numbers, so that no two uses of one seed get the same ones."""
 
+    # A number never changes its meaning: saved states resume by it.
     ORDER = 0
     SAMPLE = 1
     MERGE = 2

@@ -33,7 +33,7 @@ OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseEx
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _PACKAGE = str(Path(__file__).parent) + os.sep
-# Of loaders whose ranks get equally many items.
+# Compared where all ranks get equally many items: with other batches, one would wait for the other.
 _BATCHES = ("batch_size", "drop_last")
 # How many loaders were made at each line of the program.
 _loaders: Counter[str] = Counter()
@@ -78,13 +78,14 @@ def checked_source(source: Any) -> AnySource:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and the limit of its container (cgroup 2)."""
+    """Return the cores that this process may use, by its affinity and its container's limit (cgroup 2)."""
+    # `os.cpu_count` would count cores that taskset or a scheduler has taken away.
     if hasattr(os, "process_cpu_count"):  # CPython 3.13
         count = os.process_cpu_count()
     else:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = math.inf
-    # Without a limit the file says "max".
+    # Without a limit the file says "max", which is no int. Containers without cgroup 2 have no such file.
     with suppress(OSError, ValueError):
         quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
         limit = max(1, math.ceil(int(quota) / int(period)))
@@ -102,7 +103,8 @@ def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
 
 
 def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
-    """The free parameter of a function that is named ``rng``; not its first, which is the item."""
+    """Return the free parameter of a function that is named ``rng``; not its first, which is the item."""
+    # What is bound is no longer free, although the signature still shows it.
     if isinstance(fn, functools.partial) and "rng" in fn.keywords:
         return None
     try:
@@ -133,6 +135,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
             check_int(name, getattr(loader, name))
     if loader.batch_size is None and loader.drop_last:
         raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
+    # The checks of the pipeline would come only with the first iteration.
     check_seconds("timeout", loader.timeout)
     check_choice("output_order", loader.output_order, ("completion", "input"))
     failure_limit("max_failures", loader.max_failures)
@@ -163,6 +166,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
     check_callable(name, fn)
     kind = kind_of(fn)
+    # One result for each batch, because the tags of its samples go with it.
     if name != "preprocessor" and "generator" in kind:
         raise TypeError(
             f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
@@ -181,6 +185,7 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     executor: Any = executor_of(loader)
     preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
     replaces = on_error == "replace" or callable(on_error)
+    # These keep, move or swap the sample of an item, so there must be exactly one.
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
@@ -229,7 +234,7 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     rank, world_size = place_of(source)
     if world_size == 1 or torch is None or not torch.is_available() or not torch.is_initialized():
         return
-    # Groups of ranks may share out data otherwise than all of them.
+    # Groups of ranks may share out data otherwise than all ranks do together.
     if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
         return
     store = torch.distributed_c10d._get_default_store()
@@ -262,5 +267,6 @@ def origin_of_loader() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    # A line in a loop makes several loaders, in the same order on all ranks.
     _loaders[line] += 1
     return f"{line}/{_loaders[line]}"

@@ -99,10 +99,15 @@ class SharedSource:
                 f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
                 "iterate again when it has ended, or make the source and the loader anew"
             )
+        # Not kept: reads of the run that has the turn now take it one by one.
         self._lock.release()
 
     def snapshot(self, position: int) -> Snapshot:
-        """Return a copy of the state of a source that has one."""
+        """Return a copy of the state of a source that has one.
+
+        Raises:
+            Exception: The source's ``state_dict`` raises, or the state cannot be copied.
+        """
         # Copied, because a source may hand out the dictionary that it goes on to change.
         return Snapshot(position, copy.deepcopy(self.source.state_dict()))
 
@@ -130,7 +135,7 @@ class SharedSource:
             if items is None:
                 first, values = self._begin(start, ledger, turn)
                 return enumerate(values, first)
-            # Asked before the item is fetched: that may be the dear part.
+            # `done` is asked before the item is fetched, which may be expensive.
             left = (at for at in range(done.leading, len(items)) if at not in done)
             return ((at, items[at]) for at in left)
 
@@ -174,7 +179,12 @@ class SharedSource:
         return position, iterator
 
     def begin_by_position(self, start: State) -> Any:
-        """Begin an epoch whose items are asked for by position; ``None`` if the source has none."""
+        """Begin an epoch whose items are asked for by position; ``None`` if the source has none.
+
+        Raises:
+            ValueError: The source or its sampler refuses the epoch.
+        """
+        # What has a state is asked for that, although it may be a sequence as well.
         if self.is_stateful or self.is_async:
             return None
         with self._lock:
@@ -244,7 +254,7 @@ class SharedSource:
 class _Iteration:
     """Hands out what a pipeline of a loader gives."""
 
-    # Nothing is to be closed if __init__ fails.
+    # Of the class, for __del__ where __init__ fails: nothing is to be closed then.
     _is_over = True
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
@@ -258,6 +268,7 @@ class _Iteration:
         if self._convert is not None:
             # In the consumer's thread, whose stream is to wait for arrays on a device.
             (value,) = self._convert((value,))
+        # After the conversion: a batch that could not be converted is not done.
         self._loader._tags = tags = tags_of(tagged)
         self._ledger.settle(tags)
         return value
@@ -341,4 +352,5 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     def close(self) -> None:
         """Stop loading."""
         super().close()
+        # Its finalizer stops the pipeline; to wait here would block the event loop.
         del self._items

@@ -120,12 +120,15 @@ class SampleCache:
                 f"cache= keeps samples by their items, and one is no key: {error}. Take paths or indices, as "
                 "of MapIterator(dataset)"
             ) from error
+        # Unpickled for each use, so that one that is changed in place stays as it was made.
         if kept is not None:
             return pickle.loads(kept)  # noqa: S301  # our own
         sample = await make()
+        # Pickling is in vain when the memory is full, which it stays.
         if self._num_bytes < self.max_bytes:
             data = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
             with self._lock:
+                # Another thread may have made the same sample meanwhile.
                 if item not in self._samples and self._num_bytes + len(data) <= self.max_bytes:
                     self._num_bytes += len(data)
                     self._samples[item] = data
@@ -214,6 +217,7 @@ class StandIns:
             if self._fn is None:
                 sample, by = await self._walk(tagged.tags[0][0], load, node)
         finally:
+            # From here on the call counts by its own result.
             node.end_early()
         if sample is None:
             return None
@@ -231,14 +235,16 @@ class StandIns:
 
     async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
         """Walk ahead to the good item that closes the bracket, and note what closes those on the way."""
+        # A stack of the bad items that have no good one yet, this one at the bottom.
         count, opened = len(self.items), [position]
         self._turns[position] = 1
         for step in range(self._steps.get(position, 1), count):
-            # The consumer has gone, and the way may be long.
+            # The consumer has gone, and the rest of the walk may be long.
             if self._ledger.is_closed:
                 return None, None
             by = (position + step) % count
             turn, sample = self._turns.get(by), None
+            # A good item that was tried is loaded again only if its sample is needed.
             if turn is None or (turn < 0 and len(opened) == 1):
                 turn, sample = await self._try(by, position, load, node)
             if turn > 0:

@@ -154,6 +154,7 @@ class ItemCall:
         return value
 
     def _steps(self, place: int) -> Iterator[Callable[..., Any]]:
+        # The preprocessor is the last step, and the only one that takes `rng`.
         *first, last = self.steps
         yield from first
         yield last if self.rng_key is None else partial(last, rng=sample_rng(*self.rng_key, place))
@@ -166,6 +167,7 @@ class AsyncItemCall(ItemCall):
         """Run both on one item."""
         value, place = request
         for step in self._steps(place):
+            # Where one step is a coroutine function, the call runs on the event loop, and must not block it.
             is_async = kind_of(step) == "async"
             value = await (step(value) if is_async else asyncio.to_thread(step, value))
             if value is None:
@@ -211,9 +213,11 @@ class LoaderStages:
         if loader.batch_size is not None:
             stages.append(AggregateConfig(loader.batch_size, drop_last=loader.drop_last))
         aggregator = loader.aggregator
+        # Lists of samples stay lists unless arrays of a library are wanted.
         if aggregator is None and loader.batch_size is not None and loader.to is not None:
             aggregator = collate
         if aggregator is not None:
+            # Processes are for the calls that take most of the time: those of items, if there are any.
             is_elsewhere = loader.num_processes is not None and not self._steps
             options = self._parallel(aggregator, self._executor if is_elsewhere else None)
             stages.append(self._tagged(aggregator, **options))
@@ -273,13 +277,14 @@ class LoaderStages:
                 yield self._whole()
             return
         if self._fetch is not None:
-            # In the threads: to read an item of a dataset is often the dear part.
+            # In the threads: to read an item of a dataset is often what takes most of the time.
             yield self._tagged(self._fetch, "dataset", **self._parallel(self._fetch))
         if self._preprocessor is not None:
             options = self._parallel(self._preprocessor)
             yield self._tagged(self._preprocessor, draws=True, **options)
 
     def _whole(self) -> PipeConfig:
+        # An instance, not a closure: processes get it pickled.
         kind = AsyncItemCall if "async" in map(kind_of, self._steps) else ItemCall
         call: Callable[..., Any] = kind(self._steps, self._rng_key)
         options = self._parallel(call, self._executor)
@@ -327,4 +332,5 @@ def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
+    # Each `await` above is of a coroutine that this module makes, or of a result that is there.
     raise AssertionError("it waited")

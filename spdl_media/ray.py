@@ -105,7 +105,9 @@ class _Decoder:
         inputs = list(batch[name])
         errors = [""] * len(inputs)
         arrays = self._rows(inputs, errors) if self._has_one_shape else self._each(inputs, errors)
+        # Of an empty batch only the name tells; its columns must be those of the others.
         is_path = all(isinstance(one, str) for one in inputs) if inputs else name == "path"
+        # Bytes would double what Ray has to store.
         kept = {key: column for key, column in batch.items() if key != name or is_path}
         return {**kept, self._output: arrays, self._error: np.array(errors, object)}
 
@@ -131,6 +133,7 @@ class _Decoder:
         """Load inputs into arrays of their own, without elements where there is an error."""
         arrays = np.empty(len(inputs), object)
         for row, src in enumerate(inputs):
+            # With the dimensions of the others, because Ray wants one type for a column.
             arrays[row] = np.empty((0,) * self._blank.ndim, self._blank.dtype)
             try:
                 array = to_numpy(self._load(src, self._options))
@@ -139,6 +142,7 @@ class _Decoder:
                         f"it gives {_kind(array)}, which does not fit among {_kind(self._blank)}"
                     )
                 arrays[row] = array
+            # It is a MediaError as well, and each row would fail alike.
             except MissingDependencyError:
                 raise
             except _OF_ROWS as error:

@@ -79,6 +79,7 @@ class DistributedSampler:
             raise TypeError(f"ddp_drop_last_distributed_round must be a bool, not {drop!r}")
         if uneven is not None:
             check_choice("uneven", uneven, get_args(Uneven))
+        # SPDL has no word for "pad".
         self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
@@ -150,12 +151,14 @@ class DistributedSampler:
 
     def of_rank(self, rank: int, world_size: int) -> Self:
         """Return the sampler of another rank, or of one among more or less of them."""
+        # Nothing that it holds is changed in place.
         other = copy.copy(self)
         other.rank, other.world_size = rank, world_size
         return other
 
     def _share(self, count: int) -> range:
         """Return which of so many places are the rank's; with padding, some are beyond them."""
+        # Dealt out like cards, so that the order of training is the same with any number of ranks.
         rounds, rest = divmod(count, self.world_size)
         if self._uneven == "keep":
             return range(self.rank, count, self.world_size)
@@ -301,6 +304,7 @@ class DistributedRandomSampler(DistributedSampler):
         self.set_epoch(seed)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        # All ranks draw the whole order and take their places of it.
         bits = random_bits(Purpose.ORDER, self.seed, epoch)
         if self._cumulative is None:
             return permutation(bits, self._n)[places]
@@ -360,6 +364,7 @@ class BatchByLength(DistributedRandomSampler):
         if max_total is not None and not 0 < max_total < np.inf:
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
+        # From the longest on: the first of a group then says how many of it make a batch.
         order, start = np.argsort(-sizes, kind="stable"), 0
         # Each has samples and how many make a batch: any of them, since none is longer than the first.
         self._groups: list[tuple[npt.NDArray[np.int64], int]] = []
@@ -370,9 +375,11 @@ class BatchByLength(DistributedRandomSampler):
                 raise ValueError(
                     f"sample {order[start]} has length {longest:g}, more than max_total={max_total:g}"
                 )
+            # Whole batches, or each group would have a smaller last one.
             stop = start + max(1, sizes.size // (_GROUPS * count)) * count
             self._groups.append((order[start:stop], count))
             start = stop
+        # The same in each epoch, because samples change places within their group alone.
         number = sum(-(-len(group) // count) for group, count in self._groups)
         super().__init__(number, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
 

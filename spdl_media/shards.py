@@ -111,6 +111,7 @@ class Shards(MapIterator[dict[str, Any]]):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         reader = _Reader(shards, config, folder if keep_copies else None, folder)
+        # Of all shards, although a rank reads few of them: the order is that of all samples.
         counts = reader.counts
         if not counts.sum():
             raise ValueError(f"there are no samples in {len(shards)} shards: {shards[:5]}")
@@ -161,6 +162,7 @@ class _Reader:
     ) -> None:
         self._urls, self._config = urls, config
         with ThreadPoolExecutor(_READERS) as pool:
+            # The copies first: their headers are then read from the disk.
             self._sources = list(pool.map(lambda url: self._fetched(url, copies), urls))
             self._offsets = list(pool.map(lambda at: self._placed(at, places), range(len(urls))))
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
@@ -172,6 +174,7 @@ class _Reader:
         place, url = number - self._firsts[index], self._urls[index]
         start, stop = self._offsets[index][place : place + 2].tolist()
         data = bytes(self._use(index, lambda src: src.read_at(start, stop - start)))
+        # The end mark makes an archive of a part.
         archive = Archive(data + _END)
         archive.name = url
         try:
@@ -186,6 +189,7 @@ class _Reader:
                 offset=start,
             )
         contents = samples[0].items()
+        # Copied out of the archive's memory, which would stay as long as any part of it.
         return {name: part if isinstance(part, str) else bytes(part) for name, part in contents}
 
     def _fetched(self, url: str, folder: Path | None) -> str:
@@ -207,6 +211,7 @@ class _Reader:
                 return offsets
         offsets = np.array(self._use(index, lambda src: sample_offsets(Archive(src))))
         if kept:
+            # Complete or not there at all, for other processes that use the folder.
             with Draft(kept) as draft, draft.path.open("wb") as file:
                 np.save(file, offsets)
         return offsets
@@ -223,6 +228,7 @@ class _Reader:
 
 def _file(folder: Path, url: str, suffix: str) -> Path:
     """The file in a folder for what is known of a shard."""
+    # A local file that has changed has another name; servers are not asked.
     key, path = url, local_path(url)
     if path is not None:
         try:

@@ -97,6 +97,7 @@ class MapIterator(Generic[V_co]):
             raise TypeError(
                 f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
             )
+        # Of a sampler of others nothing is known; keys that are missing fail one by one.
         if isinstance(sampler, DistributedSampler) and isinstance(mapping, Sized):
             sampler.check_size(len(mapping))
         self.mapping = mapping
@@ -139,6 +140,7 @@ class MapIterator(Generic[V_co]):
         """The keys, in the order of the next epoch."""
         if self.sampler is not None:
             return self.sampler
+        # A dictionary is read by its keys, a list or dataset by position.
         keys: Callable[[], Iterable[Any]] | None = getattr(self.mapping, "keys", None)
         return range(len(self)) if keys is None else keys()
 
@@ -215,6 +217,7 @@ class MergeIterator(Generic[T]):
     ) -> None:
         if not iterables:
             raise ValueError("iterables must hold at least one iterable, and is empty")
+        # A copy: the weights belong to the iterables of now.
         self._iterables = list(iterables)
         self._weights = (
             None if weights is None else check_weights(weights, len(iterables), "iterable")
@@ -248,6 +251,7 @@ class MergeIterator(Generic[T]):
         is_weighted = self._weights is not None
         weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
         cumulative = np.cumsum(weights)
+        # Made anew for each epoch, so that it can be had again.
         numbers = _uniform_numbers(random_bits(Purpose.MERGE, self._seed, epoch))
         index = 0
         while iterators:
@@ -255,6 +259,7 @@ class MergeIterator(Generic[T]):
                 index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
             elif index == len(iterators):
                 index = 0
+            # Only an end is caught: what an iterable raises is the reader's.
             try:
                 item = next(iterators[index])
             except StopIteration:

@@ -128,12 +128,9 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         self._reading: _Reading | None = None
         self._pin = _pinning(self._pin_memory_device) if self._pin_memory else None
         self._tasks: SimpleQueue[Any] = SimpleQueue()
-        infos = [
-            WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
-            for number in range(num_threads)
-        ]
         # Not a ThreadPoolExecutor, at whose exit a program would wait for all that was begun ahead.
-        for info in infos:
+        for number in range(num_threads):
+            info = WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
             thread = threading.Thread(target=_work, args=(self._tasks, info), daemon=True)
             thread.start()
             self._threads += (thread,)
@@ -157,6 +154,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._add_task()
 
     def _add_task(self) -> None:
+        # At the end of the sampler no task is added.
         with suppress(StopIteration):
             task = self._reading, self._next_index(), Future[Any]()
             self._due.append(task[-1])
@@ -166,10 +164,12 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         if not self._due:
             self._end()
         batch = self._take()
+        # Before the result is looked at: an error costs its own batch alone.
         self._add_task()
         try:
             return batch.result()
         except StopIteration:
+            # Of a map-style dataset it is an error of its own.
             if not self._is_iterable:
                 raise
             self._end()
@@ -202,6 +202,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
 
     def _close(self) -> None:
         threads, self._threads = self._threads, ()
+        # Each thread ends at the first None that it gets.
         for _ in threads:
             self._tasks.put(None)
         if threads and not wait(self._abandon(), STOP_SECONDS).not_done:
@@ -218,6 +219,7 @@ _iterators: weakref.WeakSet[_ThreadedIterator] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    # Daemon threads that run on while the interpreter ends may crash it.
     for iterator in list(_iterators):
         iterator._close()
 
@@ -252,6 +254,7 @@ class _Reading:
             StopIteration: An iterable dataset has ended.
         """
         try:
+            # Threads that stay are prepared once, as torch's persistent workers are.
             if self.init_fn is not None and not hasattr(_thread, "is_ready"):
                 self.init_fn(_thread.info.id)
             _thread.is_ready = True
@@ -282,6 +285,7 @@ class _Indices(list[Any]):
 
 def _pinning(device: str) -> Callable[[Any], Any]:
     """A function that pins a batch, in a thread which has another current device than the consumer's."""
+    # Asked in the consumer's thread, where it has been set.
     index = _torch.accelerator.current_device_index()
 
     def pin(batch: Any) -> Any:

@@ -65,7 +65,11 @@ def show_table(
         headers: What stands above the columns; nothing if all are empty.
         rows: The cells.
         right: Headers of the columns of numbers.
+
+    Raises:
+        OSError: stdout cannot be written.
     """
+    # Widths are of cells: a letter of Chinese takes two.
     console = make_console()
     columns = zip(headers, *rows, strict=True)
     *widths, last = (max(map(cell_len, column)) + 2 for column in columns)
@@ -77,6 +81,7 @@ def show_table(
         side: Literal["left", "right"] = "right" if header in right else "left"
         table.add_column(header, justify=side, no_wrap=number < len(headers))
     for row in rows:
+        # As Text: names of files may hold what rich takes for markup.
         table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
@@ -97,7 +102,11 @@ def _show_paragraphs(
 
 
 def write_error(message: str) -> None:
-    """Write one line to stderr, whatever is in the message. A terminal wraps it between words."""
+    """Write one line to stderr, whatever is in the message. A terminal wraps it between words.
+
+    Raises:
+        OSError: stderr cannot be written.
+    """
     line = printable(" ".join(message.split()))
     make_console(sys.stderr).print(Text(f"spdl-media: {line}"))
 
@@ -115,6 +124,7 @@ _COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit status; see :func:`spdl_media.cli.main`."""
+    # Not an option of click's, which would take it before the name of the command alone.
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     others = [argument for argument in given if argument != "--debug"] or ["--help"]
     for stream in (sys.stdout, sys.stderr):
@@ -140,10 +150,15 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def _flush() -> None:
-    """Write what is left. What cannot be written must not be tried again at exit."""
+    """Write what is left.
+
+    Raises:
+        OSError: It cannot be written, and is dropped.
+    """
     try:
         sys.stdout.flush()
     except OSError:
+        # The interpreter would try again at exit, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
@@ -159,6 +174,7 @@ def _tell(error: BaseException) -> int:
         command = error.ctx.command_path if error.ctx else "spdl-media"
         message = f"{error.format_message()} See: {command} --help"
     elif isinstance(error, OSError) and not isinstance(error, MediaError):
+        # Names of the system's numbers, as its texts are in the user's language.
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space" if is_full else "Name another file or folder"
         message = f"{os.fsdecode(error.filename or 'the output')}: {error.strerror}. {remedy}"

@@ -171,10 +171,12 @@ def _make_plan(kind: str, *, size: int, batch_size: int | None, preprocessor: st
         "batch_size": str(batch_size or (8 if kind == "video" else 32)),
         "to": '"numpy"',
     }
+    # A function of the user's may give anything, so nothing is said of transfers.
     if preprocessor is not None:
         module, _, arguments["preprocessor"] = preprocessor.partition(":")
         imports += f"from {module} import {arguments['preprocessor']}\n"
         unit = ("samples", 1)
+    # The copy to the device is a step of its own, and measured as such.
     elif cuda_capabilities().transfer:
         arguments |= _TO_DEVICE
     if "functools." in str(arguments):
@@ -235,6 +237,7 @@ def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
     steps, one, cores = _steps(found), found[Setting(1)], usable_cores()
     step = max(steps, key=lambda name: steps[name])
     total, at_best = sum(steps.values()), found[best]
+    # Of one thread: what is not the processor's time was spent waiting.
     busy = one.cpu / one.items / total
     if best.is_processes:
         why = "processes are faster than threads, as where Python code holds the interpreter's lock"
@@ -317,6 +320,7 @@ def measure(
         PipelineError: The preprocessor cannot be pickled, and processes need that.
     """
     number: dict[str, Any] = {setting.option: setting.number}
+    # Without end: a run lasts as long as it is to last, however few files there are.
     loader = DataLoader(itertools.cycle(paths), timeout=_TIMEOUT, **number, **options)
     begin, start, at_start, cpu = time.monotonic(), 0.0, 0, 0.0
     for _ in loader:
@@ -346,6 +350,9 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
 
     Returns:
         What was measured: threads before processes, few before many.
+
+    Raises:
+        Exception: What ``run`` raises for threads.
     """
     found: dict[Setting, Measured] = {}
 
@@ -380,4 +387,5 @@ def _climb(rate: Callable[[Setting], float]) -> None:
 def best_of(found: Mapping[Setting, Measured]) -> Setting:
     """The first setting that is as fast as any."""
     most = max(one.rate for one in found.values())
+    # Threads before processes, few before many: what is as fast with less is better.
     return next(setting for setting, one in found.items() if one.rate * _GAIN >= most)

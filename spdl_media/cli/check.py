@@ -126,7 +126,13 @@ def _make_progress() -> Progress:
 
 
 def check_folder(folder: Path, files: State, threads: int, progress: Progress) -> None:
-    """Find the files, decode and compare them in a pipeline, and save each result when it comes."""
+    """Find the files, decode and compare them in a pipeline, and save each result when it comes.
+
+    Raises:
+        OSError: The folder cannot be read.
+        sqlite3.Error: A result cannot be saved.
+    """
+    # First all names: the number of files is the end of the progress bar, and sizes tell what may be alike.
     task = progress.add_task("finding", total=None, bad=0, rate="-")
     files.see(iter(progress.track(find_files(folder), task_id=task)))
     progress.remove_task(task)
@@ -142,6 +148,7 @@ def check_folder(folder: Path, files: State, threads: int, progress: Progress) -
                 bad += result[0] in KINDS
                 rate = round(number / (time.monotonic() - start))
                 progress.update(task, advance=1, bad=bad, rate=f"{rate:,}")
+    # check_file() raises nothing, so it is the source that failed: the database.
     except PipelineFailure as failure:
         raise failure.exceptions[0] from failure
 
@@ -171,6 +178,7 @@ def _write(
     head: Mapping[str, Any], rows: Callable[[], Iterator[Any]], form: str | None, stream: TextIO
 ) -> None:
     if form == "json":
+        # Row by row: a million of them are not held in memory.
         stream.write(json.dumps(head)[:-1] + ', "files": [')
         for number, row in enumerate(rows()):
             line = json.dumps(dict(zip(_COLUMNS, row, strict=True)))
@@ -225,6 +233,7 @@ def _check_still(path: Path, info: MediaInfo) -> str | None:
     frames = decode_packets(demux_image(path), filter_desc=None)
     if max(frames.width, frames.height) == 1:
         return "an image of one pixel"
+    # The suffix may be one of many for a format, or of a format that has no row here.
     expected = _CODECS.get(path.suffix.lower(), info.format)
     if expected != info.format and {expected, info.format} <= set(_CODECS.values()):
         return f"an image of the format {info.format}, and named {path.suffix}"
@@ -241,6 +250,7 @@ class _Stream:
 
     def take(self, packets: Any) -> None:
         """Decode packets."""
+        # Made of the packets, which carry what the decoder must be told.
         if self.decoder is None:
             is_video = isinstance(self.info, VideoStreamInfo)
             kind = functools.partial(VideoDecoder, num_frames=_FRAMES) if is_video else AudioDecoder
@@ -270,6 +280,7 @@ class _Stream:
             return "changes the size of its frames"
         if isinstance(self.info, AudioStreamInfo):
             seconds, stated = self.count / self.info.sample_rate, self.info.duration or 0
+            # Headers are often a little off; what is cut short is far off.
             if seconds < 0.9 * stated - 1:
                 return f"lasts {seconds:.1f} s, and the file states {stated:.1f} s"
         elif self.count < 0.9 * (self.info.num_frames or 0) - 2:

@@ -116,6 +116,7 @@ def _unreadable(path: bytes, error: OSError) -> Entry:
 
 def _leads_out(link: bytes, roots: list[bytes]) -> bool:
     """Whether a link leads to a folder that is not walked yet, which is noted."""
+    # Inside of a walked folder it is found without the link; around one, files would come twice.
     target = os.path.realpath(link)
     if _is_loop(link) or any(_holds(root, target) or _holds(target, root) for root in roots):
         return False
@@ -223,7 +224,13 @@ class State:
                 self._committed = time.monotonic()
 
     def see(self, entries: Iterator[Entry]) -> None:
-        """Take in the files that there are, and forget those that are gone."""
+        """Take in the files that there are, and forget those that are gone.
+
+        Raises:
+            sqlite3.Error: They cannot be written.
+            OSError: The folder cannot be read.
+        """
+        # In this order: what is not seen again in this run is gone.
         self._write("UPDATE files SET seen = 0 WHERE seen")
         while page := list(itertools.islice(entries, _PAGE)):
             self._write(_SEE, page)
@@ -231,7 +238,11 @@ class State:
         self._write(_MARK_ALIKE)
 
     def pending(self) -> Iterator[tuple[int, bytes, bool]]:
-        """Number and path of the files without a result, and whether another has the size."""
+        """Number and path of the files without a result, and whether another has the size.
+
+        Raises:
+            sqlite3.Error: The database cannot be read.
+        """
         query = f"SELECT id, path, seen = 2 FROM files WHERE id > ? AND {_PENDING} ORDER BY id"  # noqa: S608
         last = 0
         while True:
@@ -244,23 +255,39 @@ class State:
             last = page[-1][0]
 
     def num_pending(self) -> int:
-        """How many files have no result."""
+        """How many files have no result.
+
+        Raises:
+            sqlite3.Error: The database cannot be read.
+        """
         query = f"SELECT count(*) FROM files WHERE {_PENDING}"  # noqa: S608
         return int(self._db.execute(query).fetchone()[0])
 
     def save(self, kind: str, reason: str | None, digest: bytes | None, number: int) -> None:
-        """Keep the result of a file."""
+        """Keep the result of a file.
+
+        Raises:
+            sqlite3.Error: It cannot be written.
+        """
         statement = "UPDATE files SET kind = ?, reason = ?, digest = ? WHERE id = ?"
         self._write(statement, [(kind, reason, digest, number)])
 
     def counts(self) -> dict[str | None, int]:
-        """Count files by kind, and duplicates."""
+        """Count files by kind, and duplicates.
+
+        Raises:
+            sqlite3.Error: The database cannot be read.
+        """
         query = "SELECT kind, count(*) FROM {} GROUP BY kind"
         tables = ("files", "report")
         return dict(row for table in tables for row in self._db.execute(query.format(table)))
 
     def report(self) -> Iterator[tuple[str, bytes, Any]]:
-        """Give kind, path and reason of what is wrong; of duplicates the first file that is like it."""
+        """Give kind, path and reason of what is wrong; of duplicates the first file that is like it.
+
+        Raises:
+            sqlite3.Error: The database cannot be read.
+        """
         query = "SELECT * FROM report WHERE kind = ? ORDER BY path"
         for kind in KINDS:
             yield from self._db.execute(query, [kind])

@@ -49,6 +49,7 @@ def probe_command(files: Sequence[str], *, as_json: bool) -> int:
         try:
             found.append((path, probe(path)))
         except MediaError as error:
+            # The others are shown nevertheless; the exit status tells.
             write_error(str(error))
     if as_json:
         # Rates as strings: 30000/1001 is no decimal number.
@@ -156,11 +157,13 @@ def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int,
 
 def _draw(frame: npt.NDArray[Any], seconds: float) -> None:
     """Write a time in white on black into the lower left corner, as large as there is room for."""
+    # Rounded down, but for what floats make a little less than it is.
     tenths = max(int(seconds * 10 + 1e-6), 0)
     minutes = tenths // 600
     text = f"{minutes // 60}:{minutes % 60:02}:{tenths // 10 % 60:02}.{tenths % 10}"
     bits = [np.pad(_GLYPHS[character], ((1, 1), (1, 0))) for character in text]
     picture = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
+    # About a third of the width for the time.
     scale = max(1, frame.shape[1] // 100)
     picture = np.kron(picture, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
     height, width = picture.shape
@@ -250,6 +253,7 @@ def _version(distribution: str) -> str:
 
 
 def _codecs(name: str, wanted: list[str], mode: Literal["r", "w"]) -> Row:
+    # A PyAV that was built from source may be without some.
     missing = [one for one in wanted if not has_codec(one, mode)]
     if missing:
         fix = "python -m pip install --force-reinstall --only-binary av av"
@@ -264,7 +268,7 @@ def _cuda() -> Iterator[Row]:
         lack = f"missing: {', '.join(one.missing)}" if one.missing else one.reason
         yield Row("ok" if one else "optional", name, "can be used" if one else lack)
     for name, part in capabilities.parts.items():
-        # What is the matter, and then what helps.
+        # A reason says what is missing, and then what helps.
         found, _, fix = part.reason.partition(". " if ". " in part.reason else ": ")
         yield Row("ok" if part else "optional", f"CUDA: {name}", found or "there", fix)
 
