@@ -37,8 +37,7 @@ _LEAST_SHARED: Final = 4096
 # The pickled rest of a value, with the arrays that could not be shared.
 _LEAST_STREAM: Final = 1 << 16
 _ALIGNMENT: Final = 64
-# Beside the number of a block: the sender's own arrays over it are gone.
-_OWN: Final = 0x80
+# Their numbers are sent as a byte, and each takes address space.
 _MAX_BLOCKS: Final = 0x7F
 # Blocks that arrays of the sender may hold at a time. Those of values that are being made are meant.
 _NUM_OWN: Final = 16
@@ -132,14 +131,16 @@ class Ring:
             )
 
 
-def _give_back(pipe: Connection, token: int, pid: int, views: deque[None] | None = None) -> None:
+def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> None:
     # A process that was forked meanwhile has the arrays as well, but not the right to say that they are gone.
-    if os.getpid() != pid:
-        return
-    if views is not None:
-        views.pop()
+    if os.getpid() == pid:
+        held.pop()
+        _tell_free(pipe, number)
+
+
+def _tell_free(pipe: Connection, number: int) -> None:
     with suppress(OSError):  # closed, or nobody is there any more
-        pipe.send_bytes(bytes((token,)))
+        pipe.send_bytes(bytes((number,)))
 
 
 class Sender:
@@ -155,9 +156,10 @@ class Sender:
         self._lock = threading.RLock()
         # A stack: blocks that are never needed take no memory.
         self._free = list(range(self._blocks.count))
-        # By block: how often it was sent and not given back, and whether arrays here lie in it.
-        self._num_sent = [0] * self._blocks.count
-        self._own: set[int] = set()
+        # By block: how often it was sent and not given back, and one more if arrays here lie in it.
+        self._num_holders = [0] * self._blocks.count
+        # One entry for each block that arrays here lie in.
+        self._own: deque[None] = deque()
         # Of the biggest array that was sent last. Others in a process are parts of it.
         self._usual = math.inf
         # The thread that reads numbers of blocks. A finalizer that runs in it meanwhile must not read others.
@@ -186,8 +188,9 @@ class Sender:
             except MemoryError:
                 self._free.append(number)
                 return None
-            self._own.add(number)
-        post = (self._freeing, number | _OWN, os.getpid())
+            self._own.append(None)
+            self._num_holders[number] = 1
+        post = (self._freeing, number, os.getpid(), self._own)
         memory = self._blocks.block(number)[: nbytes + spare]
         return np.asarray(Lease(memory, _give_back, *post))
 
@@ -212,10 +215,10 @@ class Sender:
             pickled = None
         if not arrays:
             return pickled or b""
-        if is_alone and sum(_aligned(array.nbytes) for array in arrays) > self._blocks.block_size:
+        sizes = [array.nbytes for array in arrays]
+        if is_alone and sum(map(_aligned, sizes)) > self._blocks.block_size:
             return dumps(box.pop())
         places = [self._blocks.place(array) for array in arrays]
-        sizes = [array.nbytes for array in arrays]
         landed = {place[0] for place in places if place is not None}
         with self._lock:
             # Those of an array that is sent again and again would fill the pipe.
@@ -223,45 +226,42 @@ class Sender:
             self._usual = max(sizes)
             # From here on nobody else gets them.
             for number in landed:
-                self._num_sent[number] += 1
+                self._num_holders[number] += 1
         try:
             if is_alone and landed:
                 box.clear()
                 self._part_from(arrays, places)
             copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
-            block = self._copy(copied) if copied else 0
+            copies = iter(self._copy(copied) if copied else ())
         except BaseException:
             self._take_back(landed)
             raise
         self._take_back(landed - {place[0] for place in places if place is not None})
-        start, found = 0, list[_Place]()
-        for size, place in zip(sizes, places, strict=True):
-            found.append((*(place or (block, start)), size))
-            start += 0 if place else _aligned(size)
+        found = [
+            (*(place or next(copies)), size) for place, size in zip(places, sizes, strict=True)
+        ]
         return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
 
     def _part_from(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
         """Have arrays in blocks copied, whose memory somebody here still holds."""
-        sizes = [array.nbytes for array in arrays]
-        arrays[:] = [
-            array if place is None else np.empty(0, np.uint8)
-            for array, place in zip(arrays, places, strict=True)
-        ]
+        for index, place in enumerate(places):
+            if place is not None:
+                number, start = place
+                # The same memory, without holding it.
+                arrays[index] = self._blocks.block(number)[start:][: arrays[index].nbytes]
         with self._lock:
             self._settle()
-            held = self._own.copy()
-        for index, place in enumerate(places):
-            if place is not None and place[0] in held:
-                number, start = place
-                arrays[index] = self._blocks.block(number)[start : start + sizes[index]]
-                places[index] = None
+            places[:] = [
+                place if place and self._num_holders[place[0]] == 1 else None for place in places
+            ]
 
     def _take_back(self, numbers: Iterable[int]) -> None:
         """Note that blocks were not sent after all."""
         for number in numbers:
-            _give_back(self._freeing, number, os.getpid())
+            _tell_free(self._freeing, number)
 
-    def _copy(self, arrays: Sequence[Bytes]) -> int:
+    def _copy(self, arrays: Sequence[Bytes]) -> list[tuple[int, int]]:
+        """Copy arrays to a block that is free; returns where they are."""
         nbytes = sum(_aligned(array.nbytes) for array in arrays)
         if nbytes > self._blocks.block_size:
             raise ValueError(
@@ -270,18 +270,20 @@ class Sender:
                 "block_size="
             )
         number = self._take()
-        self._num_sent[number] = 1
+        self._num_holders[number] = 1
         try:
             self._blocks.reserve(number, nbytes)
             block, start = self._blocks.block(number), 0
+            places = []
             for array in arrays:
                 # It releases the GIL, which an assignment does not.
                 np.copyto(block[start : start + array.nbytes], array)
+                places.append((number, start))
                 start += _aligned(array.nbytes)
         except BaseException:
             self._take_back((number,))
             raise
-        return number
+        return places
 
     def _take(self) -> int:
         while True:
@@ -296,13 +298,9 @@ class Sender:
         """Take note of blocks that were given back."""
         self._reader = threading.get_ident()
         while self._freed.poll():
-            (token,) = self._freed.recv_bytes()
-            number = token & ~_OWN
-            if token & _OWN:
-                self._own.discard(number)
-            else:
-                self._num_sent[number] -= 1
-            if not self._num_sent[number] and number not in self._own:
+            (number,) = self._freed.recv_bytes()
+            self._num_holders[number] -= 1
+            if not self._num_holders[number]:
                 self._free.append(number)
         self._reader = None
 
@@ -381,22 +379,15 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
 
 def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:
     """Pickle a value, and collect the memory of its arrays beside it if there is a list for them."""
-    if arrays is None:
-        # Plain pickle cannot send connections.
-        return _dumped(value, None)
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        memory = np.frombuffer(buffer.raw(), np.uint8) if memoryview(buffer).nbytes else None
-        if memory is None or memory.nbytes < _LEAST_SHARED:
+        if arrays is None or memoryview(buffer).nbytes < _LEAST_SHARED:
             return True
-        arrays.append(memory)
+        arrays.append(np.frombuffer(buffer.raw(), np.uint8))
         return False
 
-    return _dumped(value, keep)
-
-
-def _dumped(value: object, keep: Any) -> memoryview:
     file = io.BytesIO()
+    # Plain pickle cannot send connections.
     _Pickler(file, pickle.HIGHEST_PROTOCOL, True, keep).dump(value)  # noqa: FBT003  # as pickle has it
     return file.getbuffer()
 

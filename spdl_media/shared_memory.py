@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import tempfile
@@ -152,15 +153,11 @@ def _address(memory: Bytes) -> int:
     return address
 
 
-_warned_pageable = False
-
-
+@functools.cache
 def _warn_pageable() -> None:
-    global _warned_pageable  # noqa: PLW0603  # one warning a process
-    if not _warned_pageable:
-        _warned_pageable = True
-        warnings.warn(
-            "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
-            "pin_memory=True to have it without this warning",
-            stacklevel=5,
-        )
+    """Warn once a process."""
+    warnings.warn(
+        "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
+        "pin_memory=True to have it without this warning",
+        stacklevel=5,
+    )

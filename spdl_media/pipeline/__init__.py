@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from spdl_media.pipeline.builder import PipelineBuilder
-from spdl_media.pipeline.caching import cache_iterator
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     InterpreterPoolExecutorConfig,
@@ -26,10 +25,10 @@ from spdl_media.pipeline.failures import (
     WorkerDied,
 )
 from spdl_media.pipeline.pipeline import Pipeline
-from spdl_media.pipeline.profile import profile_pipeline
-from spdl_media.pipeline.profile_results import PipelineProfile, StageProfile
+from spdl_media.pipeline.profile import PipelineProfile, StageProfile, profile_pipeline
 from spdl_media.pipeline.remote import (
     SubprocessIterable,
+    cache_iterator,
     iterate_in_subprocess,
     run_pipeline_in_subprocess,
 )

@@ -26,9 +26,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
-from spdl_media.ring import Ring, begin_to_send, dumps
+from spdl_media.ring import Ring, begin_to_send, dumps, ring_or_none, unpack
 
-__all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure", "not_started")
+__all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure")
 
 _GRACE_SECONDS: Final = 1.0
 """How long a process may take to end by itself."""
@@ -68,16 +68,14 @@ class Child:
         context: How it starts.
         target: What it runs: ``target(*pipes, *arguments)``, where it has the other ends.
         arguments: Further arguments.
-        name: Of the process.
-        what: Of the process, as the subject of messages.
-        ring: The memory in which it sends. Closed with the process.
+        owner: What it serves, as messages name it.
         num_pipes: How many there are.
         is_daemon: Whether it may not start processes by ``multiprocessing`` itself.
         seeds: For its random numbers.
+        **ring_options: Of the :class:`Ring` in which it sends, which is closed with the process.
 
     Raises:
-        OSError: There are no descriptors or no memory left.
-        Exception: An argument cannot be pickled.
+        PipelineError: There are no descriptors or no memory left, or an argument cannot be pickled.
     """
 
     def __init__(
@@ -86,23 +84,23 @@ class Child:
         target: Callable[..., None],
         arguments: tuple[Any, ...],
         *,
-        name: str,
-        what: str,
+        owner: str,
         seeds: Seeds,
-        ring: Ring | None,
         num_pipes: int = 1,
         is_daemon: bool = True,
+        **ring_options: Any,
     ) -> None:
-        self.ring = ring
+        self.ring: Ring | None = None
         self.pipes: list[Connection] = []
         self._open: list[Connection] = []
-        self._what = what
+        self._what = f"A worker process of {owner}"
         self._pid = os.getpid()
         self._code: int | None = None
         # Of threads that ask at once how a process ended, one would be told.
         self._lock = threading.Lock()
         theirs: list[Connection] = []
         try:
+            self.ring = ring_or_none(context, **ring_options)
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -112,23 +110,58 @@ class Child:
             # mypy knows Process of each start method, not of their base.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
-                args=(target, theirs, arguments, ring, seeds),
-                name=name,
+                args=(target, theirs, arguments, self.ring, seeds),
+                name=f"spdl_media {owner}",
                 daemon=is_daemon,
             )
             with _interrupts_blocked(context):
                 process.start()
-            if ring is not None:
-                ring.hand_over()
-        except BaseException:
+            if self.ring is not None:
+                self.ring.hand_over()
+        except BaseException as error:
             self._free()
-            raise
+            # One of ours says already which part of a definition cannot be pickled.
+            if isinstance(error, PipelineError) or not isinstance(error, Exception):
+                raise
+            raise PipelineError(
+                f"no process can be started for {owner}: {error}. It needs memory, descriptors and what can "
+                "be pickled: functions at the top of a module and objects of plain values can; lambdas, "
+                "functions within functions, locks and open files cannot."
+            ) from error
         finally:
             for pipe in theirs:
                 pipe.close()
         self._process = process
         self._sentinel = process.sentinel
         _children.add(self)
+
+    def call(self, number: int, item: Any, timeout: float | None) -> Any:
+        """Send an item by a pipe, and wait for the result or exception that it leads to.
+
+        Raises:
+            WorkerDied: The process ended with the item.
+            TimeoutError: Nothing came for so many seconds. The process was killed.
+            BaseException: What comes back, or the item cannot be pickled.
+        """
+        # Held here: it is let go of when the process ends.
+        pipe, ring = self.pipes[number], self.ring
+        # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
+        with dumps(item) as data:
+            try:
+                pipe.send_bytes(data)
+            except OSError as error:
+                raise self.death() from error.with_traceback(None)
+        try:
+            answer = self.receive(pipe, timeout)
+        except BaseException:
+            # What comes later is no answer to the next item.
+            self.end(0)
+            raise
+        succeeded, value, text = unpack(answer, ring)
+        if not succeeded:
+            value.__cause__ = RemoteTraceback(text)
+            raise value
+        return value
 
     def receive(self, pipe: Connection, timeout: float | None = None) -> bytes:
         """Wait for a message.
@@ -275,15 +308,6 @@ def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def not_started(name: str, error: Exception) -> PipelineError:
-    """The error for a process that could not be started."""
-    return PipelineError(
-        f"no process can be started for {name}: {error}. It needs memory, descriptors and what can be "
-        "pickled: functions at the top of a module and objects of plain values can; lambdas, functions "
-        "within functions, locks and open files cannot."
-    )
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from

@@ -1,33 +1,24 @@
-"""How the function of a stage is called: its kind, the hook around it, and the executor it runs in.
+"""How the function of a stage is called: its kind, the hook around it, and descriptions of executors.
 
-Each run of a pipeline makes its own pool from the description of an executor, and shuts it down.
+Each run of a pipeline makes its own pool from such a description, and shuts it down (:mod:`pools`).
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import multiprocessing
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int
-from spdl_media.pipeline.engine.hub import Hub, wake
-from spdl_media.pipeline.failures import PipelineError, PoolBroken
-
-if TYPE_CHECKING:
-    from spdl_media.pipeline.stages import PipeConfig
 
 __all__ = (
-    "AwaitedPool",
     "ExecutorConfig",
     "FunctionKind",
     "InterpreterPoolExecutorConfig",
@@ -269,148 +260,3 @@ def _check_pool(config: ExecutorConfig) -> None:
         check_callable(f"initializer of {kind}", config.initializer)
     if not isinstance(config.initargs, tuple):
         raise TypeError(f"initargs of {kind} must be a tuple, not {config.initargs!r}")
-
-
-END: Any = object()
-
-
-class AwaitedPool:
-    """The executor of one stage. Only one of ours is shut down here.
-
-    Attributes:
-        remedy: What to do when an executor of the caller's takes no more items.
-
-    Raises:
-        PoolBroken: The executor is broken or was shut down.
-    """
-
-    remedy = (
-        "It is not the pipeline's to replace; for one that is, use a description such as "
-        "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
-    )
-
-    def __init__(self, hub: Hub, stage: PipeConfig) -> None:
-        self._hub = hub
-        self._stage = stage
-        self._executor, self._is_own = _executor_of(stage)
-        if isinstance(self._executor, ProcessPoolExecutor):
-            # Its workers start with the first items it gets: better now than as forks of a process
-            # with threads, or while the event loop waits.
-            for _ in range(stage.concurrency):
-                self._submit(int)
-
-    async def call(self, item: Any) -> Any:
-        """Call the function of the stage.
-
-        Raises:
-            PoolBroken: The executor takes no more items.
-            PipelineError: The function cannot run in a sub-interpreter.
-            TypeError: The function returned a coroutine.
-            BaseException: What the function raised.
-        """
-        result = await self._outcome(self._stage.fn, item)
-        if isinstance(result, CoroutineType):
-            refuse_coroutine(result, self._stage.name)
-        return result
-
-    async def generate(self, item: Any) -> AsyncIterator[Any]:
-        """Step a generator, each time in one of the executor's threads.
-
-        Raises:
-            PoolBroken: The executor takes no more items.
-            BaseException: What the generator raised.
-        """
-        generator = self._stage.fn(item)
-
-        def step() -> Any:
-            value = next(generator, END)
-            if self._hub.closed:
-                # Nobody else can while the generator runs.
-                generator.close()
-            return value
-
-        try:
-            while (value := await self._outcome(step)) is not END:
-                yield value
-        finally:
-            if not generator.gi_running:
-                generator.close()
-
-    def shutdown(self) -> None:
-        """End what is ours, without waiting: a call in a sub-interpreter may take for ever."""
-        if self._is_own:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        try:
-            return self._executor.submit(fn, *args)
-        except (BrokenExecutor, RuntimeError) as error:
-            raise self._broken(error) from error
-
-    async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
-        future = self._submit(fn, *args)
-        done = self._hub.loop.create_future()
-        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
-        future.add_done_callback(lambda _: self._hub.post_to_loop(wake, done))
-        try:
-            await done
-        finally:
-            # It took too long, or the run is over. After its end this does nothing.
-            future.cancel()
-        if future.cancelled():
-            # By who shuts the executor down.
-            raise self._broken(CancelledError())
-        # Not result(), which raises: the frames in the traceback would keep the item alive.
-        if (error := future.exception()) is None:
-            return future.result()
-        if isinstance(error, BrokenExecutor):
-            # Raises, unless the item itself has raised it.
-            self._submit(int)
-        raise self._translated(error)
-
-    def _broken(self, error: BaseException) -> PoolBroken:
-        own = "Its initializer must work in each sub-interpreter."
-        remedy = own if self._is_own else self.remedy
-        broken = PoolBroken(
-            f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more items: "
-            f"{str(error) or type(error).__name__}. {remedy}"
-        )
-        broken.__cause__ = error
-        return broken
-
-    def _translated(self, error: BaseException) -> BaseException:
-        # By name as well, because only CPython 3.14 has the class.
-        is_refusal = isinstance(error, ImportError) or type(error).__name__ == "NotShareableError"
-        if not (self._is_own and is_refusal):
-            return error
-        translated = PipelineError(
-            f"Stage {self._stage.name!r} cannot run in a sub-interpreter: {_reason(error)}. Only "
-            "pure Python can: NumPy, PyAV and most other extension modules cannot be imported "
-            "there, nor can modules that import them. Use ProcessPoolExecutorConfig, or threads."
-        )
-        translated.__cause__ = error
-        return translated
-
-
-def _executor_of(stage: PipeConfig) -> tuple[Executor, bool]:
-    config = stage.executor
-    if isinstance(config, Executor):
-        return config, False
-    assert isinstance(config, InterpreterPoolExecutorConfig)
-    # By name, because only CPython 3.14 and its type stubs have it.
-    kind = importlib.import_module("concurrent.futures").InterpreterPoolExecutor
-    executor: Executor = kind(
-        config.max_workers or stage.concurrency,
-        thread_name_prefix=f"spdl_media {stage.name}",
-        initializer=config.initializer,
-        initargs=config.initargs,
-    )
-    return executor, True
-
-
-def _reason(error: BaseException) -> str:
-    """The line that says which import or value it was. It may be deep in the text of a cause."""
-    lines = [line.strip() for line in "".join(traceback.format_exception(error)).splitlines()]
-    # CPython's words for an extension module that one interpreter at a time can have.
-    telling = (line for line in lines if "does not support" in line)
-    return next(telling, str(error) or type(error).__name__)[:300]

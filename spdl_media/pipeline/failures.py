@@ -8,14 +8,14 @@ import os
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from spdl_media.pipeline.stats import Chain, StageCounters, StageDropRate
+from spdl_media.pipeline.stats import StageCounters
 
 __all__ = (
     "FailureRecord",
@@ -200,6 +200,11 @@ def record_failure(
     return FailureRecord(stage, short_repr(item), error, text, raised_at)
 
 
+# Cuts off what is long, also within containers.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
 def short_repr(item: object) -> str:
     """A ``repr`` of at most a hundred characters or so, cheap for big bytes, and never an error."""
     if isinstance(item, bytes | bytearray | memoryview):
@@ -207,35 +212,12 @@ def short_repr(item: object) -> str:
     try:
         return _SHORT.repr(item)
     except BaseException as error:  # noqa: BLE001  # such as RecursionError in a container of the user's
-        return _without_repr(item, error)
-
-
-def _without_repr(item: object, error: BaseException) -> str:
-    return f"<{type(item).__name__}, whose repr raises {type(error).__name__}>"
-
-
-class _ShortRepr(reprlib.Repr):
-    """Cuts off what is long, also within containers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 100
-
-    def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002
-        """Of an object whose class reprlib does not know."""
-        try:
-            text = repr(x)
-        except BaseException as error:  # noqa: BLE001  # a repr of the user's own may raise anything
-            return _without_repr(x, error)
-        return _cut(text, self.maxother)
+        return f"<{type(item).__name__}, whose repr raises {type(error).__name__}>"
 
 
 def _cut(text: str, longest: int) -> str:
     half = (longest - 3) // 2
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
-
-
-_SHORT = _ShortRepr()
 
 
 def _lighten(error: BaseException) -> None:
@@ -269,23 +251,75 @@ def _drop_data(error: BaseException) -> None:
         error.doc = error.doc[:0]  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class FailureExcess:
-    """More failures than are allowed.
+@dataclass(eq=False)
+class StageDropRate:
+    """The failures of one stage in this epoch.
 
     Attributes:
-        record: The last of them.
-        rule: How many there were and how many are allowed, as text.
+        counters: What has been counted since the run began.
+        limit: ``max_failures`` of the stage's own.
     """
 
-    record: FailureRecord
-    rule: str
+    counters: StageCounters
+    limit: float | None = None
+    _calls_before: int = 0
+    _failures_before: int = 0
 
-    def __str__(self) -> str:
-        return (
-            f"Stage {self.record.stage!r} failed too often: {self.rule}. "
-            f"The last was {describe(self.record.exception)} (input {self.record.input})"
+    @property
+    def failures(self) -> int:
+        """Failures in this epoch."""
+        return self.counters.failures - self._failures_before
+
+    @property
+    def calls(self) -> int:
+        """Calls that have ended in this epoch, or failed so far."""
+        return self.counters.calls + self.counters.early - self._calls_before
+
+    def begin_epoch(self) -> None:
+        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
+        self._calls_before = self.counters.calls + self.counters.early
+        self._failures_before = self.counters.failures
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part that does not fail; 1.0 while there were too few calls to tell."""
+        return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
+
+
+@dataclass(eq=False)
+class Chain:
+    """Stages in a row: each loses a part of what the ones before have kept.
+
+    Not all failures over all calls: with three stages that would be a third when the last of them
+    fails always, and above one when a stage makes many items of each.
+    """
+
+    parts: list[StageDropRate | Branches] = field(default_factory=list)
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives all stages that have no limit of their own."""
+        return math.prod(
+            part.part_kept(min_calls)
+            for part in self.parts
+            if isinstance(part, Branches) or part.limit is None
         )
+
+
+@dataclass(eq=False)
+class Branches:
+    """Chains side by side, each with what tells how many items have gone into it."""
+
+    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
+
+    def part_kept(self, min_calls: int) -> float:
+        """The part of the items that survives the chain into which it went."""
+        numbers = [(number(), chain) for number, chain in self.chains]
+        if not (total := sum(number for number, _ in numbers)):
+            return 1.0
+        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total
+
+
+# The last of more failures than are allowed, and how many there were and are allowed, as text.
+Excess: TypeAlias = tuple[FailureRecord, str]
 
 
 class FailureLog:
@@ -336,7 +370,7 @@ class FailureLog:
         # Copied in one step of C: another thread may be starting the run, which adds stages.
         return {name: stage.counters.failures for name, stage in self._stages.copy().items()}
 
-    def note(self, record: FailureRecord) -> FailureExcess | None:
+    def note(self, record: FailureRecord) -> Excess | None:
         """Keep a failure that has been counted; say so if it is one too many."""
         self.records.append(record)
         self._last[record.stage] = record
@@ -352,7 +386,7 @@ class FailureLog:
         parts = [(self._stages[name], name) for name in self._by_failures()]
         return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
 
-    def end_epoch(self) -> FailureExcess | None:
+    def end_epoch(self) -> Excess | None:
         """Whether too much of an epoch that has just ended was lost, at whatever number of items."""
         found = (self._excess(name, 0) for name in self._by_failures())
         excess = next(filter(None, found), None)
@@ -360,14 +394,20 @@ class FailureLog:
             stage.begin_epoch()
         return excess
 
-    def _excess(self, name: str, min_calls: int) -> FailureExcess | None:
+    def _excess(self, name: str, min_calls: int) -> Excess | None:
         stage = self._stages[name]
         if stage.limit is None:
             stages = [stage for stage in self._stages.values() if stage.limit is None]
             rule = _broken_rule(self.limit, stages, self.chain, min_calls)
         else:
             rule = _broken_rule(stage.limit, [stage], stage, min_calls)
-        return None if rule is None else FailureExcess(self._last[name], rule)
+        if rule is None:
+            return None
+        last = self._last[name]
+        return last, (
+            f"Stage {name!r} failed too often: {rule}. "
+            f"The last was {describe(last.exception)} (input {last.input})"
+        )
 
     def _by_failures(self) -> list[str]:
         """The stages that had failures in this epoch, the worst first: it is the one to name."""

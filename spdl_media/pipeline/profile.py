@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from spdl_media._checks import check_int
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.joints import routed
-from spdl_media.pipeline.executors import TaskHook
-from spdl_media.pipeline.failures import PipelineError
+from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
-from spdl_media.pipeline.profile_results import PipelineProfile, StageProfile
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
@@ -27,17 +27,160 @@ from spdl_media.pipeline.stages import (
     StageConfig,
     with_unique_names,
 )
-from spdl_media.pipeline.stats import quantile
+from spdl_media.pipeline.stats import PipelineStatistics, Shown, Table, Timing, timing
 
-__all__ = ("profile_pipeline",)
+__all__ = ("PipelineProfile", "StageProfile", "profile_pipeline")
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
 
 _MAX_KEPT: Final = 64
 """Outputs that are kept as inputs of the next stage: batches of videos may be large."""
 
-_WARM_UP_SECONDS: Final = 60.0
-"""How long the first calls, in which pools start, are waited for."""
+
+_COLUMNS: dict[str, Callable[[StageProfile], str]] = {
+    "stage": lambda stage: stage.name,
+    "concurrency": lambda stage: f"{stage.concurrency} {'*' if stage.is_configured else ' '}",
+    "items/s": lambda stage: f"{stage.items_per_second:.1f}",
+    "calls/s": lambda stage: f"{stage.rate:.1f}",
+    "mean ms": lambda stage: f"{stage.average * 1e3:.3f}",
+    "p90 ms": lambda stage: f"{stage.p90 * 1e3:.3f}",
+    "p99 ms": lambda stage: f"{stage.p99 * 1e3:.3f}",
+    "busy": lambda stage: f"{stage.occupancy:.0%}",
+    "failed": lambda stage: str(stage.failures),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """A stage, measured by itself at one concurrency.
+
+    Attributes:
+        name: Name of the stage; ``"source"`` for a source.
+        concurrency: How many calls could run at once.
+        is_configured: Whether that is the concurrency in the definition.
+        inputs_per_item: How many inputs the stage gets for each item of the source: 1 / 32 behind
+            ``aggregate(32)``, above 1 behind a generator.
+        calls: How many calls were timed.
+        failures: How many of them failed.
+        rate: Calls a second.
+        average: Mean duration of a call, in seconds.
+        p90: Nine of ten calls took no longer, in seconds.
+        p99: 99 of a hundred calls took no longer, in seconds.
+        occupancy: The part of the concurrency that was in use, from 0.0 to 1.0. Low values mean
+            that the calls were too short to keep so many workers busy.
+    """
+
+    name: str
+    concurrency: int
+    is_configured: bool
+    inputs_per_item: float
+    calls: int
+    failures: int
+    rate: float
+    average: float
+    p90: float
+    p99: float
+    occupancy: float
+
+    @property
+    def items_per_second(self) -> float:
+        """How many items of the source a second the stage would keep up with."""
+        return self.rate / self.inputs_per_item
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProfile(Shown):
+    """A pipeline, measured stage by stage and as a whole.
+
+    ``print`` writes it as a table with the bottleneck marked, notebooks show it, and :meth:`plot` draws it.
+
+    Attributes:
+        stages: One for each source, stage and concurrency, in the order of the pipeline.
+        overall: Statistics of a run of the whole pipeline over the items that were taken.
+    """
+
+    stages: tuple[StageProfile, ...]
+    overall: PipelineStatistics
+
+    @property
+    def bottleneck(self) -> str:
+        """Name of the stage that keeps up with the fewest items a second, as configured."""
+        return self._slowest().name
+
+    def of(self, name: str) -> tuple[StageProfile, ...]:
+        """All results of a stage, by concurrency.
+
+        Raises:
+            KeyError: No stage has that name.
+        """
+        found = tuple(stage for stage in self.stages if stage.name == name)
+        if not found:
+            names = sorted({stage.name for stage in self.stages})
+            raise KeyError(f"no stage is called {name!r}; there are {names}")
+        return found
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the rate of each stage over its concurrency.
+
+        Args:
+            path: A file to save it in as well, in the format that its name says.
+
+        Returns:
+            A ``matplotlib.figure.Figure``.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        # Figures of this class need no display, and pyplot would keep them.
+        library = require("matplotlib", "A plot of a profile", MissingPackageError)
+        figure = library.Figure(figsize=(8, 5))
+        axes = figure.add_subplot()
+        for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
+            stages = list(group)
+            numbers = [stage.concurrency for stage in stages]
+            rates = [stage.items_per_second for stage in stages]
+            configured = [number for number, stage in enumerate(stages) if stage.is_configured]
+            label = f"{name} (bottleneck)" if name == self.bottleneck else name
+            axes.plot(numbers, rates, marker="o", markevery=configured, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="concurrency", ylabel="items a second")
+        ticks = sorted({stage.concurrency for stage in self.stages})
+        axes.set_xticks(ticks, ticks)
+        axes.minorticks_off()
+        axes.set_title("Each stage by itself; the dot is the concurrency in the definition")
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def _tables(self) -> tuple[Table, ...]:
+        stages = Table(
+            _COLUMNS,
+            self.stages,
+            marked=self.stages.index(self._slowest()),
+            after=("* as configured", "", *self._verdict()),
+        )
+        (overall,) = self.overall._tables()
+        # One bottleneck is enough: that which was measured.
+        before = (f"The whole pipeline: {overall.before[0]}",)
+        return stages, replace(overall, before=before, marked=None, after=())
+
+    def _slowest(self) -> StageProfile:
+        configured = (stage for stage in self.stages if stage.is_configured)
+        # As configured: a stage that is slow at other concurrencies holds nothing up.
+        return min(configured, key=lambda stage: stage.items_per_second)
+
+    def _verdict(self) -> Iterator[str]:
+        slowest = self._slowest()
+        yield (
+            f"Bottleneck: {slowest.name}, which keeps up with {slowest.items_per_second:.1f} items "
+            f"of the source a second at concurrency={slowest.concurrency}."
+        )
+        best = max(self.of(slowest.name), key=lambda stage: stage.rate)
+        if best.concurrency != slowest.concurrency:
+            yield (
+                f"It was fastest at concurrency={best.concurrency}: {best.items_per_second:.1f} "
+                "items a second."
+            )
 
 
 def profile_pipeline(
@@ -164,8 +307,15 @@ class _Profiler:
         # The pipeline has read ahead of what was taken.
         durations = durations[: len(items)]
         # A source may take no time that the clock can tell, and the rate divides by it.
-        calls = _Calls(durations, 0, max(sum(durations), 1e-9))
-        self._add(name, 1, calls, len(items), is_configured=True)
+        total = max(sum(durations), 1e-9)
+        calls = timing(len(durations), total, deque(durations), total, total)
+        own = {
+            "concurrency": 1,
+            "is_configured": True,
+            "failures": 0,
+            "inputs_per_item": len(items),
+        }
+        self._add(name, calls, **own)
         return _Inputs(items, len(items))
 
     def _stages(self, stages: Sequence[StageConfig], inputs: _Inputs) -> _Inputs:
@@ -190,7 +340,8 @@ class _Profiler:
                 first_failure = first_failure or error
             else:
                 taken[index].append(item)
-        _check_some_succeeded(stage, first_failure, any(taken))
+        if first_failure is not None and not any(taken):
+            raise _all_failed(stage, first_failure) from first_failure
         # A path that gets no item is not measured: there is nothing to do it with.
         return _Inputs.joined(
             [
@@ -201,53 +352,77 @@ class _Profiler:
         )
 
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
-        own = stage.concurrency if isinstance(stage, PipeConfig) else 1
-        # Other stages work on one item at a time, whatever is tried.
-        others = self._concurrencies if isinstance(stage, PipeConfig) else set()
+        if not isinstance(stage, PipeConfig):
+            # Other stages work on one item at a time, whatever is tried.
+            return self._measured(stage, inputs, 1, is_configured=True)
         outputs = _Inputs([], 0)
-        for concurrency in sorted({own, *others}):
-            calls, items, items_per_input, first_failure = _run(
-                stage, inputs.items, concurrency, self._num_iterations
-            )
-            is_configured = concurrency == own
-            self._add(stage.name, concurrency, calls, inputs.number, is_configured=is_configured)
-            if is_configured:
-                _check_some_succeeded(stage, first_failure, bool(items))
-                outputs = _Inputs(items, inputs.number * items_per_input)
+        for concurrency in sorted({stage.concurrency, *self._concurrencies}):
+            is_configured = concurrency == stage.concurrency
+            # Its limit would end the run; that of the pipeline which measures it is infinite.
+            tried = replace(stage, concurrency=concurrency, max_failures=None)
+            found = self._measured(tried, inputs, concurrency, is_configured=is_configured)
+            outputs = found if is_configured else outputs
         return outputs
 
-    def _add(
-        self, name: str, concurrency: int, calls: _Calls, number: float, *, is_configured: bool
-    ) -> None:
-        durations = sorted(calls.durations)
-        total = sum(durations)
-        self._profiles.append(
-            StageProfile(
-                name=name,
-                concurrency=concurrency,
-                is_configured=is_configured,
-                inputs_per_item=number,
-                calls=len(durations),
-                failures=calls.failures,
-                rate=len(durations) / calls.elapsed,
-                average=total / len(durations),
-                p90=quantile(durations, 0.90),
-                p99=quantile(durations, 0.99),
-                occupancy=min(1.0, total / calls.elapsed / concurrency),
-            )
+    def _measured(
+        self, stage: Any, inputs: _Inputs, concurrency: int, *, is_configured: bool
+    ) -> _Inputs:
+        """Run a stage by itself, and return its outputs."""
+        is_pipe = isinstance(stage, PipeConfig)
+        number = self._num_iterations
+        if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
+            # Of groups no more than are kept: each takes many inputs.
+            number = stage.aggregator * min(number, _MAX_KEPT)
+        # Pools start in the first epoch, which does not count.
+        sizes = (concurrency if is_pipe else 0, number)
+        source = SourceConfig(_Epochs(inputs.items, sizes))
+        pipeline: Pipeline[Any] = Pipeline(
+            PipelineConfig(source, (stage,), SinkConfig(8)),
+            num_threads=concurrency,
+            max_failures=math.inf,
         )
+        outputs: list[Any] = []
+        num_outputs = 0
+        with pipeline.auto_stop():
+            counters = pipeline._running().graph.stages[0].counters
+            for _ in sizes:
+                before, start = counters.copy(), time.perf_counter()
+                for output in pipeline:
+                    num_outputs += 1
+                    if len(outputs) < _MAX_KEPT:
+                        outputs.append(output)
+                elapsed = time.perf_counter() - start
+        if is_configured and pipeline.failures and not outputs:
+            first_failure = pipeline.failures[0].exception
+            raise _all_failed(stage, first_failure) from first_failure
+        found = counters.statistics(stage.name, elapsed, before)
+        # Groups are not called like functions, so theirs is the mean time.
+        mean = timing(number, elapsed, deque([elapsed / number]), elapsed, elapsed)
+        self._add(
+            stage.name,
+            found.calls if is_pipe else mean,
+            concurrency=concurrency,
+            is_configured=is_configured,
+            failures=found.failures,
+            inputs_per_item=inputs.number,
+        )
+        outputs_per_input = num_outputs / sum(sizes)
+        # As many as the inputs give when used once, so that merged samples keep their proportions.
+        kept = outputs[: max(1, round(outputs_per_input * len(inputs.items)))]
+        return _Inputs(kept, inputs.number * outputs_per_input)
+
+    def _add(self, name: str, calls: Timing, **others: Any) -> None:
+        timed = {
+            field: getattr(calls, field) for field in ("average", "p90", "p99", "occupancy", "rate")
+        }
+        self._profiles.append(StageProfile(name=name, calls=calls.number, **timed, **others))
 
 
-def _check_some_succeeded(
-    stage: StageConfig,
-    first_failure: BaseException | None,
-    has_outputs: bool,  # noqa: FBT001
-) -> None:
-    if first_failure is not None and not has_outputs:
-        raise PipelineError(
-            f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first "
-            f"failure: {first_failure!r}"
-        ) from first_failure
+def _all_failed(stage: StageConfig, first_failure: BaseException) -> PipelineError:
+    return PipelineError(
+        f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first failure: "
+        f"{first_failure!r}"
+    )
 
 
 def _timed(items: Iterable[Any], durations: list[float]) -> Iterator[Any]:
@@ -267,101 +442,12 @@ async def _timed_async(items: AsyncIterable[Any], durations: list[float]) -> Asy
         start = time.perf_counter()
 
 
-class _Calls(NamedTuple):
-    """Calls that were timed: their seconds, how many failed, and the seconds from first to last."""
+class _Epochs:
+    """A source of so many items in one epoch and so many in the next: the same ones again and again."""
 
-    durations: Sequence[float]
-    failures: int
-    elapsed: float
-
-
-def _run(
-    stage: Any, inputs: Sequence[Any], concurrency: int, number: int
-) -> tuple[_Calls, list[Any], float, BaseException | None]:
-    """Run a stage by itself.
-
-    Args:
-        stage: What is measured.
-        inputs: Its inputs, used again from the start when there are too few.
-        concurrency: How many calls may run at once.
-        number: How many calls are timed, or how many groups are made. As many calls as
-            ``concurrency`` come before them, untimed.
-
-    Returns:
-        The timed calls, the first outputs, how many outputs there were for each input, and what the
-        first call that failed raised.
-    """
-    is_pipe = isinstance(stage, PipeConfig)
-    if is_pipe:
-        # Its limit would end the run; that of the pipeline below is infinite.
-        stage = replace(stage, concurrency=concurrency, max_failures=None)
-    elif isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
-        # Of groups no more than are kept: each takes many inputs.
-        number = stage.aggregator * min(number, _MAX_KEPT)
-    watch = _Watch(inputs, concurrency if is_pipe else 0, number)
-    pipeline: Pipeline[Any] = Pipeline(
-        PipelineConfig(SourceConfig(watch), (stage,), SinkConfig(8)),
-        num_threads=concurrency,
-        max_failures=math.inf,
-        # There is one stage, so one hook serves.
-        task_hook_factory=lambda _: watch,
-    )
-    outputs: list[Any] = []
-    num_outputs = 0
-    with pipeline.auto_stop():
-        for output in pipeline:
-            num_outputs += 1
-            if len(outputs) < _MAX_KEPT:
-                outputs.append(output)
-        end = time.perf_counter()
-    outputs_per_input = num_outputs / watch.num_inputs
-    # As many as the inputs give when used once, so that merged samples keep their proportions.
-    outputs = outputs[: max(1, round(outputs_per_input * len(inputs)))]
-    return watch.calls_until(end), outputs, outputs_per_input, watch.first_failure
-
-
-class _Watch(TaskHook):
-    """Both ends of a stage: the source that feeds it, and the hook that times its calls.
-
-    The first calls are not timed, and the others wait until these are done: pools start in them.
-    """
-
-    def __init__(self, inputs: Sequence[Any], num_untimed: int, number: int) -> None:
-        self.first_failure: BaseException | None = None
-        self.num_inputs = num_untimed + number
-        self._inputs = inputs
-        self._num_untimed = num_untimed
-        self._number = number
-        self._lock = threading.Lock()
-        self._is_warm = threading.Event()
-        self._num_ended = 0
-        self._durations: list[float] = []
-        self._failures = 0
-        self._start = 0.0
+    def __init__(self, items: Sequence[Any], sizes: Sequence[int]) -> None:
+        self._items = itertools.cycle(items)
+        self._sizes = iter(sizes)
 
     def __iter__(self) -> Iterator[Any]:
-        inputs = itertools.cycle(self._inputs)
-        yield from itertools.islice(inputs, self._num_untimed)
-        if self._num_untimed:
-            self._is_warm.wait(_WARM_UP_SECONDS)
-        self._start = time.perf_counter()
-        yield from itertools.islice(inputs, self._number)
-
-    def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:  # noqa: ARG002
-        # Several threads end calls at the same time.
-        with self._lock:
-            self._num_ended += 1
-            if error is not None and self.first_failure is None:
-                # Without the frames, which would keep the input alive.
-                self.first_failure = error.with_traceback(None)
-            if self._num_ended > self._num_untimed:
-                self._durations.append(seconds)
-                self._failures += error is not None
-            elif self._num_ended == self._num_untimed:
-                self._is_warm.set()
-
-    def calls_until(self, end: float) -> _Calls:
-        """Return the timed calls. Groups are not called like functions, so theirs is the mean time."""
-        elapsed = end - self._start
-        durations = self._durations or [elapsed / self._number] * self._number
-        return _Calls(durations, self._failures, elapsed)
+        return itertools.islice(self._items, next(self._sizes))

@@ -1,4 +1,4 @@
-"""Whole pipelines and iterables in a process of their own, with their batches in shared memory."""
+"""Iterables and whole pipelines in a process of their own, whose batches cross in shared memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure, not_started
+from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
-from spdl_media.ring import dumps, pack, ring_or_none, unpack
+from spdl_media.ring import dumps, pack, unpack
 
-__all__ = ("SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subprocess")
+__all__ = (
+    "SubprocessIterable",
+    "cache_iterator",
+    "iterate_in_subprocess",
+    "run_pipeline_in_subprocess",
+)
 
 T = TypeVar("T")
 
 _NUM_VIEWS: Final = 64
 """Blocks that what the consumer keeps may lie in; a batch takes one for each array that was made there."""
 
-# What the two processes say. The numbers of epochs are beside them.
-_START, _STOP, _TAKEN = b"s", b"q", b"+"
+# What the other process answers. It is asked for a number of items of an epoch.
 _ITEM, _END, _FAILED = range(3)
+_NO_EPOCH: Final = 0
 
 
 def iterate_in_subprocess(
@@ -168,20 +173,19 @@ class SubprocessIterable(Generic[T]):
             check_callable("initializer", initializer)
         if mp_context is not None:
             check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))
-        self._buffer_size = check_int("buffer_size", buffer_size)
+        # One more is made meanwhile.
+        self._num_ahead = 1 + check_int("buffer_size", buffer_size)
         self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
         check_int("block_size", ring_options["block_size"], unit=" byte")
-        ring_options |= {"num_sent": self._buffer_size, "num_views": _NUM_VIEWS, "warns": True}
-        self._ring_options = ring_options
+        options = {"num_sent": self._num_ahead, "num_views": _NUM_VIEWS, "warns": True}
+        self._ring_options = ring_options | options
         self._name = name_of(fn)
-        self._arguments = (fn, initializer, self._buffer_size)
+        self._arguments = (fn, initializer)
         self._context = multiprocessing.get_context(mp_context)
         self._seeds = draw_seeds()
-        self._epochs = itertools.count(1)
         self._epoch = 0
         self._is_closed = False
         self._child: Child | None = None
-        self._has_answered = False
         self._start()
 
     def __iter__(self) -> Iterator[T]:
@@ -196,8 +200,8 @@ class SubprocessIterable(Generic[T]):
         if child is None or not child.is_alive():
             self._end()
             child = self._start()
-        self._epoch = next(self._epochs)
-        self._tell(child, _START + str(self._epoch).encode())
+        self._epoch += 1
+        self._ask(child, self._epoch, self._num_ahead)
         return self._items(child, self._epoch)
 
     def close(self) -> None:
@@ -220,24 +224,16 @@ class SubprocessIterable(Generic[T]):
         return f"<SubprocessIterable of {self._name}>"
 
     def _start(self) -> Child:
-        ring = None
-        try:
-            ring = ring_or_none(self._context, **self._ring_options)
-            child = Child(
-                self._context,
-                _serve,
-                self._arguments,
-                name=f"spdl_media {self._name}",
-                what=f"The process of {self._name}",
-                ring=ring,
-                seeds=next(self._seeds),
-                is_daemon=False,
-            )
-        except Exception as error:
-            if isinstance(error, PipelineError):
-                raise
-            raise not_started(self._name, error) from error
-        self._child, self._has_answered = child, False
+        child = self._child = Child(
+            self._context,
+            _serve,
+            self._arguments,
+            owner=self._name,
+            seeds=next(self._seeds),
+            is_daemon=False,
+            **self._ring_options,
+        )
+        self._has_answered = False
         self._finalizer = weakref.finalize(self, child.end)
         # At exit all processes are ended together.
         self._finalizer.atexit = False
@@ -248,6 +244,13 @@ class SubprocessIterable(Generic[T]):
         if child is not None:
             self._finalizer.detach()
             child.end()
+
+    def _ask(self, child: Child, epoch: int, number: int) -> None:
+        # A process that was forked from this one has the pipe, too.
+        if child.is_ours:
+            # One that has died is told of when an item is waited for.
+            with suppress(OSError):
+                child.pipes[0].send_bytes(b"%d %d" % (epoch, number))
 
     def _items(self, child: Child, epoch: int) -> Iterator[T]:
         try:
@@ -266,20 +269,20 @@ class SubprocessIterable(Generic[T]):
                     error, text = value
                     error.__cause__ = RemoteTraceback(text)
                     raise error
-                self._tell(child, _TAKEN)
+                self._ask(child, epoch, 1)
                 box = [value]
                 # Its memory is free when the consumer lets go of it, not when the next one comes.
                 del value
                 yield box.pop()
         except GeneratorExit:
             if self._epoch == epoch:
-                self._tell(child, _STOP)
+                self._ask(child, _NO_EPOCH, 1)
             raise
 
     def _receive(self, child: Child) -> bytes:
+        # What the process takes to start does not count.
+        timeout = self._timeout if self._has_answered else None
         try:
-            # What the process takes to start does not count.
-            timeout = self._timeout if self._has_answered else None
             data = child.receive(child.pipes[0], timeout)
         except WorkerDied as error:
             self._end()
@@ -297,21 +300,11 @@ class SubprocessIterable(Generic[T]):
         self._has_answered = True
         return data
 
-    def _tell(self, child: Child, message: bytes) -> None:
-        # A process that was forked from this one has the pipe, too.
-        if child.is_ours:
-            # One that has died is told of when it is asked for an item.
-            with suppress(OSError):
-                child.pipes[0].send_bytes(message)
-
 
 def _serve(
-    pipe: Connection,
-    fn: Callable[[], Iterable[Any]],
-    initializer: Callable[[], object] | None,
-    buffer_size: int,
+    pipe: Connection, fn: Callable[[], Iterable[Any]], initializer: Callable[[], object] | None
 ) -> None:
-    """Iterate as often as the other process asks for it, until it closes the pipe."""
+    """Send as many items as the other process asks for, until it closes the pipe."""
     iterable: Iterable[Any] | BaseException
     try:
         if initializer is not None:
@@ -322,35 +315,23 @@ def _serve(
     except BaseException as error:  # noqa: BLE001  # even SystemExit is to be told
         iterable = error
     # It is ready.
-    pipe.send_bytes(dumps((_END, 0, None)))
-    message: bytes | None = None
+    pipe.send_bytes(dumps((_END, _NO_EPOCH, None)))
+    epoch, num_asked, answers = _NO_EPOCH, 0, _answers((), _NO_EPOCH)
     while True:
-        message = message or pipe.recv_bytes()
-        if message.startswith(_START):
-            message = _send_epoch(pipe, _messages(iterable, int(message[1:])), buffer_size)
-        else:
-            message = None
+        while not num_asked or pipe.poll():
+            asked, number = map(int, pipe.recv_bytes().split())
+            # What is asked for in another epoch ends the one that is under way.
+            if asked != epoch:
+                epoch, num_asked = asked, 0
+                answers = _answers(iterable if epoch != _NO_EPOCH else (), epoch)
+            num_asked += number
+        # None is left when the end has been told.
+        for answer in itertools.islice(answers, 1):
+            pipe.send_bytes(answer)
+        num_asked -= 1
 
 
-def _send_epoch(
-    pipe: Connection, messages: Iterator[bytes | memoryview], buffer_size: int
-) -> bytes | None:
-    """Send the messages of an iteration; returns what the other process said if it broke it off."""
-    left = buffer_size
-    for message in messages:
-        while not left or pipe.poll():
-            told = pipe.recv_bytes()
-            if told != _TAKEN:
-                # The blocks that it is in come back with it.
-                pipe.send_bytes(message)
-                return told
-            left += 1
-        pipe.send_bytes(message)
-        left -= 1
-    return None
-
-
-def _messages(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[bytes | memoryview]:
+def _answers(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[bytes | memoryview]:
     try:
         if isinstance(iterable, BaseException):
             raise iterable
@@ -375,3 +356,67 @@ def _packed(item: object, epoch: int) -> bytes | memoryview:
     except Exception as error:
         error.add_note(f"While an item of class {type(item).__name__} was sent to another process.")
         raise
+
+
+def cache_iterator(
+    src: Iterable[T],
+    num_caches: int,
+    *,
+    return_caches_after: int | None = None,
+    stop_after: int | None = None,
+    delete_src: bool = True,
+) -> Iterator[T]:
+    """Give the items of a loader, and from some point on the first ones of them again and again.
+
+    So a training loop shows what it would gain by a loader that takes no time at all.
+
+    Args:
+        src: The loader, or another iterable.
+        num_caches: How many items to keep, the first ones.
+        return_caches_after: How many items come from the loader; as many as are kept unless given.
+        stop_after: How many items come in all; ``None``: there is no end, if the loader gives enough to get
+            there. A loader that ends before is the end.
+        delete_src: Let go of the loader when it is not needed any more, so that its threads end.
+
+    Returns:
+        An iterator. What it gives again is the same object, which nobody should change.
+
+    Raises:
+        TypeError: A number is no whole number, or ``src`` cannot be iterated.
+        ValueError: A number is below 1, or more items are to be kept than come from the loader.
+
+    Example:
+        >>> list(cache_iterator(range(9), 2, return_caches_after=3, stop_after=6))
+        [0, 1, 2, 0, 1, 0]
+    """
+    num_caches = check_int("num_caches", num_caches)
+    after = num_caches
+    if return_caches_after is not None:
+        after = check_int("return_caches_after", return_caches_after)
+    if after < num_caches:
+        raise ValueError(
+            f"num_caches={num_caches} items cannot be kept of the return_caches_after={after} that come from "
+            "the loader"
+        )
+    if stop_after is not None:
+        stop_after = check_int("stop_after", stop_after)
+    # Here, so that arguments are checked by the call and not by the first item.
+    return itertools.islice(
+        _items(None if delete_src else src, iter(src), num_caches, after), stop_after
+    )
+
+
+def _items(kept: object, iterator: Iterator[T] | None, num_caches: int, after: int) -> Iterator[T]:
+    caches: list[T] = []
+    num_given = 0
+    for item in itertools.islice(iterator, after):  # type: ignore[arg-type]  # not None yet
+        if num_given < num_caches:
+            caches.append(item)
+        num_given += 1
+        yield item
+    if num_given < after:
+        return
+    if kept is None:
+        # That of a loader is what runs.
+        iterator = None
+    yield from itertools.cycle(caches)

@@ -1,14 +1,19 @@
-"""Statistics of a running pipeline: frozen values, made of counters that cost little to keep."""
+"""Statistics of a running pipeline, made of counters that cost little to keep, and how they are shown.
+
+People read them as aligned text, as a table of rich in a terminal, or as HTML in a notebook.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from html import escape
+from typing import Any, Literal
 
-from spdl_media.pipeline.tables import Shown, Table
+from spdl_media._optional import is_available, require
 
 __all__ = (
     "PipelineStatistics",
@@ -19,6 +24,105 @@ __all__ = (
 
 # Quantiles are those of the last calls: enough for a p99, and recent enough to follow a change.
 RECENT = 1000
+
+
+_MARK = "<- bottleneck"
+# Translucent, so that it suits light and dark notebooks, whose own styles do the rest.
+_MARKED = ' style="font-weight:bold;background:rgba(230,120,0,.25)" title="bottleneck"'
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a row for each of several things.
+
+    Attributes:
+        columns: What makes the text of each column, by heading. The first has names, the others numbers.
+        things: What the rows are of.
+        marked: Index of the row of the bottleneck, if it has one.
+        before: Lines above the table.
+        after: Lines below it.
+    """
+
+    columns: Mapping[str, Callable[[Any], str]]
+    things: Sequence[Any]
+    marked: int | None = None
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The text of all cells, row by row."""
+        return [[cell(thing) for cell in self.columns.values()] for thing in self.things]
+
+    def text(self) -> str:
+        """The table as lines of aligned columns."""
+        if not self.things:
+            return "\n".join([*self.before, *self.after])
+        lines = [[*self.columns], *self.rows]
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        aligned = [
+            "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in lines
+        ]
+        if self.marked is not None:
+            aligned[self.marked + 1] += f"  {_MARK}"
+        return "\n".join([*self.before, *aligned, *self.after])
+
+    def html(self) -> str:
+        """The table as HTML that needs no style sheet."""
+        rows = _html_row("th", self.columns)
+        for index, row in enumerate(self.rows):
+            rows += _html_row("td", row, _MARKED if index == self.marked else "")
+        texts = (self.before, self.after)
+        before, after = (f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in texts)
+        # A table that is wider than its place scrolls by itself.
+        return f'{before}<div style="overflow-x:auto"><table>{rows}</table></div>{after}'
+
+    def rich(self) -> Any:
+        """The table as something that rich prints.
+
+        Raises:
+            MissingPackageError: rich is not installed.
+        """
+        rich = require("rich-table", "A table in colour")
+        # Names of stages are any text, so none of it is markup.
+        plain = rich.Text
+        title, caption = (plain("\n".join(lines)) for lines in (self.before, self.after))
+        left = {"title_justify": "left", "caption_justify": "left"}
+        table = rich.Table(title=title, caption=caption, **left)
+        for number, column in enumerate(self.columns):
+            table.add_column(plain(column), justify="right" if number else "left")
+        for index, row in enumerate(self.rows):
+            table.add_row(*map(plain, row), style="bold yellow" if index == self.marked else None)
+        return table
+
+
+def _html_row(tag: str, cells: Iterable[str], style: str = "") -> str:
+    return f"<tr{style}>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+class Shown:
+    """Base of what shows itself as a table: in a log, a terminal and a notebook."""
+
+    __slots__ = ()
+
+    def _tables(self) -> tuple[Table, ...]:
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Print the table: in colour if rich is installed and this is a terminal, else as plain text."""
+        printed: Callable[[object], object] = print
+        if sys.stdout.isatty() and is_available("rich"):
+            printed = require("rich", "A table in colour").Console().print
+        printed(self)
+
+    def __str__(self) -> str:
+        return "\n".join(table.text() for table in self._tables())
+
+    def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
+        return map(Table.rich, self._tables())
+
+    def _repr_html_(self) -> str:
+        return "".join(table.html() for table in self._tables())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +233,23 @@ class PipelineStatistics(Shown):
         :func:`profile_pipeline` measures the stages one by one.
         """
         found = self._find_bottleneck()
-        return found.name if isinstance(found, StageStatistics) else found
+        return self.stages[found].name if isinstance(found, int) else found
 
-    def _find_bottleneck(self) -> StageStatistics | Literal["source", "consumer"] | None:
+    def _find_bottleneck(self) -> int | Literal["source", "consumer"] | None:
+        """A stage is told by its index, for one of them may be called "source"."""
         if not self.sink.number or not self.elapsed:
             return None
         if self.sink.waited < _HARDLY_WAITS * self.elapsed:
             return "consumer"
         # Of stages that share too few threads none is half busy, but items wait for them.
         loaded = [
-            stage
-            for stage in self.stages
+            index
+            for index, stage in enumerate(self.stages)
             if stage.calls.occupancy >= _HALF_BUSY or stage.queue.occupancy >= _ONE_WAITS
         ]
         if not loaded:
             return "source"
-        slowest: StageStatistics = max(loaded, key=_load)
+        slowest: int = max(loaded, key=lambda index: _load(self.stages[index]))
         return slowest
 
     def _tables(self) -> tuple[Table, ...]:
@@ -153,16 +258,9 @@ class PipelineStatistics(Shown):
             f"{self.elapsed:.1f} s, {self.source_items} items from the source, "
             f"{sink.number} delivered ({sink.rate:.1f}/s), the consumer waited {sink.waited:.1f} s"
         )
-        # By the stage itself, for one of them may be called "source".
-        is_stage = isinstance(found, StageStatistics)
-        table = Table.of(
-            self.stages,
-            _COLUMNS,
-            marked=self.stages.index(found) if isinstance(found, StageStatistics) else None,
-            before=(first,),
-            after=() if found is None or is_stage else (f"Bottleneck: the {found}",),
-        )
-        return (table,)
+        marked = found if isinstance(found, int) else None
+        after = (f"Bottleneck: the {found}",) if isinstance(found, str) else ()
+        return (Table(_COLUMNS, self.stages, marked, (first,), after),)
 
 
 def _load(stage: StageStatistics) -> tuple[bool, float]:
@@ -220,7 +318,7 @@ class StageCounters:
             name=name,
             concurrency=self.concurrency,
             # A call that has just ended may for a moment be neither running nor counted.
-            calls=_timing(
+            calls=timing(
                 number,
                 busy,
                 self.durations,
@@ -228,7 +326,7 @@ class StageCounters:
                 min(max(in_use, 0.0) / self.concurrency, elapsed),
             ),
             # Waiting has no concurrency, so this occupancy is a mean number of items.
-            queue=_timing(number, queued, self.waits, elapsed, queued),
+            queue=timing(number, queued, self.waits, elapsed, queued),
             failures=self.failures - before.failures,
             dropped=self.dropped - before.dropped,
             outputs=self.outputs - before.outputs,
@@ -239,93 +337,21 @@ class StageCounters:
         return replace(self, durations=deque(), waits=deque())
 
 
-def _timing(
-    number: int,
-    total: float,
-    recent: deque[float],
-    elapsed: float,
-    in_use: float,
+def timing(
+    number: int, total: float, recent: deque[float], elapsed: float, in_use: float
 ) -> Timing:
+    """Sum up what happened ``number`` times in ``elapsed`` seconds, of which ``recent`` are the last."""
     # The copy is one step of C: the loop cannot append meanwhile.
     durations = sorted(list(recent.copy())[-number:]) if number else []
+    # Groups are counted and not timed.
+    durations = durations or [0.0]
+    # The nearest rank, so a quantile is a value that was measured.
+    p90, p99 = (durations[math.ceil(part * len(durations)) - 1] for part in (0.90, 0.99))
     return Timing(
         number=number,
         average=total / number if number else 0.0,
-        p90=quantile(durations, 0.90),
-        p99=quantile(durations, 0.99),
+        p90=p90,
+        p99=p99,
         occupancy=in_use / elapsed if elapsed else 0.0,
         rate=number / elapsed if elapsed else 0.0,
     )
-
-
-def quantile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that ``part`` of all values do not exceed."""
-    # The nearest rank, so the result is a value that was measured.
-    return ordered[math.ceil(part * len(ordered)) - 1] if ordered else 0.0
-
-
-@dataclass(eq=False)
-class StageDropRate:
-    """The failures of one stage in this epoch.
-
-    Attributes:
-        counters: What has been counted since the run began.
-        limit: ``max_failures`` of the stage's own.
-    """
-
-    counters: StageCounters
-    limit: float | None = None
-    _calls_before: int = 0
-    _failures_before: int = 0
-
-    @property
-    def failures(self) -> int:
-        """Failures in this epoch."""
-        return self.counters.failures - self._failures_before
-
-    @property
-    def calls(self) -> int:
-        """Calls that have ended in this epoch, or failed so far."""
-        return self.counters.calls + self.counters.early - self._calls_before
-
-    def begin_epoch(self) -> None:
-        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
-        self._calls_before = self.counters.calls + self.counters.early
-        self._failures_before = self.counters.failures
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part that does not fail; 1.0 while there were too few calls to tell."""
-        return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
-
-
-@dataclass(eq=False)
-class Chain:
-    """Stages in a row: each loses a part of what the ones before have kept.
-
-    Not all failures over all calls: with three stages that would be a third when the last of them
-    fails always, and above one when a stage makes many items of each.
-    """
-
-    parts: list[StageDropRate | Branches] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives all stages that have no limit of their own."""
-        return math.prod(
-            part.part_kept(min_calls)
-            for part in self.parts
-            if isinstance(part, Branches) or part.limit is None
-        )
-
-
-@dataclass(eq=False)
-class Branches:
-    """Chains side by side, each with what tells how many items have gone into it."""
-
-    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives the chain into which it went."""
-        numbers = [(number(), chain) for number, chain in self.chains]
-        if not (total := sum(number for number, _ in numbers)):
-            return 1.0
-        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total

@@ -693,7 +693,10 @@ def test_a_repr_that_raises_does_no_harm(error: type[BaseException]) -> None:
 
     short = record_failure("stage", Odd(), ValueError()).input
 
-    assert short == f"<Odd, whose repr raises {error.__name__}>"
+    # Of an Exception, reprlib itself takes care.
+    assert short.startswith(
+        "<Odd instance" if error is RuntimeError else "<Odd, whose repr raises Sys"
+    )
 
 
 def test_an_exception_that_cannot_be_printed_does_no_harm() -> None:

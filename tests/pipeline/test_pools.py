@@ -32,8 +32,10 @@ from spdl_media.pipeline import (
     PoolBroken,
     ProcessPoolExecutorConfig,
     WorkerDied,
+    children,
 )
-from spdl_media.pipeline.processes import WorkerProcesses
+from spdl_media.pipeline.pools import WorkerProcesses
+from spdl_media.ring import ring_or_none
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -154,7 +156,7 @@ class Pool:
 
     def worker(self) -> Any:
         """The process of the first one that is idle."""
-        return self.processes._idle[0].process.child
+        return self.processes._idle[0][0].child
 
 
 @pytest.fixture
@@ -228,7 +230,7 @@ def test_a_failure_does_not_hold_the_bytes_of_its_item(pools: list[Pool]) -> Non
         (frame.f_code.co_name, frame.f_locals)
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    sent = [view for name, found in names if name == "_call" for view in found.values()]
+    sent = [view for name, found in names if name == "call" for view in found.values()]
     for view in sent:
         if isinstance(view, memoryview):
             with pytest.raises(ValueError, match="released memoryview"):
@@ -370,16 +372,16 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
 def test_processes_that_were_started_end_when_the_next_cannot(
     pools: list[Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = WorkerProcesses._start
-    started: list[Any] = []
+    before = children._children.copy()
+    started: set[Any] = set()
 
-    def start_two(pool: WorkerProcesses) -> Any:
+    def refuse_third(*args: Any, **options: Any) -> Any:
+        started.update(children._children - before)
         if len(started) == 2:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        started.append(start(pool))
-        return started[-1]
+        return ring_or_none(*args, **options)
 
-    monkeypatch.setattr(WorkerProcesses, "_start", start_two)
+    monkeypatch.setattr(children, "ring_or_none", refuse_third)
     with pytest.raises(PipelineError, match=r"no process can be started .* Too many open files"):
         processes(square, pools, max_workers=3)
     while any(child._code is None for child in started):

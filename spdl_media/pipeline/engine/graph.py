@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from spdl_media._checks import check_callable, check_int, check_seconds
-from spdl_media.pipeline.cluster import DaskPool, is_dask
 from spdl_media.pipeline.engine.ends import Sink, Source
 from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
 from spdl_media.pipeline.engine.joints import (
@@ -27,7 +26,6 @@ from spdl_media.pipeline.engine.joints import (
 from spdl_media.pipeline.engine.nodes import FanOut, Stage
 from spdl_media.pipeline.engine.workers import TaskRunner, WorkerThreads
 from spdl_media.pipeline.executors import (
-    AwaitedPool,
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
     TaskHook,
@@ -36,13 +34,15 @@ from spdl_media.pipeline.executors import (
     kind_of,
 )
 from spdl_media.pipeline.failures import (
+    Branches,
+    Chain,
     FailureLimit,
     FailureLog,
     FailureRecord,
     failure_limit,
     short_repr,
 )
-from spdl_media.pipeline.processes import WorkerProcesses
+from spdl_media.pipeline.pools import AwaitedPool, DaskPool, WorkerProcesses, is_dask
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     DisaggregateConfig,
@@ -53,13 +53,7 @@ from spdl_media.pipeline.stages import (
     SourceConfig,
     StageConfig,
 )
-from spdl_media.pipeline.stats import (
-    Branches,
-    Chain,
-    PipelineStatistics,
-    SinkStatistics,
-    StageCounters,
-)
+from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
 
 __all__ = ("Graph", "RunOptions", "Totals")
 

@@ -18,7 +18,7 @@ from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
-    FailureExcess,
+    Excess,
     FailureLog,
     FailureRecord,
     PipelineError,
@@ -216,10 +216,10 @@ class Run:
         else:
             self._reporter.issue(functools.partial(self._report, record, slot, release))
 
-    def _end_after(self, excess: FailureExcess | None) -> None:
+    def _end_after(self, excess: Excess | None) -> None:
         if excess is not None:
-            record = excess.record
-            self.fail(record.stage, str(excess), record.exception, record.raised_at)
+            record, message = excess
+            self.fail(record.stage, message, record.exception, record.raised_at)
 
     def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> None:
         worker.slot = slot

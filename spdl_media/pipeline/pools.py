@@ -1,0 +1,453 @@
+"""Pools of a stage: worker processes of its own, sub-interpreters, and executors of the user's, Dask's too.
+
+Unlike those of :class:`concurrent.futures.ProcessPoolExecutor`, the death of a worker process costs the one
+item it had, the function is sent once and not with each item, and nothing here is waited for when the
+interpreter exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import multiprocessing
+import pickle
+import threading
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import CoroutineType
+from typing import Any, Final
+
+from spdl_media._optional import require
+from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, end_soon, failure
+from spdl_media.pipeline.engine.hub import Hub, wake
+from spdl_media.pipeline.executors import (
+    InterpreterPoolExecutorConfig,
+    ProcessPoolExecutorConfig,
+    name_of,
+    refuse_coroutine,
+)
+from spdl_media.pipeline.failures import (
+    MissingPackageError,
+    PipelineError,
+    PoolBroken,
+    describe,
+)
+from spdl_media.pipeline.stages import PipeConfig
+from spdl_media.ring import dumps, pack, unpack
+
+__all__ = ("AwaitedPool", "DaskPool", "WorkerProcesses", "is_dask")
+
+_MAX_FAILED_STARTS: Final = 3
+"""Workers in a row that may die before they take items. One can meet with an accident."""
+
+_BLOCK_SIZE: Final = 1 << 28
+"""Bytes of a result that cross in shared memory."""
+
+_NUM_VIEWS: Final = 64
+"""Results of a process that may be kept without a copy."""
+
+
+class WorkerProcesses:
+    """The processes of a stage: a thread of ours hands an item to one of them and waits for the result.
+
+    They start here, before any thread of the pipeline does. A dead one is replaced when an item comes for it.
+
+    Attributes:
+        size: Threads that may call at once: those of all processes.
+
+    Raises:
+        PipelineError: No process can be started.
+
+    Thread safety: all methods may be called from any thread.
+    """
+
+    def __init__(self, stage: PipeConfig, config: ProcessPoolExecutorConfig) -> None:
+        num_processes = config.max_workers or -(-stage.concurrency // config.num_threads)
+        self.size = num_processes * config.num_threads
+        self._stage = stage
+        self._config = config
+        methods = multiprocessing.get_all_start_methods()
+        # Never as forks, since workers may have to be replaced while threads run.
+        method = "forkserver" if "forkserver" in methods else "spawn"
+        self._context = multiprocessing.get_context(config.mp_context or method)
+        self._closed = False
+        self._broken: PoolBroken | None = None
+        self._failed_starts = 0
+        # Forks would all draw the numbers of this process.
+        self._seeds = draw_seeds()
+        self._processes: list[_Process] = []
+        # Workers are threads of processes, each with a pipe of that number.
+        self._busy: set[tuple[_Process, int]] = set()
+        try:
+            while len(self._processes) < num_processes:
+                self._processes.append(_Process(self._start()))
+        except BaseException:
+            self.shutdown()
+            raise
+        # The first threads of all of them, then the second ones.
+        numbers = range(config.num_threads)
+        self._idle = deque((process, number) for number in numbers for process in self._processes)
+
+    def call(self, item: Any) -> Any:
+        """Apply the function to an item in one of the processes, and wait for it.
+
+        Raises:
+            WorkerDied: The process ended with the item.
+            PoolBroken: No process can be started any more, or they were shut down.
+            TimeoutError: The call took longer than the stage's timeout. The process was killed.
+            BaseException: What the function raised, or the item or the result cannot be pickled.
+        """
+        # There are as many as threads, so one is idle.
+        process, number = worker = self._idle.popleft()
+        self._busy.add(worker)
+        try:
+            return self._child_of(process).call(number, item, self._stage.timeout)
+        finally:
+            self._busy.discard(worker)
+            self._idle.append(worker)
+
+    def shutdown(self) -> None:
+        """End the processes; those in a call are terminated. Does not wait."""
+        self._closed = True
+        in_call = {process for process, _ in self._busy.copy()}
+        for process in self._processes:
+            process.child.ask_to_end(in_call=process in in_call)
+        end_soon([process.child for process in self._processes])
+
+    def _child_of(self, process: _Process) -> Child:
+        """The child of a process, which takes items; a new one in the place of one that died."""
+        # Others of the same process wait for the new one, too.
+        with process.lock:
+            self._check()
+            has_died = process.is_ready
+            while not (process.is_ready and process.child.is_alive()):
+                try:
+                    if has_died:
+                        process.child.end()
+                        process.is_ready, process.child = False, self._start()
+                    # It may have come too late to be ended with the others.
+                    if self._closed:
+                        process.child.end(0)
+                    answer = process.child.receive(process.child.pipes[0])
+                except PipelineError as error:
+                    self._check()
+                    self._count_failed_start(error)
+                    has_died = True
+                    continue
+                succeeded, problem, text = unpack(answer, None)
+                if not succeeded:
+                    self._broken = PoolBroken(
+                        f"The worker processes of stage {self._stage.name!r} cannot start, their "
+                        f"initializer failed: {describe(problem)}"
+                    )
+                    raise self._broken from RemoteTraceback(text)
+                process.is_ready, self._failed_starts = True, 0
+            return process.child
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._closed:
+            raise PoolBroken(f"The processes of stage {self._stage.name!r} were shut down")
+
+    def _start(self) -> Child:
+        stage, config = self._stage, self._config
+        return Child(
+            self._context,
+            _work,
+            (stage.fn, config.initializer, config.initargs),
+            owner=f"stage {stage.name!r}",
+            num_pipes=config.num_threads,
+            seeds=next(self._seeds),
+            block_size=_BLOCK_SIZE,
+            num_sent=config.num_threads,
+            num_views=_NUM_VIEWS,
+        )
+
+    def _count_failed_start(self, error: Exception) -> None:
+        """Note that a worker has died before it took an item, or could not be started."""
+        # Perhaps for want of descriptors or memory, for a moment.
+        self._failed_starts += 1
+        # multiprocessing ends workers when the interpreter exits.
+        is_exiting = not threading.main_thread().is_alive()
+        if is_exiting or self._failed_starts >= _MAX_FAILED_STARTS:
+            self._broken = PoolBroken(
+                f"{self._failed_starts} worker processes of stage {self._stage.name!r} ended before "
+                f"they took an item. A script that starts processes keeps its own work below "
+                f'if __name__ == "__main__". The last one: {error}'
+            )
+            raise self._broken from error
+
+
+@dataclass(eq=False)
+class _Process:
+    """One of several, whatever child it is at the time.
+
+    Attributes:
+        is_ready: Whether the child takes items.
+    """
+
+    child: Child
+    is_ready: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _work(*arguments: Any) -> None:
+    """Serve calls in a worker process, in a thread for each of its pipes, until they are closed."""
+    *pipes, fn, initializer, initargs = arguments
+
+    def initialize() -> None:
+        if initializer is not None:
+            initializer(*initargs)
+
+    pipes[0].send_bytes(_outcome(initialize))
+    threads = [threading.Thread(target=_serve, args=(pipe, fn), daemon=True) for pipe in pipes[1:]]
+    for thread in threads:
+        thread.start()
+    _serve(pipes[0], fn)
+    for thread in threads:
+        thread.join()
+
+
+def _serve(pipe: Connection, fn: Callable[[Any], Any]) -> None:
+    def call() -> Any:
+        return fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
+
+    with contextlib.suppress(EOFError, OSError):  # that is gone, or has closed the pipe
+        while True:
+            data = pipe.recv_bytes()
+            pipe.send_bytes(_outcome(call))
+
+
+def _outcome(call: Callable[[], Any]) -> bytes | memoryview:
+    """Result or exception of a call, as the bytes of ``(succeeded, value, traceback)``."""
+    try:
+        # What the function keeps stays its own, as if all were pickled.
+        return pack([(True, call(), "")], is_alone=True)
+    except BaseException as error:  # noqa: BLE001  # even SystemExit fails the item, not the worker
+        return dumps((False, *failure(error)))
+
+
+END: Any = object()
+
+
+class AwaitedPool:
+    """The executor of one stage. Only one of ours is shut down here.
+
+    Attributes:
+        remedy: What to do when an executor of the caller's takes no more items.
+
+    Raises:
+        PoolBroken: The executor is broken or was shut down.
+    """
+
+    remedy = (
+        "It is not the pipeline's to replace; for one that is, use a description such as "
+        "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
+    )
+
+    def __init__(self, hub: Hub, stage: PipeConfig) -> None:
+        self._hub = hub
+        self._stage = stage
+        config = stage.executor
+        if isinstance(config, Executor):
+            self._executor, self._is_own = config, False
+        else:
+            assert isinstance(config, InterpreterPoolExecutorConfig)
+            # By name, because only CPython 3.14 and its type stubs have it.
+            kind = importlib.import_module("concurrent.futures").InterpreterPoolExecutor
+            self._executor, self._is_own = (
+                kind(
+                    config.max_workers or stage.concurrency,
+                    thread_name_prefix=f"spdl_media {stage.name}",
+                    initializer=config.initializer,
+                    initargs=config.initargs,
+                ),
+                True,
+            )
+        if isinstance(self._executor, ProcessPoolExecutor):
+            # Its workers start with the first items it gets: better now than as forks of a process
+            # with threads, or while the event loop waits.
+            for _ in range(stage.concurrency):
+                self._submit(int)
+
+    async def call(self, item: Any) -> Any:
+        """Call the function of the stage.
+
+        Raises:
+            PoolBroken: The executor takes no more items.
+            PipelineError: The function cannot run in a sub-interpreter.
+            TypeError: The function returned a coroutine.
+            BaseException: What the function raised.
+        """
+        result = await self._outcome(self._stage.fn, item)
+        if isinstance(result, CoroutineType):
+            refuse_coroutine(result, self._stage.name)
+        return result
+
+    async def generate(self, item: Any) -> AsyncIterator[Any]:
+        """Step a generator, each time in one of the executor's threads.
+
+        Raises:
+            PoolBroken: The executor takes no more items.
+            BaseException: What the generator raised.
+        """
+        generator = self._stage.fn(item)
+
+        def step() -> Any:
+            value = next(generator, END)
+            if self._hub.closed:
+                # Nobody else can while the generator runs.
+                generator.close()
+            return value
+
+        try:
+            while (value := await self._outcome(step)) is not END:
+                yield value
+        finally:
+            if not generator.gi_running:
+                generator.close()
+
+    def shutdown(self) -> None:
+        """End what is ours, without waiting: a call in a sub-interpreter may take for ever."""
+        if self._is_own:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            return self._executor.submit(fn, *args)
+        except (BrokenExecutor, RuntimeError) as error:
+            raise self._broken(error) from error
+
+    async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
+        future = self._submit(fn, *args)
+        done = self._hub.loop.create_future()
+        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
+        future.add_done_callback(lambda _: self._hub.post_to_loop(wake, done))
+        try:
+            await done
+        finally:
+            # It took too long, or the run is over. After its end this does nothing.
+            future.cancel()
+        if future.cancelled():
+            # By who shuts the executor down.
+            raise self._broken(CancelledError())
+        # Not result(), which raises: the frames in the traceback would keep the item alive.
+        if (error := future.exception()) is None:
+            return future.result()
+        if isinstance(error, BrokenExecutor):
+            # Raises, unless the item itself has raised it.
+            self._submit(int)
+        raise self._translated(error)
+
+    def _broken(self, error: BaseException) -> PoolBroken:
+        own = "Its initializer must work in each sub-interpreter."
+        remedy = own if self._is_own else self.remedy
+        broken = PoolBroken(
+            f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more items: "
+            f"{str(error) or type(error).__name__}. {remedy}"
+        )
+        broken.__cause__ = error
+        return broken
+
+    def _translated(self, error: BaseException) -> BaseException:
+        # By name as well, because only CPython 3.14 has the class.
+        is_refusal = isinstance(error, ImportError) or type(error).__name__ == "NotShareableError"
+        if not (self._is_own and is_refusal):
+            return error
+        translated = PipelineError(
+            f"Stage {self._stage.name!r} cannot run in a sub-interpreter: {_reason(error)}. Only "
+            "pure Python can: NumPy, PyAV and most other extension modules cannot be imported "
+            "there, nor can modules that import them. Use ProcessPoolExecutorConfig, or threads."
+        )
+        translated.__cause__ = error
+        return translated
+
+
+def _reason(error: BaseException) -> str:
+    """The line that says which import or value it was. It may be deep in the text of a cause."""
+    lines = [line.strip() for line in "".join(traceback.format_exception(error)).splitlines()]
+    # CPython's words for an extension module that one interpreter at a time can have.
+    telling = (line for line in lines if "does not support" in line)
+    return next(telling, str(error) or type(error).__name__)[:300]
+
+
+# By name, so that nothing is imported for it. Dask has executors of threads, too.
+_DASK = ("distributed.cfexecutor", "ClientExecutor")
+
+
+def is_dask(executor: object) -> bool:
+    """Whether an executor hands calls to a Dask cluster."""
+    kinds = type(executor).__mro__
+    return any((kind.__module__, kind.__name__) == _DASK for kind in kinds)
+
+
+class DaskPool(AwaitedPool):
+    """The executor of a stage whose calls run on a Dask cluster.
+
+    Raises:
+        PipelineError: The function cannot be pickled.
+    """
+
+    remedy = (
+        "The client was closed, or its scheduler does not answer. Make a new client and run the pipeline "
+        "anew; a DataLoader goes on from its state_dict()."
+    )
+
+    def __init__(self, hub: Hub, stage: PipeConfig) -> None:
+        super().__init__(hub, stage)
+        try:
+            self._sent = _Sent(stage.fn)
+        except Exception as error:  # whatever __reduce__ of a user's object raises
+            raise PipelineError(
+                f"The function of stage {stage.name!r} cannot be pickled, which a Dask cluster needs: "
+                f"{error}. Have it open files and make locks when it is first called"
+            ) from error
+
+    async def call(self, item: Any) -> Any:
+        """Call the function of the stage on the cluster.
+
+        Raises:
+            PoolBroken: The client takes no more items.
+            BaseException: What the function raised, or the item or the result cannot be pickled.
+        """
+        data: bytes = await self._outcome(self._sent, _dumps(item))
+        return pickle.loads(data)  # noqa: S301  # from a worker of the user's own cluster
+
+    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            # Each item is a call: Dask would take equal ones for one task, and cancel all with the first.
+            return self._executor.submit(fn, *args, pure=False)
+        except Exception as error:
+            # Bytes alone are sent, so nothing is wrong with the item.
+            raise self._broken(error) from error
+
+
+class _Sent:
+    """A function as the cluster gets it: pickled once, with a name for Dask's dashboard."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self.__name__ = name_of(fn)
+        self._fn = _dumps(fn)
+
+    def __call__(self, item: bytes) -> bytes:
+        return _dumps(_unpickled(self._fn)(pickle.loads(item)))  # noqa: S301  # from the user's client
+
+
+@functools.lru_cache(maxsize=16)
+def _unpickled(fn: bytes) -> Callable[[Any], Any]:
+    """Unpickle a function once in each worker, so that an object keeps what it has opened."""
+    unpickled: Callable[[Any], Any] = pickle.loads(fn)  # noqa: S301  # from the user's client
+    return unpickled
+
+
+def _dumps(value: object) -> bytes:
+    # Plain pickle cannot send what a notebook or script defines.
+    cloudpickle = require("cloudpickle", "a Dask cluster", MissingPackageError)
+    data: bytes = cloudpickle.dumps(value)
+    return data
