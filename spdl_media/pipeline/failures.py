@@ -62,18 +62,9 @@ class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  
 
     def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
         """The same failure with some of its exceptions: what ``except*`` and ``split`` make."""
-        return _rebuild(self.message, excs, {"stage": self.stage})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.message, list(self.exceptions), dict(self.__dict__))
-
-
-def _rebuild(
-    message: str, exceptions: Sequence[Exception], state: dict[str, Any]
-) -> PipelineFailure:
-    failure = PipelineFailure(message, exceptions)
-    failure.__dict__.update(state)
-    return failure
+        failure = PipelineFailure(self.message, excs)
+        failure.stage = self.stage
+        return failure
 
 
 def describe(error: BaseException) -> str:

@@ -124,6 +124,7 @@ class WorkerProcesses:
         # Others of the same process wait for the new one, too.
         with process.lock:
             self._check()
+            # Once it was ready, it is not alive only if it has died.
             has_died = process.is_ready
             while not (process.is_ready and process.child.is_alive()):
                 try:
