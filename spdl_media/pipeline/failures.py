@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from spdl_media.pipeline.stats import StageCounters
 
