@@ -104,7 +104,13 @@ class Ring:
         self.blocks, self.freed, self.freeing = state
 
     def unpack(self, places: Sequence[_Place], stream: bytes | None) -> Any:
-        """Make a value whose arrays are views of blocks."""
+        """Make a value whose arrays are views of blocks.
+
+        Raises:
+            MissingDependencyError: Blocks are to be pinned, and torch is not installed.
+            MemoryError: So much cannot be pinned.
+            Exception: What the classes of the value raise when they are unpickled.
+        """
         is_full = len(self._views) + len({place[0] for place in places}) > self._num_views
         blocks: dict[int, Bytes] = {}
         for number in {place[0] for place in places}:
@@ -315,7 +321,11 @@ def ring_or_none(context: BaseContext, block_size: int, **options: Any) -> Ring 
 
 
 def unpack(data: bytes, ring: Ring | None) -> Any:
-    """Make a value of what :func:`pack` gave."""
+    """Make a value of what :func:`pack` gave.
+
+    Raises:
+        Exception: As :meth:`Ring.unpack`.
+    """
     # Every pickle of ours begins with 0x80.
     if data[:1] != b"R":
         return pickle.loads(data)  # noqa: S301  # from a process that was started by this one
@@ -366,6 +376,10 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
     Returns:
         A C-contiguous array. To write to it after it was handed on changes what the other process has.
 
+    Raises:
+        TypeError: ``dtype`` is none that NumPy knows.
+        ValueError: ``shape`` has a negative size.
+
     Thread safety: safe.
     """
     dtype = np.dtype(dtype)
@@ -378,7 +392,11 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
 
 
 def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:
-    """Pickle a value, and collect the memory of its arrays beside it if there is a list for them."""
+    """Pickle a value, and collect the memory of its arrays beside it if there is a list for them.
+
+    Raises:
+        Exception: The value cannot be pickled.
+    """
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         if arrays is None or memoryview(buffer).nbytes < _LEAST_SHARED:

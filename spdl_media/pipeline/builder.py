@@ -317,12 +317,20 @@ _ENTITIES = str.maketrans(
 
 
 def outline(config: PipelineConfig) -> str:
-    """One line for each part of a pipeline, those of paths and merged pipelines indented."""
+    """One line for each part of a pipeline, those of paths and merged pipelines indented.
+
+    Raises:
+        Exception: As :func:`source_length`.
+    """
     return "\n".join(_outline(config))
 
 
 def mermaid(config: PipelineConfig) -> str:
-    """A Mermaid flowchart, from top to bottom."""
+    """A Mermaid flowchart, from top to bottom.
+
+    Raises:
+        Exception: As :func:`source_length`.
+    """
     chart = _Chart()
     chart.add_pipeline(config)
     return "\n".join(chart.lines)

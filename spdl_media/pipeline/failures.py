@@ -61,7 +61,11 @@ class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  
     stage: str = ""
 
     def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
-        """The same failure with some of its exceptions: what ``except*`` and ``split`` make."""
+        """The same failure with some of its exceptions: what ``except*`` and ``split`` make.
+
+        Raises:
+            ValueError: There are none.
+        """
         failure = PipelineFailure(self.message, excs)
         failure.stage = self.stage
         return failure

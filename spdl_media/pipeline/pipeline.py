@@ -167,7 +167,11 @@ class Pipeline(Generic[T_co]):
         return run.statistics()
 
     def to_mermaid(self) -> str:
-        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render."""
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render.
+
+        Raises:
+            Exception: What the source's ``__len__`` raises, unless it says that there is no length.
+        """
         return self._config.to_mermaid()
 
     def __str__(self) -> str:

@@ -330,7 +330,11 @@ class PipelineConfig:
                 waiting[:0] = [one for path in stage.paths for one in path]
 
     def to_mermaid(self) -> str:
-        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render."""
+        """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render.
+
+        Raises:
+            Exception: As :func:`source_length`.
+        """
         from spdl_media.pipeline.builder import mermaid  # which imports this module
 
         return mermaid(self)
