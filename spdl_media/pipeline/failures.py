@@ -247,7 +247,7 @@ def _drop_data(error: BaseException) -> None:
 
 
 @dataclass(eq=False)
-class StageDropRate:
+class _StageDropRate:
     """The failures of one stage in this epoch.
 
     Attributes:
@@ -257,23 +257,22 @@ class StageDropRate:
 
     counters: StageCounters
     limit: float | None = None
-    _calls_before: int = 0
-    _failures_before: int = 0
+    _before: StageCounters = field(default_factory=StageCounters)
 
     @property
     def failures(self) -> int:
         """Failures in this epoch."""
-        return self.counters.failures - self._failures_before
+        return self.counters.failures - self._before.failures
 
     @property
     def calls(self) -> int:
         """Calls that have ended in this epoch, or failed so far."""
-        return self.counters.calls + self.counters.early - self._calls_before
+        counters, before = self.counters, self._before
+        return counters.calls + counters.early - before.calls - before.early
 
     def begin_epoch(self) -> None:
         """Count from 0 again: losing all of an epoch is an error, however good those before were."""
-        self._calls_before = self.counters.calls + self.counters.early
-        self._failures_before = self.counters.failures
+        self._before = self.counters.copy()
 
     def part_kept(self, min_calls: int) -> float:
         """The part that does not fail; 1.0 while there were too few calls to tell."""
@@ -288,7 +287,7 @@ class Chain:
     fails always, and above one when a stage makes many items of each.
     """
 
-    parts: list[StageDropRate | Branches] = field(default_factory=list)
+    parts: list[_StageDropRate | Branches] = field(default_factory=list)
 
     def part_kept(self, min_calls: int) -> float:
         """The part of the items that survives all stages that have no limit of their own."""
@@ -338,7 +337,7 @@ class FailureLog:
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self.chain = Chain()
         self._last: dict[str, FailureRecord] = {}
-        self._stages: dict[str, StageDropRate] = {}
+        self._stages: dict[str, _StageDropRate] = {}
 
     def watch(
         self,
@@ -356,7 +355,7 @@ class FailureLog:
             TypeError: The limit is no real number.
             ValueError: It is out of range.
         """
-        stage = StageDropRate(counters, failure_limit("max_failures", limit))
+        stage = _StageDropRate(counters, failure_limit("max_failures", limit))
         self._stages[name] = stage
         (self.chain if chain is None else chain).parts.append(stage)
 
@@ -411,7 +410,7 @@ class FailureLog:
 
 
 def _broken_rule(
-    limit: float, stages: Sequence[StageDropRate], whole: Chain | StageDropRate, min_calls: int
+    limit: float, stages: Sequence[_StageDropRate], whole: Chain | _StageDropRate, min_calls: int
 ) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
         failures = sum(stage.counters.failures for stage in stages)
