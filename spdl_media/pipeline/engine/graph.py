@@ -264,28 +264,26 @@ class Graph:
 
     def _stages(self, stages: Iterable[StageConfig], tail: Outlet) -> Outlet:
         for config in stages:
-            if isinstance(config, PathVariantsConfig):
-                tail = self._paths(config, tail)
-                continue
             node = self._stage(config)
+            tail.connect(node)
+            self.stages.append(node)
             self._may_be_quick(node)
             self._depth += isinstance(config, AggregateConfig)
             limit = config.max_failures if isinstance(config, PipeConfig) else None
-            tail = self._add(node, tail, limit)
+            self._log.watch(node.name, node.counters, limit, chain=self._drop_rates)
+            tail = node
+            if isinstance(config, PathVariantsConfig):
+                assert isinstance(node, Switch)
+                path = functools.partial(self._path, node)
+                tail = self._branches(
+                    functools.partial(path, *one) for one in enumerate(config.paths)
+                )
         return tail
 
-    def _paths(self, config: PathVariantsConfig, tail: Outlet) -> Join:
-        num_paths = len(config.paths)
-        router = routed(self._hooked(config.router, config.name), num_paths)
-        threads = self._share_threads(1)
-        switch = Switch(self._hub, router, config.name, threads, num_paths=num_paths)
-        self._may_be_quick(switch)
-        self._add(switch, tail)
-
-        def path(index: int) -> tuple[Outlet, Callable[[], int]]:
-            return self._stages(config.paths[index], switch), lambda: switch.num_sent[index]
-
-        return self._branches(functools.partial(path, index) for index in range(num_paths))
+    def _path(
+        self, switch: Switch, index: int, stages: Iterable[StageConfig]
+    ) -> tuple[Outlet, Callable[[], int]]:
+        return self._stages(stages, switch), lambda: switch.num_sent[index]
 
     def _branches(self, branches: Iterable[Callable[[], tuple[Outlet, Callable[[], int]]]]) -> Join:
         """Make chains side by side that meet in a join.
@@ -316,6 +314,10 @@ class Graph:
             if isinstance(size, int):
                 return Aggregate(hub, name, size, drop_last=drop_last)
             return CustomAggregate(hub, size, name, self._share_threads(1), drop_last=drop_last)
+        if isinstance(config, PathVariantsConfig):
+            router, num_paths = self._hooked(config.router, name), len(config.paths)
+            fn = routed(router, num_paths)
+            return Switch(hub, fn, name, self._share_threads(1), num_paths=num_paths)
         assert isinstance(config, DisaggregateConfig)
         # As they were put together: nobody knows what a function in between has made of a group.
         self._depth = max(0, self._depth - 1)
@@ -389,12 +391,6 @@ class Graph:
             )
         self.hooks.append(hook)
         return hooked(fn, hook)
-
-    def _add(self, node: Node, tail: Outlet, max_failures: FailureLimit | None = None) -> Node:
-        tail.connect(node)
-        self.stages.append(node)
-        self._log.watch(node.name, node.counters, max_failures, chain=self._drop_rates)
-        return node
 
 
 def _described(slot: Slot, where: str = "") -> str:

@@ -171,31 +171,22 @@ class FanOutSlot(Slot):
     may be, and *settled*. It leaves when it is released and all its values have been handed on.
 
     Attributes:
-        values: Those that have not been collected.
-        made: How many values there were. Written by who runs the generator alone, as others are in turns.
-        taken: How many have been handed on or dropped.
-        waiting: How many wait in ``out`` of the stage.
-        passed: Its last values are in ``out``.
+        values: Those that have not been handed on.
         is_announced: A message tells of the values.
+        is_out: It stands in ``out`` of the stage.
         opened_at, spent: When the generator first ran, and for how many seconds in all until it last paused.
         stepped_since: When it last went on; 0.0 while it is not stepped.
         woken: What its task waits for while it is paused.
     """
 
-    __slots__ = (
-        *("generator", "is_announced", "made", "opened_at", "passed", "paused"),
-        *("settled", "spent", "stepped_since", "taken", "values", "waiting", "woken"),
-    )
+    generator: Iterator[Any] | None = None
+    is_announced = is_out = paused = settled = False
+    opened_at = spent = stepped_since = 0.0
+    woken: asyncio.Future[None] | None = None
 
     def __init__(self, stage: Node, item: Any) -> None:
         super().__init__(stage, item)
-        self.generator: Iterator[Any] | None = None
         self.values: deque[Any] = deque()
-        self.made = self.taken = self.waiting = 0
-        self.is_announced = self.paused = self.settled = self.passed = False
-        self.opened_at = 0.0
-        self.spent = self.stepped_since = 0.0
-        self.woken: asyncio.Future[None] | None = None
 
 
 class FanOut(Stage):
@@ -204,9 +195,11 @@ class FanOut(Stage):
     No more generators are open at once than the stage's concurrency, and none is further ahead of the
     next stage than by two values, or by its share of the slack. A paused one occupies no thread, and may
     go on in another. Values leave as they come; where the order of the input is kept, those of the first
-    item leave, and the others wait for their turn.
+    item leave, and the others wait for their turn. ``out`` holds the slots whose values may leave.
     """
 
+    #: Whether ``None`` is no value.
+    drops_none = True
     slot_type: type[Slot] = FanOutSlot
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -217,8 +210,6 @@ class FanOut(Stage):
         #: An iterator of the user's that may be wanted further, and is not to be closed.
         self.borrowed: Any = None
         self._open: dict[FanOutSlot, None] = {}
-        # The slots that the values in "out" are of, with the number of each.
-        self._owners: deque[tuple[FanOutSlot, int]] = deque()
 
     def dispatch(self) -> None:
         """Open generators, and have those stepped that can go on."""
@@ -247,11 +238,10 @@ class FanOut(Stage):
         if (generator := slot.generator) is None:
             slot.opened_at = slot.started_at
             generator = slot.generator = self._stepped(slot, lambda: iter(self.fn(slot.item)))
-        while slot.made - slot.taken < ahead:
+        while len(values) < ahead:
             value = self._stepped(slot, next, generator, END)
             if value is END:
                 return self.settle
-            slot.made += 1
             values.append(value)
             self._announce(slot)
             if hub.closed or slot.settled:
@@ -281,12 +271,11 @@ class FanOut(Stage):
         try:
             # Not by "async for": each value has a time limit of its own.
             while (value := await self._next(slot, iterator)) is not END:
-                slot.made += 1
                 slot.values.append(value)
                 self._announce(slot)
                 if self.hub.closed or slot.settled:
                     return
-                if slot.made - slot.taken >= self._most_ahead():
+                if len(slot.values) >= self._most_ahead():
                     slot.woken = self.hub.loop.create_future()
                     self.hub.deliver(self._pause, slot)
                     await slot.woken
@@ -319,57 +308,51 @@ class FanOut(Stage):
     def collect(self, slot: FanOutSlot) -> None:
         """Let values leave that have been made, if it is their turn."""
         slot.is_announced = False
-        if slot.settled or not (self.window is None or self.window[0] is slot):
-            return
-        self._let_out(slot)
+        # A thread that was given up may announce more of them.
+        if not slot.settled:
+            self._let_out(slot)
 
     def _let_out(self, slot: FanOutSlot) -> None:
-        number, num_dropped = len(slot.values), 0
-        take, append, drops_none = slot.values.popleft, self.out.append, self.drops_none
-        for _ in range(number):
-            value = take()
-            if value is None and drops_none:
-                num_dropped += 1
-            else:
-                append(value)
-        slot.taken += num_dropped
-        slot.waiting += number - num_dropped
-        self.counters.dropped += num_dropped
-        if number > num_dropped:
-            self._owners.append((slot, number - num_dropped))
-        # Those that were dropped are no reason to wait.
-        if slot.paused:
-            self._resume_if_behind(slot)
-        self.hub.touch(self)
-
-    #: Whether ``None`` is no value.
-    drops_none = True
+        if self.window is None or self.window[0] is slot:
+            if not slot.is_out:
+                slot.is_out = True
+                self.out.append(slot)
+            self.hub.touch(self)
 
     def hand_on(self) -> None:
         """Give values to the next node, and let generators go on that have got far enough."""
-        before = self.counters.outputs
-        super().hand_on()
-        number = self.counters.outputs - before
-        # What is held are items, not values.
-        self.held += number
-        while number:
-            slot, waiting = self._owners.popleft()
-            if waiting > number:
-                self._owners.appendleft((slot, waiting - number))
-                waiting = number
-            number -= waiting
-            slot.taken += waiting
-            slot.waiting -= waiting
-            if slot.passed:
-                self.leave(slot)
-            elif slot.paused:
+        out, counters, drops_none = self.out, self.counters, self.drops_none
+        while out:
+            slot = out[0]
+            # Those that come meanwhile are announced.
+            left = len(slot.values)
+            # As in Node.hand_on.
+            while left and (count := min(self.next.room(), left)) > 0:
+                accept, popleft = self.next.accept, slot.values.popleft
+                num_dropped = 0
+                for _ in range(count):
+                    value = popleft()
+                    if value is None and drops_none:
+                        num_dropped += 1
+                    else:
+                        accept(value)
+                left -= count
+                counters.outputs += count - num_dropped
+                counters.dropped += num_dropped
+            if slot.paused:
                 self._resume_if_behind(slot)
+            if left:
+                return
+            out.popleft()
+            slot.is_out = False
+            if slot.released:
+                self.leave(slot)
 
     def settle(self, slot: FanOutSlot) -> None:
         """Hear that a generator has ended, failed or has been given up."""
         if slot.settled:
             return
-        self.collect(slot)
+        self._let_out(slot)
         slot.settled = True
         # A thread that was given up keeps the other one.
         slot.values = slot.values.copy()
@@ -384,25 +367,17 @@ class FanOut(Stage):
         # Its frame may hold big things until the slot leaves.
         slot.generator = None
         del self._open[slot]
+        # Another one may be opened.
         self.hub.touch(self)
-        window = self.window
-        if window is None:
-            slot.passed = True
-            self.leave(slot)
-            return
-        while window and window[0].released:
-            first = window.popleft()
-            self._let_out(first)
-            first.passed = True
-            self.leave(first)
-        if window:
-            # Now the first: its values may leave.
-            self._let_out(window[0])
+        self._let_out(slot)
 
-    def leave(self, slot: FanOutSlot) -> None:
-        """Make room for another item if all values of this one have been handed on."""
-        if not slot.waiting:
-            self.held -= 1
+    def leave(self, slot: FanOutSlot) -> None:  # noqa: ARG002  # in order it is the first one
+        """Make room for another item, and let the values of the next one leave."""
+        self.held -= 1
+        if self.window is not None:
+            self.window.popleft()
+            if self.window:
+                self._let_out(self.window[0])
 
     def close_generators(self) -> None:
         """Close the open generators; a thread that steps one closes it by itself."""
@@ -435,7 +410,7 @@ class FanOut(Stage):
 
     def _resume_if_behind(self, slot: FanOutSlot) -> None:
         # Half, or none of two, so that one switch of threads serves several values.
-        if slot.settled or slot.made - slot.taken > (self._most_ahead() - 1) // 2:
+        if slot.settled or len(slot.values) > (self._most_ahead() - 1) // 2:
             return
         slot.paused = False
         if slot.woken is not None:

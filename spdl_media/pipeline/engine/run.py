@@ -279,8 +279,13 @@ class Run:
             except BaseException as error:
                 if task.done():
                     raise
+                message = (
+                    f"Something stopped the event loop of the pipeline ({describe(error)}): a task or "
+                    "callback that an asynchronous stage or source started called sys.exit(), or "
+                    "loop.stop(). Raise an exception instead"
+                )
                 with self._hub.turn:
-                    self.fail("pipeline", _stopped_from_inside(error), error)
+                    self.fail("pipeline", message, error)
                     self._end(None)
 
     async def _live(self) -> None:
@@ -351,13 +356,6 @@ class Run:
         if self._failure is not None:
             return self._failure()
         return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
-
-
-def _stopped_from_inside(error: BaseException) -> str:
-    return (
-        f"Something stopped the event loop of the pipeline ({describe(error)}): a task or callback that an "
-        "asynchronous stage or source started called sys.exit(), or loop.stop(). Raise an exception instead"
-    )
 
 
 def _listed(texts: list[str], separator: str) -> str:

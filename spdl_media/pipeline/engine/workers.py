@@ -39,15 +39,11 @@ class Worker(threading.Thread):
     """
 
     def __init__(self, threads: WorkerThreads, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(target=threads.serve, args=(self,), name=name, daemon=True)
         self.slot: Slot | None = None
         self.given_up = False
-        self._threads = threads
         # Held by both sides to settle who is first when a call returns just as it is given up.
         self._guard = threading.Lock()
-
-    def run(self) -> None:
-        self._threads.serve(self)
 
     def leave_call(self) -> bool:
         """Say that the call has returned; ``False`` if it had been given up before."""
