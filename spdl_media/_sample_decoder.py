@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import av
@@ -39,6 +40,9 @@ Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]
 
 # Samples of silence at a time.
 _SILENCE = 16 * 1024
+
+# Packets that are read and then decoded. Few, since the samples that are wanted may end with any.
+_AT_ONCE = 64
 
 # Sample numbers stay far below, so this is before the first one.
 _BEFORE_ALL = -(2**63)
@@ -173,11 +177,32 @@ class SampleDecoder(OpenDecoder):
                     return True
         return False
 
-    def rest(self) -> None:
-        """Leave the decoder to the next stream of this thread; it is not used here any more."""
-        if self._may_rest:
-            self._context.flush_buffers()
-            _at_rest.put_back(self._codec, self._context)
+    def run(self, packets: Iterable[AvPacket], sink: SampleChunks | SampleRows) -> None:
+        """Put the samples of all packets into a sink, as they are read, and let the decoder come to rest.
+
+        Call it in a block of :func:`~spdl_media._ffmpeg.ffmpeg_log`.
+
+        Raises:
+            DecodeError: The data is damaged, with ``on_corrupt="raise"``.
+            FilterError: The filters do not take the samples.
+        """
+        # Filters of the caller's own may run long without the GIL.
+        is_filtered = isinstance(sink, SampleChunks) and sink.filters
+        turn = nullcontext() if is_filtered else in_turn(self._codec)
+        # None flushes the decoder.
+        left = chain(packets, (None,))
+        try:
+            # Read before it is this thread's turn: a source may be slow.
+            while part := list(islice(left, _AT_ONCE)):
+                with turn:
+                    if self.decode(part, sink.put):
+                        break
+            if self._may_rest:
+                self._context.flush_buffers()
+                _at_rest.put_back(self._codec, self._context)
+            sink.flush()
+        finally:
+            self.close()
 
     def _filling(self, put: Put) -> Put:
         """The same sink, which gets silence for what is missing before the samples that it is given."""

@@ -7,14 +7,13 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import forwards_log
-from spdl_media._sample_decoder import SampleDecoder, decode_frames, in_turn
+from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
@@ -202,10 +201,6 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
     )
 
 
-# Packets that are read and then decoded. Few, since the samples that are wanted may end with any.
-_AT_ONCE = 64
-
-
 def _decode_while_reading(
     container: Container, stream_index: int | None, window: Window, request: AudioRequest
 ) -> AudioArray | None:
@@ -222,17 +217,7 @@ def _decode_while_reading(
             if rows is None:
                 return None
             decoder = SampleDecoder(codec, metadata, request.config)
-            try:
-                left = chain(packets, (None,))
-                # Read before it is this thread's turn: a source may be slow.
-                while part := list(islice(left, _AT_ONCE)):
-                    with in_turn(codec):
-                        if decoder.decode(part, rows.put):
-                            break
-                decoder.rest()
-                rows.flush()
-            finally:
-                decoder.close()
+            decoder.run(packets, rows)
     except (DemuxError, DecodeError):
         return None
     last = decoder.last_packet

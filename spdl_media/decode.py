@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -15,7 +14,7 @@ import av
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import FrameList, PicturePath, Sink
-from spdl_media._sample_decoder import SampleChunks, SampleDecoder, in_turn
+from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
@@ -292,17 +291,9 @@ def decode_audio_into(
     if missing is not None and num_samples is None:
         raise missing
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
-    # Filters of the caller's own may run long without the GIL.
-    is_filtered = isinstance(sink, SampleChunks) and sink.filters
-    turn = nullcontext() if is_filtered else in_turn(packets.codec)
-    try:
-        with naming(packets.source), turn, ffmpeg_log():
-            if coded:
-                # None flushes the decoder.
-                decoder.decode((*coded, None), sink.put)
-            sink.flush()
-    finally:
-        decoder.close()
+    with naming(packets.source), ffmpeg_log():
+        if coded:
+            decoder.run(coded, sink)
     # Enough samples came before the missing end.
     if missing is not None and sink.count < (num_samples or 0):
         raise missing
