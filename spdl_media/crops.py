@@ -225,24 +225,22 @@ def apply_crop(
     return points.reshape(given.shape)
 
 
-def _numbers(values: Any, count: int, message: str, *, whole: bool = False) -> tuple[Any, ...]:
-    """So many numbers, as they are or as ints.
+def _whole_numbers(values: Any, count: int, message: str) -> tuple[Any, ...]:
+    """So many numbers, as ints.
 
     Raises:
         TypeError: They are others.
     """
     if type(values) is tuple and [*map(type, values)] == [int] * count:
         return values  # nearly always
-    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
-        raise TypeError(message)
-    numbers = tuple(map(as_int, values)) if whole else tuple(values)
-    if not all(isinstance(number, Real) for number in numbers):
+    numbers = tuple(map(as_int, values)) if hasattr(values, "__len__") else ()
+    if len(numbers) != count or None in numbers:
         raise TypeError(message)
     return numbers
 
 
 def _checked_size(size: Any) -> Size:
-    width, height = _numbers(size, 2, f"size must be (width, height), not {size!r}", whole=True)
+    width, height = _whole_numbers(size, 2, f"size must be (width, height), not {size!r}")
     if width < 1 or height < 1:
         raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
     return width, height
@@ -250,7 +248,9 @@ def _checked_size(size: Any) -> Size:
 
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
     message = f"{name} must be (least, largest), both positive, not {bounds!r}"
-    least, largest = _numbers(bounds, 2, message)
+    least, largest = bounds if hasattr(bounds, "__len__") and len(bounds) == 2 else ("", "")
+    if not (isinstance(least, Real) and isinstance(largest, Real)):
+        raise TypeError(message)
     # Written so that NaN fails.
     if not 0 < least <= largest < math.inf:
         raise ValueError(message)
@@ -265,7 +265,7 @@ def _checked_box(box: object, name: str, otherwise: str = "") -> Box:
         ValueError: It begins outside the image, or is empty.
     """
     message = f"{name} must be (x, y, width, height) in whole pixels{otherwise}, not {box!r}"
-    x, y, w, h = _numbers(box, 4, message, whole=True)
+    x, y, w, h = _whole_numbers(box, 4, message)
     if x < 0 or y < 0 or w < 1 or h < 1:
         raise ValueError(
             f"{name} is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"

@@ -155,36 +155,33 @@ def decode_packets(
         FFmpeg's filters: https://ffmpeg.org/ffmpeg-filters.html
     """
     config = as_decode_config(decode_config)
-    if num_frames is not None or num_samples is not None:
-        _check_limit(packets, num_frames, num_samples)
+    limit = _checked_limit(packets, num_frames, num_samples)
     if isinstance(packets, ImagePackets):
         return decode_image(packets, picture_filter(filter_desc, "accurate"), config)
     if isinstance(packets, VideoPackets):
-        frames = FrameList(num_frames)
-        take = decode_into(frames, packets, picture_filter(filter_desc), config, num_frames)
+        frames = FrameList(limit)
+        take = decode_into(frames, packets, picture_filter(filter_desc), config, limit)
         return VideoFrames(frames.frames, take())
     if isinstance(packets, AudioPackets):
         desc = sample_filter(filter_desc)
         with naming(packets.source):
-            sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, num_samples)
-        metadata = decode_audio_into(sink, packets, config, num_samples)
-        chunks = sink.take(sink.count if num_samples is None else num_samples)
-        return AudioFrames(chunks, metadata)
+            sink = SampleChunks(packets.codec, metadata_of(packets).zero, desc, limit)
+        metadata = decode_audio_into(sink, packets, config, limit)
+        return AudioFrames(sink.take(sink.count if limit is None else limit), metadata)
     raise TypeError(
         f"decode_packets takes AudioPackets, VideoPackets or ImagePackets, not {type(packets).__name__}"
     )
 
 
-def _check_limit(packets: Packets, num_frames: int | None, num_samples: int | None) -> None:
+def _checked_limit(packets: Packets, num_frames: int | None, num_samples: int | None) -> int | None:
+    of_frames, of_samples = ("num_frames", num_frames), ("num_samples", num_samples)
     is_audio = isinstance(packets, AudioPackets)
-    if (num_frames if is_audio else num_samples) is not None:
+    (name, limit), other = (of_samples, of_frames) if is_audio else (of_frames, of_samples)
+    if other[1] is not None:
         raise TypeError(
             f"num_frames= is for images and num_samples= for audio, and these are {type(packets).__name__}"
         )
-    if is_audio:
-        check_int("num_samples", num_samples)
-    else:
-        check_int("num_frames", num_frames)
+    return None if limit is None else check_int(name, limit)
 
 
 def decode_into(

@@ -368,7 +368,10 @@ def part_to_convert(
     Returns:
         ``None``: the cut comes first, or the box does not lie inside.
     """
-    if not (ops.is_exact_conversion and _has_full_chroma(ops.pix_fmt or "")):
+    # Most are scaled, and the other questions take microseconds.
+    if ops.is_scaled or ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
+        return None
+    if not ops.is_conversion or ops.uses_default_conversion:
         return None
     name, width, height = frame.format.name, frame.width, frame.height
     is_cut = ops.box is not None or ops.mirror

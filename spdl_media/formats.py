@@ -23,7 +23,7 @@ FFmpeg has: 0 to 2**bits - 1, in ``p010`` and ``p012`` multiplied by 2**(16 - bi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -298,19 +298,6 @@ def chroma_steps(pix_fmt: str) -> tuple[int, int]:
 
 
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
-# An example of each kind of format, what tells whether a name is one, and the usual ones for a hint.
-_FORMATS: Mapping[str, tuple[str, Callable[[str], bool], tuple[str, ...]]] = {
-    "pix_fmt": (
-        "rgb24",
-        is_pixel_format,
-        tuple(name for name, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"),
-    ),
-    "sample_fmt": (
-        "fltp",
-        is_sample_format,
-        (*SAMPLE_DTYPES, *(f"{name}p" for name in SAMPLE_DTYPES)),
-    ),
-}
 
 
 def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
@@ -320,12 +307,16 @@ def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
         TypeError: The name is no ``str``.
         ValueError: FFmpeg has no such format.
     """
-    example, exists, usual = _FORMATS[argument]
+    is_pixel = argument == "pix_fmt"
+    example, exists = ("rgb24", is_pixel_format) if is_pixel else ("fltp", is_sample_format)
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
     # The pattern first: a name goes into the text of a graph.
     if not (_FORMAT_NAME.match(name) and exists(name)):
-        hint = did_you_mean(name.lower(), usual, likely=example)
+        # Of 16 bits there are as many again, which would leave no room for those that are meant.
+        usual = [one for one, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"]
+        names = usual if is_pixel else SAMPLE_DTYPES
+        hint = did_you_mean(name.lower(), names, likely=example)
         raise ValueError(
             f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
             f"{hint and '. ' + hint}"

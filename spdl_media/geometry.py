@@ -206,14 +206,11 @@ class Placement:
             axis: Its axis of rows.
             step: Pixels across and down for each of its values, as in a plane of chroma.
         """
-        start, sizes = (
-            (max(0, self.left), max(0, self.top)),
-            zip(self.scaled, self.canvas, strict=True),
-        )
+        starts, sizes = (self.left, self.top), zip(self.scaled, self.canvas, strict=True)
         columns, rows = (
             # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
-            slice(first // pixels, -(-(first + min(size)) // pixels))
-            for first, size, pixels in zip(start, sizes, step, strict=True)
+            slice(max(0, first) // pixels, -(-(max(0, first) + min(size)) // pixels))
+            for first, size, pixels in zip(starts, sizes, step, strict=True)
         )
         return canvas[(*[slice(None)] * axis, rows, columns)]
 

@@ -17,7 +17,6 @@ See:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ import av.filter
 from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
+from spdl_media._checks import did_you_mean
 from spdl_media._ffmpeg import TranslatedErrors
 from spdl_media.errors import FilterError
 
@@ -344,9 +344,8 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
         FilterError: There is no such filter, or it refuses its arguments.
     """
     if node.name not in av.filter.filters_available:
-        close = difflib.get_close_matches(node.name, av.filter.filters_available, n=3)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise graph_error(desc, f"this FFmpeg has no filter {node.name!r}{hint}")
+        hint = did_you_mean(node.name, av.filter.filters_available)
+        raise graph_error(desc, f"this FFmpeg has no filter {node.name!r}{hint and '. ' + hint}")
     with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
         # FFmpeg makes up a name for one without an id.
         return graph.add(node.name, node.args, **({"name": node.full_name} if node.id else {}))

@@ -117,14 +117,6 @@ class PictureOps:
         return not self.window and in_time == (None, None, None)
 
     @property
-    def is_exact_conversion(self) -> bool:
-        """Whether nothing but a cut comes before an exact conversion."""
-        # Most are scaled, and the other questions take microseconds.
-        if self.is_scaled or self.pix_fmt is None:
-            return False
-        return self.is_conversion and not self.uses_default_conversion
-
-    @property
     def formats(self) -> tuple[str, ...]:
         """Pixel formats through which the scaler leads to packed RGB; none for other results."""
         planar = PLANAR.get(self.pix_fmt or "")

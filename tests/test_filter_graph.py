@@ -115,7 +115,7 @@ def test_audio_runs_through() -> None:
 @pytest.mark.parametrize(
     ("desc", "kind", "match"),
     [
-        ("scael=8:8", "video", "this FFmpeg has no filter 'scael'; did you mean scale"),
+        ("scael=8:8", "video", "this FFmpeg has no filter 'scael'. Did you mean 'scale'"),
         (
             "scale=nosuch=3",
             "video",
