@@ -315,7 +315,7 @@ def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
     if not (_FORMAT_NAME.match(name) and exists(name)):
         # Of 16 bits there are as many again, which would leave no room for those that are meant.
         usual = [one for one, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"]
-        names = usual if is_pixel else SAMPLE_DTYPES
+        names = usual if is_pixel else [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)]
         hint = did_you_mean(name.lower(), names, likely=example)
         raise ValueError(
             f"{argument} must be one of FFmpeg's names, such as {example!r}, not {name!r}"
