@@ -11,9 +11,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import lru_cache, partial
-from types import SimpleNamespace
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from functools import lru_cache
 from typing import Any
 
 from spdl_media.errors import TransferError
@@ -31,51 +30,12 @@ _NOT_INITIALIZED, _UNSUPPORTED_PTX, _NOT_READY = 3, 222, 600
 _BLOCKING_WITHOUT_TIME, _NON_BLOCKING, _HOST_MEMORY, _MEMORY_TYPE = 3, 1, 1, 2
 _RELEASE_THRESHOLD = 4
 
-# By name, so that Python's numbers become pointers and sizes of 64 bits.
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "cuCtxGetDevice": (c_void_p,),
-    "cuCtxPopCurrent_v2": (c_void_p,),
-    "cuCtxPushCurrent_v2": (c_void_p,),
-    "cuCtxSynchronize": (),
-    "cuDeviceGet": (c_void_p, c_int),
-    "cuDeviceGetCount": (c_void_p,),
-    "cuDeviceGetDefaultMemPool": (c_void_p, c_int),
-    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
-    "cuDriverGetVersion": (c_void_p,),
-    "cuEventCreate": (c_void_p, c_uint),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuEventQuery": (c_void_p,),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventSynchronize": (c_void_p,),
-    "cuGetErrorName": (c_int, c_void_p),
-    "cuGetErrorString": (c_int, c_void_p),
-    "cuInit": (c_uint,),
-    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
-    "cuMemcpyDtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyHtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
-    "cuMemAllocAsync": (c_void_p, c_size_t, c_void_p),
-    "cuMemFreeAsync": (c_void_p, c_void_p),
-    "cuMemGetInfo_v2": (c_void_p, c_void_p),
-    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
-    "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
-    "cuModuleLoadData": (c_void_p, c_char_p),
-    "cuPointerGetAttribute": (c_void_p, c_int, c_void_p),
-    "cuStreamCreate": (c_void_p, c_uint),
-    "cuStreamGetCtx": (c_void_p, c_void_p),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-}
-
-
-# They take a microsecond. To let go of the GIL would cost as much, and milliseconds where other threads
-# want it.
-_QUICK = frozenset(
-    name
-    for name in _ARGUMENTS
-    if name.startswith(
-        ("cuCtxGet", "cuCtxP", "cuEvent", "cuGet", "cuPointer", "cuStreamGet", "cuStreamWait")
-    )
-) - {"cuEventSynchronize"}
+# Functions that take a microsecond. To let go of the GIL would cost as much, and milliseconds where other
+# threads want it.
+_QUICK = (
+    *("cuCtxGet", "cuCtxP", "cuEventC", "cuEventD", "cuEventQ", "cuEventR", "cuGet", "cuPointer"),
+    *("cuStreamGet", "cuStreamWait"),
+)
 
 
 class DriverError(TransferError):
@@ -140,28 +100,42 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(before=HISTORY.before_fork, after_in_child=HISTORY.after_fork)
 
 
+class _Functions:
+    """The driver's functions by name, for Python's numbers.
+
+    Raises:
+        OSError: There is no driver.
+    """
+
+    def __init__(self) -> None:
+        self._slow, self._quick = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        function = getattr(self._quick if name.startswith(_QUICK) else self._slow, name, None)
+
+        def call(*arguments: Any) -> int:
+            if function is None:
+                raise DriverError(
+                    f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks {name}, which the wheel of "
+                    "spdl_media calls. Install a newer driver, or leave cuda= out"
+                )
+            # With the 64 bits of pointers and sizes; who takes an int looks at the lower half of them.
+            return int(function(*(c_size_t(a) if isinstance(a, int) else a for a in arguments)))
+
+        setattr(self, name, call)
+        return call
+
+
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The driver's functions by name, started.
+    """The driver's functions, started.
 
     Raises:
         OSError: There is none.
     """
-    library, quick, functions = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY), SimpleNamespace()
-    for name, types in _ARGUMENTS.items():
-        function: Any = getattr(quick if name in _QUICK else library, name, partial(_lacking, name))
-        function.argtypes = types
-        setattr(functions, name, function)
+    functions = _Functions()
     functions.cuInit(0)
     return functions
-
-
-def _lacking(name: str, *_: Any) -> None:
-    """What stands for a function that an old driver does not have."""
-    raise DriverError(
-        f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks {name}, which the wheel of spdl_media "
-        "calls. Install a newer driver, or leave cuda= out"
-    )
 
 
 def call(name: str, *arguments: Any) -> None:
