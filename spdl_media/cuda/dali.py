@@ -194,10 +194,6 @@ class Slot:
         """Images of one size as one array of DALI's, which owns its memory."""
         return self._dynamic.as_tensor(batch)
 
-    def first(self, batch: DaliBatch) -> Any:
-        """The first image as an array of DALI's."""
-        return batch.tensors[0]
-
 
 class SlotPool:
     """Slots that are made when they are needed, up to a limit, and lent.

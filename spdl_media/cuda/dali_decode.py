@@ -47,7 +47,6 @@ from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
-from spdl_media.inputs import Source
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
@@ -78,15 +77,7 @@ _PADDING = 1 << 20
 
 
 class NotForDaliError(Exception):
-    """A batch holds what DALI does not decode. The message says what.
-
-    Attributes:
-        inputs: The batch; what was read of it as packets or errors, since some sources can be read once.
-    """
-
-    def __init__(self, message: str, inputs: Sequence[Any]) -> None:
-        super().__init__(message)
-        self.inputs = inputs
+    """A batch holds what DALI does not decode. The message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,92 +101,85 @@ class _File:
     placement: Placement
 
 
-class _Batch:
-    """The files of a batch, as they are read."""
+def _read_all(
+    inputs: list[Any], request: FrameRequest, stopped: Callable[[], bool]
+) -> list[_File]:
+    """Read all inputs.
 
-    def __init__(self, inputs: Sequence[Source], request: FrameRequest) -> None:
-        self._inputs: list[Any] = list(inputs)
-        self._request = request
-        self._headers: Any = require("nvimgcodec", "decoding pictures with DALI")
-        self._config = request.decode_config
-        self._files: dict[int, _File] = {}
-        self.failures: list[Failure] = []
+    Raises:
+        MediaError: One fails, and is to be raised. The message names it and its position.
+        NotForDaliError: DALI does not decode one, or one fails, and is not to be raised.
+    """
+    if request.is_single:
+        return [_read(inputs, 0, request)]
+    files: dict[int, _File] = {}
+    failures: list[Failure] = []
+    decode_each(
+        inputs,
+        lambda _, position: _read(inputs, position, request),
+        files.__setitem__,
+        failures,
+        on_error=request.on_error,
+        stopped=stopped,
+    )
+    if failures:
+        raise NotForDaliError(str(failures[0].error).rstrip("."))
+    pix_fmt = request.ops.pix_fmt or ""
+    kinds = [
+        (f"input {at} ({file.source})", FrameKind(*file.placement.canvas, pix_fmt))
+        for at, file in files.items()
+    ]
+    if others := [one for one in kinds if one[1] != kinds[0][1]]:
+        raise kinds_differ(kinds[0], others[0])
+    return list(files.values())
 
-    def add(self, position: int, decoded: _File, /) -> None:
-        """Take the file at a position."""
-        self._files[position] = decoded
 
-    def files(self, stopped: Callable[[], bool]) -> list[_File]:
-        """Read all inputs.
-
-        Raises:
-            MediaError: One fails, and is to be raised. The message names it and its position.
-            NotForDaliError: DALI does not decode one, or one fails, and is not to be raised.
-        """
-        if self._request.is_single:
-            return [self._read(self._inputs[0], 0)]
-        on_error = self._request.on_error
-        decode_each(
-            self._inputs, self._read, self.add, self.failures, on_error=on_error, stopped=stopped
+def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
+    """Read an input, which the packets or the error replace: some sources can be read once."""
+    try:
+        packets = demux_image(
+            inputs[position], demux_config=request.demux_config, name=request.name
         )
-        if self.failures:
-            raise self.not_for_dali(str(self.failures[0].error).rstrip("."))
-        first = self._files[0]
-        for position, file in self._files.items():
-            if file.placement.canvas != first.placement.canvas:
-                raise kinds_differ(self._named(0, first), self._named(position, file))
-        return list(self._files.values())
+    except MediaError as error:
+        inputs[position] = error
+        raise
+    inputs[position] = packets
+    facts, decoder, ops = metadata_of(packets), packets.codec.decoder, request.ops
+    content = memoryview(av_packets(packets)[0])
+    data = np.frombuffer(content, np.uint8)
+    size = _size(data) if decoder in _DALI_DECODERS else None
+    if (
+        size is None
+        or facts.incomplete is not None
+        or (facts.orientation != 1 and not _is_turned_by_dali(decoder, content))
+        or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a film or an animation
+    ):
+        raise NotForDaliError(
+            f"{facts.source}: DALI does not decode this {decoder} file as FFmpeg does"
+        )
+    if request.decode_config.orient and swaps_sides(facts.orientation):
+        size = size[::-1]
+    if not request.cuts.is_empty:
+        ops = request.cuts.filter(position, size, ops, facts.source)
+    shown = ops.box[2:] if ops.box else size
+    placement = place(shown, ops.width, ops.height, ops.scale_mode)
+    return _File(data, facts.source, size, ops.box, ops.mirror, placement)
 
-    def _named(self, position: int, file: _File) -> tuple[str, FrameKind]:
-        kind = FrameKind(*file.placement.canvas, self._request.ops.pix_fmt or "")
-        return f"input {position} ({file.source})", kind
 
-    def not_for_dali(self, reason: str) -> NotForDaliError:
-        """What says that the CPU is to decode the batch."""
-        return NotForDaliError(reason, self._inputs)
+def _size(data: npt.NDArray[np.uint8]) -> Size | None:
+    """Width and height in the file's header, as DALI reads it; ``None`` where it cannot.
 
-    def _read(self, src: Source, position: int) -> _File:
-        request, config = self._request, self._config
-        try:
-            packets = demux_image(src, demux_config=request.demux_config, name=request.name)
-        except MediaError as error:
-            self._inputs[position] = error
-            raise
-        self._inputs[position] = packets
-        facts, decoder, ops = metadata_of(packets), packets.codec.decoder, request.ops
-        content = memoryview(av_packets(packets)[0])
-        data = np.frombuffer(content, np.uint8)
-        size = self._size(data) if decoder in _DALI_DECODERS else None
-        if (
-            size is None
-            or facts.incomplete is not None
-            or (facts.orientation != 1 and not _is_turned_by_dali(decoder, content))
-            or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a film or an animation
-        ):
-            raise self.not_for_dali(
-                f"{facts.source}: DALI does not decode this {decoder} file as FFmpeg does"
-            )
-        if config.orient and swaps_sides(facts.orientation):
-            size = size[::-1]
-        if not request.cuts.is_empty:
-            ops = request.cuts.filter(position, size, ops, facts.source)
-        shown = ops.box[2:] if ops.box else size
-        placement = place(shown, ops.width, ops.height, ops.scale_mode)
-        return _File(data, facts.source, size, ops.box, ops.mirror, placement)
-
-    def _size(self, data: npt.NDArray[np.uint8]) -> Size | None:
-        """Width and height in the file's header, as DALI reads it; ``None`` where it cannot.
-
-        Not left to the decoder: one file whose header it cannot read, in a batch of 32, crashes the process
-        (DALI 2.4, nvImageCodec 0.9: 9 of 9 runs). Reading a header takes 2 microseconds.
-        """
-        try:
-            header = self._headers.CodeStream(data)
-            width, height = int(header.width), int(header.height)
-        except RuntimeError:
-            return None
-        too_large = (width + _FFMPEG_MARGIN) * (height + _FFMPEG_MARGIN) >= _FFMPEG_LIMIT
-        return None if too_large else (width, height)
+    Not left to the decoder: one file whose header it cannot read, in a batch of 32, crashes the process
+    (DALI 2.4, nvImageCodec 0.9: 9 of 9 runs). Reading a header takes 2 microseconds.
+    """
+    headers: Any = require("nvimgcodec", "decoding pictures with DALI")
+    try:
+        header = headers.CodeStream(data)
+        width, height = int(header.width), int(header.height)
+    except RuntimeError:
+        return None
+    too_large = (width + _FFMPEG_MARGIN) * (height + _FFMPEG_MARGIN) >= _FFMPEG_LIMIT
+    return None if too_large else (width, height)
 
 
 def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
@@ -204,7 +188,7 @@ def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
 
 
 def load_images(
-    srcs: Sequence[Source],
+    inputs: list[Any],
     request: FrameRequest,
     index: int | None,
     stopped: Callable[[], bool],
@@ -213,7 +197,7 @@ def load_images(
     """Load images through DALI's operators.
 
     Args:
-        srcs: The images.
+        inputs: The images; packets and errors replace those that were read.
         request: How to load them.
         index: Number of the device; ``None``: the CPU.
         stopped: Asked before each image is read.
@@ -226,21 +210,20 @@ def load_images(
             was forked after CUDA had been used.
         NotForDaliError: The CPU is to decode the batch.
     """
-    pool, batch = slot_pool(index), _Batch(srcs, request)
-    files = batch.files(stopped)
+    pool, files = slot_pool(index), _read_all(inputs, request, stopped)
     with pool.borrow() as slot:
         try:
             made = _made(slot, files, request, hw_decoder_load)
         except DALI_ERRORS as error:
             said = f"DALI says {str(error).strip() or type(error).__name__!r}"
             if not is_out_of_memory(error):
-                raise batch.not_for_dali(said) from error
+                raise NotForDaliError(said) from error
             size = sum(3 * file.size[0] * file.size[1] for file in files) / 1e6
             raise TransferError(
                 f"the {len(files)} pictures of this batch, {size:.1f} MB when decoded, do not fit into the "
                 f"memory of {named(index)}: {said}. Load fewer at a time, in smaller batches or fewer threads"
             ) from error
-        array = slot.first(made) if request.is_single else slot.as_array(made)
+        array = made.tensors[0] if request.is_single else slot.as_array(made)
         positions = range(len(files))
         boxes, flips = request.cuts.drawn(positions, positions)
         indices = None if request.is_single else tuple(positions)
@@ -277,8 +260,8 @@ def _made(
         pictures = _window(slot, pictures, [_shown(file) for file in files])
     is_float = values is not None and values.is_float
     layout = "CHW" if request.layout == "NCHW" else "HWC"
-    if not is_float and not any(file.mirror for file in files):
-        return slot.run("Transpose", pictures, {"perm": (2, 0, 1)}) if layout == "CHW" else pictures
+    if layout == "HWC" and not is_float and not any(file.mirror for file in files):
+        return pictures
     finish = {"dtype": types.UINT8, "output_layout": layout}
     arguments: dict[str, Sequence[Any]] = {
         "mirror": [np.array(one.mirror, np.int32) for one in files]
@@ -336,42 +319,38 @@ def load_video_by_dali(
         ConvertError: No frame lies in the window.
         TransferError: The device has too little memory.
     """
+    codec, source = packets.codec, packets.source
     if refusals := list(_refusals(packets, index)):
         raise DecodeError(
             f"decoder='dali' would not decode this video right: it needs {'; '.join(refusals)}. "
             "decoder='auto' takes PyAV's decoder for such a video, or the CPU",
-            source=packets.source,
+            source=source,
         )
     if missing := cut_short_error(packets, DEFAULT_DECODE_CONFIG):
         raise missing
-    base, zero, window = packets.time_base, metadata_of(packets).zero, packets.window
-    hidden = discarded_pts(packets)
+    base, zero, hidden = packets.time_base, metadata_of(packets).zero, discarded_pts(packets)
     times = {
         number: float(seconds)
         for number, pts in enumerate(sorted(packet.pts or 0 for packet in av_packets(packets)))
-        if pts not in hidden and (seconds := ticks_to_seconds(pts, base, zero)) in window
+        if pts not in hidden and (seconds := ticks_to_seconds(pts, base, zero)) in packets.window
     }
     numbers = list(times)[:num_frames]
     if not numbers:
         raise no_frames(packets)
-    return _decoded(packets, numbers, index), lambda: tuple(times[one] for one in numbers)
-
-
-def _decoded(packets: VideoPackets, numbers: Sequence[int], index: int | None) -> Any:
-    encoded, codec = np.frombuffer(remux(packets), np.uint8), packets.codec
+    encoded, wanted = np.frombuffer(remux(packets), np.uint8), np.array(numbers, np.int32)
     with slot_pool(index).borrow() as slot:
         try:
-            wanted = {"frames": [np.array(numbers, np.int32)]}
-            frames = slot.first(slot.run("decoders.Video", [encoded], _DECODE, wanted))
+            frames = slot.run("decoders.Video", [encoded], _DECODE, {"frames": [wanted]})
         except DALI_ERRORS as error:
             kind = TransferError if is_out_of_memory(error) else DecodeError
-            what = f"{len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} video"
             raise kind(
-                f"DALI cannot decode {what} on {named(index)}: {error}. Load fewer frames at a time, or take "
-                "decoder='pyav', another way to the same hardware",
-                source=packets.source,
+                f"DALI cannot decode {len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} "
+                f"video on {named(index)}: {error}. Load fewer frames at a time, or take decoder='pyav', "
+                "another way to the same hardware",
+                source=source,
             ) from error
-        return ready_buffer(frames, slot.stream)
+        buffer = ready_buffer(frames.tensors[0], slot.stream)
+    return buffer, lambda: tuple(times[one] for one in numbers)
 
 
 def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:

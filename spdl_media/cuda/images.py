@@ -136,11 +136,11 @@ def _load_by_dali(
     Raises:
         Exception: As :func:`load_images`.
     """
-    index = None if config is None else config.device_index
+    index, inputs = None if config is None else config.device_index, list(srcs)
     try:
-        return load_images(srcs, request, index, stopped, hw_decoder_load)
+        return load_images(inputs, request, index, stopped, hw_decoder_load)
     except NotForDaliError as found:
-        buffer = load_rows(found.inputs, request, stopped)
+        buffer = load_rows(inputs, request, stopped)
         warn_of_fallback(str(found), "the pictures")
     return (
         buffer if config is None else copied(buffer, open_device(config, request.purpose), config)

@@ -53,7 +53,7 @@ class Dynamic:
         self.count = 2
         self._ops = types.SimpleNamespace(
             decoders=types.SimpleNamespace(Image=self._operator("decoders.Image")),
-            **{name: self._operator(name) for name in ("Resize", "Slice", "Transpose")},
+            **{name: self._operator(name) for name in ("Resize", "Slice", "CropMirrorNormalize")},
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -107,7 +107,7 @@ def test_all_work_is_done_on_the_device_that_was_asked_for(dynamic: Dynamic) -> 
         ("decoders.Image", "gpu:1"),
         ("Resize", "gpu:1"),
         ("Slice", "gpu:1"),
-        ("Transpose", "gpu:1"),
+        ("CropMirrorNormalize", "gpu:1"),
         "synchronize",
     ]
     assert HISTORY.used
