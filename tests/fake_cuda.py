@@ -27,7 +27,7 @@ import pytest
 # The only place of the tests that knows where the package remembers what this process did with CUDA: no
 # public name gives that.
 from spdl_media import cuda_driver, devices
-from spdl_media.cuda import color_launch
+from spdl_media.cuda import color
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.handover import KEEPER
 
@@ -56,7 +56,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "driver", _driver_of_card)
     cuda_driver._primary_context.cache_clear()
     cuda_driver._function.cache_clear()
-    color_launch._tables.cache_clear()
+    color._tables.cache_clear()
     _CARDS.clear()
 
 
@@ -487,7 +487,7 @@ class Driver:
         *dims, shared, stream, arguments, extra = rest
         assert (shared, extra) == (0, None)
         name, library = self._functions[function - 1], self.library
-        dtype = color_launch.CONVERSION
+        dtype = color.CONVERSION
         argument = np.frombuffer(ctypes.string_at(arguments[0], dtype.itemsize), dtype).copy()
         dims_array = (ctypes.c_uint * 6)(*dims)
 

@@ -18,11 +18,11 @@ import av
 import numpy as np
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
+from color_reference import convert_on_host
 
 import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.cuda.color_launch import convert_on_host
 from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice

@@ -101,9 +101,7 @@ class _File:
     placement: Placement
 
 
-def _read_all(
-    inputs: list[Any], request: FrameRequest, stopped: Callable[[], bool]
-) -> list[_File]:
+def _read_all(inputs: list[Any], request: FrameRequest, stopped: Callable[[], bool]) -> list[_File]:
     """Read all inputs.
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
-from spdl_media.cuda.color_launch import Planes, convert_on_device
+from spdl_media.cuda.color import Planes, convert_on_device
 from spdl_media.cuda.color_plan import Plan, make_plan, normalization, plane_plan, yuv_format
 from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for

@@ -8,10 +8,10 @@
 // be negative.
 //
 // The arithmetic is IEEE float32 without fused multiply-add, in the order written here. The reference in
-// color_launch.py does the same operations in the same order, and so gives the same bits. Compile with
+// tests/color_reference.py does the same operations in the same order, and so gives the same bits. Compile with
 // --fmad=false (NVRTC, nvcc) or -ffp-contract=off (C++).
 //
-// The structs are filled by color_launch.py. The package brings yuv_to_rgb.ptx, made of this file by
+// The structs are filled by color.py. The package brings yuv_to_rgb.ptx, made of this file by
 // tests/color_kernel.py, which the driver compiles for the device at hand: change both together.
 
 struct Axis {

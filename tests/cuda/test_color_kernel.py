@@ -14,14 +14,20 @@ from typing import Any
 import color_kernel
 import numpy as np
 import pytest
-from color_kernel import KERNELS, FakeArray, fake_cupy, host
+from color_kernel import KERNELS, fake_cupy, host
+from color_reference import by_reference, there
 from effort import each
 from fake_cuda import FakeCupy
 
 import spdl_media as sm
 from spdl_media.buffer import CUDABuffer
-from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
-from spdl_media.cuda.color_launch import CONVERSION, kernel_code
+from spdl_media.cuda.color import (
+    CONVERSION,
+    _kernel_code,
+    nv12_to_bgr,
+    nv12_to_rgb,
+    yuv_to_rgb,
+)
 from spdl_media.cuda.color_plan import yuv_format
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -62,16 +68,14 @@ def noise(pix_fmt: str, width: int, height: int, frames: int | None = None) -> l
         return [luma]
     down, across = format.chroma_shape(height, width)
     if format.pairs:
-        return [luma, plane(down, 2 * across)]
+        return [luma, plane(down, across, 2)]
     return [luma, plane(down, across), plane(down, across)]
 
 
 def assert_same(planes: Any, pix_fmt: str, **options: Any) -> np.ndarray:
-    """Convert in host memory and "on the device"; both results must be equal, bit for bit."""
-    expected = np.asarray(yuv_to_rgb(planes, pix_fmt, **options))
-    tiled = not isinstance(planes, list)
-    there: Any = FakeArray(planes) if tiled else [FakeArray(plane) for plane in planes]
-    result = yuv_to_rgb(there, pix_fmt, **options)
+    """Convert by the reference and by the kernel; both results must be equal, bit for bit."""
+    expected = by_reference(yuv_to_rgb, planes, pix_fmt, **options)
+    result = yuv_to_rgb(there(planes), pix_fmt, **options)
     assert isinstance(result, CUDABuffer)
     assert result.dtype == expected.dtype
     np.testing.assert_array_equal(host(result), expected)
@@ -137,8 +141,8 @@ def test_buffers_in_a_list_are_one_launch(function: Any, cupy: FakeCupy) -> None
     rng = np.random.default_rng(0)
     shapes = [(21, 16), (2, 21, 16), (1, 1, 21, 16)]
     arrays = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
-    result = function([FakeArray(array) for array in arrays])
-    expected = np.asarray(function(arrays))
+    result = function(there(arrays))
+    expected = by_reference(function, arrays)
     assert expected.shape == (4, 3, 14, 16)
     np.testing.assert_array_equal(host(result), expected)
     assert [launch.grid[2] for launch in cupy.card.driver.launches] == [4]
@@ -169,8 +173,8 @@ def test_structs_lie_in_memory_as_the_compiler_lays_them(library: ctypes.CDLL) -
 
 def test_the_comparison_sees_a_difference(cupy: FakeCupy) -> None:
     planes = noise("nv12", 16, 8)
-    result = yuv_to_rgb([FakeArray(plane) for plane in planes], "nv12", matrix="bt709")
-    assert (host(result) != np.asarray(yuv_to_rgb(planes, "nv12", matrix="smpte240m"))).any()
+    result = yuv_to_rgb(there(planes), "nv12", matrix="bt709")
+    assert (host(result) != by_reference(yuv_to_rgb, planes, "nv12", matrix="smpte240m")).any()
 
 
 @pytest.mark.usefixtures("cupy")
@@ -179,8 +183,8 @@ def test_work_on_a_pixel_is_bounded() -> None:
     for side, work in ((1200, 1198**2), (65535, 65533**2)):
         plane = np.broadcast_to(np.zeros((1, 1), np.uint8), (side, side))
         with pytest.raises(sm.TransferError, match=rf"each pixel of 1x1 would sum up {work} sam"):
-            yuv_to_rgb([FakeArray(plane)], "gray", width=1, height=1)
-    assert host(yuv_to_rgb([FakeArray(plane[:600, :600])], "gray", width=1)).shape == (600, 1, 3)
+            yuv_to_rgb(there([plane]), "gray", width=1, height=1)
+    assert host(yuv_to_rgb(there([plane[:600, :600]]), "gray", width=1)).shape == (600, 1, 3)
 
 
 # Memory that ends where the arrays do, so that a sanitizer sees each step beyond.
@@ -188,7 +192,8 @@ _ADVERSARIAL = """
 import sys
 import numpy as np, pytest
 import color_kernel
-from color_kernel import FakeArray, fake_cupy, host
+from color_kernel import fake_cupy, host
+from color_reference import by_reference, there
 from pathlib import Path
 from spdl_media.cuda.color_plan import yuv_format
 from spdl_media.cuda.color import yuv_to_rgb
@@ -211,8 +216,8 @@ for number in range(240):
         planes += [exact(shape, format.dtype, rng) for shape in shapes]
     options = {"width": w, "height": h} if number % 3 else {}
     options |= {"normalize": ((0.5,) * 3, (0.2,) * 3)} if number % 5 == 0 else {}
-    expected = np.asarray(yuv_to_rgb(planes, name, **options))
-    result = yuv_to_rgb([FakeArray(plane) for plane in planes], name, **options)
+    expected = by_reference(yuv_to_rgb, planes, name, **options)
+    result = yuv_to_rgb(there(planes), name, **options)
     np.testing.assert_array_equal(host(result), expected)
 print("no complaint")
 """
@@ -243,10 +248,10 @@ def test_no_size_reads_or_writes_beyond_the_arrays(tmp_path: Path) -> None:
 
 
 def test_the_shipped_code_is_made_of_the_source() -> None:
-    head, *_ = kernel_code().decode().splitlines()
+    head, *_ = _kernel_code().decode().splitlines()
     assert color_kernel.digest() in head, "run python tests/color_kernel.py with NVRTC 11.8"
-    assert_is_right_ptx(kernel_code().decode())
-    assert ".version 7.8\n.target sm_75\n" in kernel_code().decode(), (
+    assert_is_right_ptx(_kernel_code().decode())
+    assert ".version 7.8\n.target sm_75\n" in _kernel_code().decode(), (
         "older drivers refuse newer PTX"
     )
 
@@ -256,7 +261,7 @@ def test_every_device_takes_the_shipped_code(architecture: str, tmp_path: Path) 
     ptxas, code = shutil.which("ptxas"), tmp_path / "yuv_to_rgb.ptx"
     if ptxas is None:
         pytest.skip("there is no ptxas")
-    code.write_bytes(kernel_code())
+    code.write_bytes(_kernel_code())
     output = tmp_path / "yuv_to_rgb.cubin"
     run = [ptxas, "-v", "-Werror", f"-arch=sm_{architecture}", "-o", output, code]
     said = subprocess.run(run, check=True, capture_output=True, text=True).stderr

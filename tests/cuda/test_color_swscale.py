@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
+from color_reference import by_reference
 from effort import each
 from plane_oracle import frame_of
 
 import spdl_media as sm
-from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
 from spdl_media.cuda.color_plan import yuv_format
 
+yuv_to_rgb, nv12_to_rgb, nv12_to_bgr = (
+    partial(by_reference, function) for function in (sm.yuv_to_rgb, sm.nv12_to_rgb, sm.nv12_to_bgr)
+)
 MEDIA = Path(__file__).resolve().parents[2] / "samples" / "media"
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 
@@ -154,7 +158,7 @@ def test_black_beside_white(algo: str) -> None:
             color_range="pc",
             width=size[0],
             height=size[1],
-            scale_algo=algo,  # type: ignore[arg-type]
+            scale_algo=algo,
         )
         assert np.abs(np.asarray(result).astype(int) - expected).max() <= 1
 

@@ -7,32 +7,26 @@ from typing import Any
 import color_kernel
 import numpy as np
 import pytest
-from color_kernel import FakeArray, fake_cupy
+from color_kernel import fake_cupy
+from color_reference import by_reference
 
 import spdl_media as sm
-from spdl_media.cuda.color import yuv_to_rgb
 from spdl_media.cuda.color_plan import yuv_format
 
 NORMAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-@pytest.fixture(
-    params=["compiled for the CPU", pytest.param("gpu", marks=pytest.mark.cuda("cupy"))]
-)
-def upload(
+@pytest.fixture(params=["compiled for the CPU", pytest.param("gpu", marks=pytest.mark.cuda)])
+def device(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Any:
-    """What puts an array on the device."""
-    if request.param == "gpu":
-        import cupy
-
-        return cupy.asarray
-    if color_kernel.compiler() is None:
-        pytest.skip("there is no C++ compiler")
-    fake_cupy(monkeypatch, color_kernel.compiled(tmp_path_factory.mktemp("kernel")))
-    return FakeArray
+) -> None:
+    """A GPU, or what stands for one."""
+    if request.param != "gpu":
+        if color_kernel.compiler() is None:
+            pytest.skip("there is no C++ compiler")
+        fake_cupy(monkeypatch, color_kernel.compiled(tmp_path_factory.mktemp("kernel")))
 
 
 def values_of(buffer: sm.CUDABuffer) -> np.ndarray:
@@ -47,17 +41,16 @@ def noise(pix_fmt: str, width: int, height: int, frames: int = 2) -> list[np.nda
         return values.astype(format.dtype)
 
     down, across = format.chroma_shape(height, width)
-    chroma = [(down, across)] * 2 if not format.pairs else [(down, 2 * across)]
+    chroma = [(down, across, 2)] if format.pairs else [(down, across)] * 2
     return [plane(height, width), *(plane(*shape) for shape in chroma)]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("color_range", ["tv", "pc"])
 @pytest.mark.parametrize("pix_fmt", ["nv12", "yuv420p", "yuv422p", "p010le", "yuv444p12le"])
-def test_the_kernel_gives_what_the_reference_gives(
-    upload: Any, pix_fmt: str, color_range: str
-) -> None:
+def test_the_kernel_gives_what_the_reference_gives(pix_fmt: str, color_range: str) -> None:
     planes = noise(pix_fmt, 37, 29)
-    there = [upload(plane) for plane in planes]
+    there = [sm.transfer_buffer(sm.CPUBuffer(plane), cuda_config=0) for plane in planes]
     for options in (
         {},
         {"width": 64, "height": 50, "layout": "NCHW"},
@@ -65,8 +58,8 @@ def test_the_kernel_gives_what_the_reference_gives(
         {"normalize": NORMAL, "layout": "NCHW", "matrix": "bt2020nc"},
     ):
         look: dict[str, Any] = {**options, "color_range": color_range}
-        want = np.asarray(yuv_to_rgb(planes, pix_fmt, **look))
-        found = values_of(yuv_to_rgb(there, pix_fmt, **look))
+        found = values_of(sm.yuv_to_rgb(there, pix_fmt, **look))
+        want = by_reference(sm.yuv_to_rgb, planes, pix_fmt, **look)
         # Bit for bit where the kernel is compiled for the CPU; no device has been asked yet.
         if want.dtype == np.uint8:
             assert np.abs(found.astype(int) - want).max() <= 1

@@ -1,0 +1,89 @@
+"""The kernel's reference, by NumPy, and what converts by it where devices are stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from color_kernel import FakeArray, fake_cupy, host
+from fake_cuda import FakeCupy, FakeTorch
+
+import spdl_media as sm
+from spdl_media import cuda_driver
+from spdl_media.cuda import color
+from spdl_media.cuda.color import Planes
+from spdl_media.cuda.color_plan import Plan, Taps
+from spdl_media.formats import Array
+
+
+def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:
+    """Convert frames by NumPy: the reference of ``yuv_to_rgb.cu``, operation by operation.
+
+    All arithmetic is float32, each product and each sum rounded on its own, in the order of the kernel.
+    The arguments are those of :func:`convert_on_device`.
+    """
+    frames = (frame for planes in batches for frame in zip(*planes, strict=True))
+    for target, (luma, *chroma) in zip(out, frames, strict=True):
+        y = _resample(luma, plan.luma, plan)
+        if plan.dtype == "samples":
+            value = np.rint(np.clip(y, 0, plan.scale[0]))
+            target[..., 0] = value.astype(out.dtype) << plan.shift
+            continue
+        u, v = (_resample(plane, plan.chroma, plan) for plane in chroma)
+        for channel, weights in enumerate(plan.matrix):
+            value = weights[0] * y + weights[1] * u + weights[2] * v + weights[3]
+            value = np.clip(value, np.float32(0), np.float32(255))
+            if plan.dtype == "uint8":
+                target[..., channel] = np.rint(value)
+            else:
+                target[..., channel] = value * plan.scale[channel] + plan.bias[channel]
+
+
+def _resample(plane: Array, taps: tuple[Taps, Taps], plan: Plan) -> Array:
+    """Weighted sums of windows of samples, rows first."""
+    across, down = taps
+    samples = (plane >> plan.shift).astype(np.float32)
+    lines = np.zeros((len(samples), len(across.first)), np.float32)
+    for tap, weights in enumerate(across.weights):
+        lines += weights * samples[:, across.first + tap]
+    np.minimum(lines, np.float32(plan.ceiling), out=lines)
+    result = np.zeros((len(down.first), lines.shape[1]), np.float32)
+    for tap, weights in enumerate(down.weights):
+        result += weights[:, None] * lines[down.first + tap]
+    return result
+
+
+def there(planes: Any, device: int = 0) -> Any:
+    """Arrays or buffers in host memory as buffers on a device of the stand-ins."""
+    if isinstance(planes, list | tuple):
+        return [there(plane, device) for plane in planes]
+    about = planes.metadata if isinstance(planes, sm.CPUBuffer) else {}
+    array = np.asarray(planes)
+    return sm.CUDABuffer(FakeArray(array, device), array.shape, array.dtype, device, **about)
+
+
+def by_reference(
+    function: Callable[..., Any], planes: Any, *arguments: Any, **options: Any
+) -> np.ndarray:
+    """What a function of the package gives for these planes with the reference in the kernel's place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not isinstance(sys.modules.get("cupy"), FakeCupy):
+            assert not isinstance(sys.modules.get("torch"), FakeTorch)
+            fake_cupy(patch)
+        patch.setattr(color, "convert_on_device", _put_on_stream)
+        result = host(function(there(planes), *arguments, **options)).copy()
+    # That of the stand-ins is none of a device that there may be.
+    cuda_driver._primary_context.cache_clear()
+    return result
+
+
+def _put_on_stream(device: Any, batches: Sequence[Planes], plan: Plan, out: Array) -> None:
+    def convert() -> bool:
+        convert_on_host(batches, plan, out)
+        return True
+
+    stream = cuda_driver.driver().card.stream(device.index, device.stream)
+    stream.put("the reference", convert)
