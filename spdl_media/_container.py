@@ -23,13 +23,7 @@ from spdl_media._ffmpeg import (
     ffmpeg_log,
     says_checksum_failed,
 )
-from spdl_media.audio_clock import (
-    counted_starts,
-    filled_in,
-    is_mp3,
-    mp3_frame_size,
-    straightened,
-)
+from spdl_media.audio_clock import counted_starts, filled_in, straightened
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -40,6 +34,7 @@ from spdl_media.codec import (
 from spdl_media.coded_units import mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError
+from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.parts import missing_packets, signed_format

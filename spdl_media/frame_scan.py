@@ -20,12 +20,11 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import id3_size, mp3_frame_size, mp3_sample_rate
+from spdl_media.audio_clock import AUDIO_PREROLL
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
 from spdl_media.packets import make_packet
 from spdl_media.timing import Window
-from spdl_media.window import AUDIO_PREROLL
 
 # At most so many bytes are held in memory.
 _MOST_BYTES = 2**25
@@ -109,7 +108,7 @@ _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 def _find_mp3(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
-    begin = id3_size(head)
+    begin = _id3_size(head)
     size = input.size() - begin
     top = bytes(input.read_at(begin, _INFO_TAG_SIZE)) if begin else head
     is_mpeg1, is_mono = top[1] & 8 != 0, top[3] >= 0xC0
@@ -118,7 +117,7 @@ def _find_mp3(
     frame_size = mp3_frame_size(top[:4])
     if frame_size is None or tag is None:
         return None
-    rate, samples = mp3_sample_rate(top), 1152 if is_mpeg1 else 576
+    rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
     start, stop = _bounds(window, rate, num_samples)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
@@ -225,6 +224,59 @@ def _mp3_sizes(version: int, rate: int) -> dict[int, int]:
     thirds = (third for third in range(256) if third & 0x0C == rate)
     sizes = {third: mp3_frame_size(bytes((0xFF, version, third, 0))) for third in thirds}
     return {third: size for third, size in sizes.items() if size}
+
+
+# Kilobits a second by the index in the header, of layer III in MPEG-1 and in MPEG-2 and 2.5.
+_MP3_RATES = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+_MP3_SAMPLE_RATES = (44100, 48000, 32000)
+
+
+def _id3_size(head: bytes | memoryview) -> int:
+    """Bytes of the ID3 tag with which a file begins; 0: there is none."""
+    if head[:3] != b"ID3" or len(head) < 10:
+        return 0
+    # Of each byte of the size the highest bit is left out.
+    return 10 + sum((head[6 + i] & 127) << 7 * (3 - i) for i in range(4))
+
+
+def _mp3_sample_rate(header: bytes) -> int:
+    """Samples a second of the MP3 frame that begins with this header."""
+    version = header[1] >> 3 & 3
+    # MPEG-2 halves the sample rates, MPEG-2.5 quarters them.
+    return _MP3_SAMPLE_RATES[header[2] >> 2 & 3] >> (3 - version + 1) // 2
+
+
+def mp3_frame_size(header: bytes) -> int | None:
+    """Bytes in the MP3 frame that begins with these four; ``None``: no such frame, or one of free size."""
+    # Eleven bits of synchronisation, then layer III.
+    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
+        return None
+    version, rate = header[1] >> 3 & 3, header[2] >> 4
+    # Version 1 is reserved, rate 0 is free, rate 15 forbidden, and so is the last sample rate.
+    if version == 1 or rate in (0, 15) or header[2] & 0x0C == 0x0C:
+        return None
+    is_mpeg1 = version == 3
+    bits = _MP3_RATES[not is_mpeg1][rate] * (144_000 if is_mpeg1 else 72_000)
+    # The last bit is a byte of padding.
+    return bits // _mp3_sample_rate(header) + (header[2] >> 1 & 1)
+
+
+# As many frames of MP3 in a row are enough for FFmpeg, too.
+_MP3_FRAMES = 7
+
+
+def is_mp3(head: bytes | memoryview) -> bool:
+    """Whether the first bytes of a file are frames of MP3, behind a tag or not."""
+    start = _id3_size(head)
+    for _ in range(_MP3_FRAMES):
+        size = mp3_frame_size(bytes(head[start : start + 4]))
+        if size is None:
+            return False
+        start += size
+    return True
 
 
 # FLAC: each header has the number of its frame, and is found by the sync code before it.

@@ -17,7 +17,13 @@ from typing import Any, TypeAlias, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import AAC_FRAME_SIZE, is_aac_lc, tells_sample, vorbis_blocks
+from spdl_media.audio_clock import (
+    AAC_FRAME_SIZE,
+    AUDIO_PREROLL,
+    is_aac_lc,
+    tells_sample,
+    vorbis_blocks,
+)
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import (
     AudioPackets,
@@ -32,12 +38,6 @@ P = TypeVar("P", VideoPackets, ImagePackets)
 
 Begins: TypeAlias = Callable[[AvPacket], bool | None]
 """Whether decoding can begin at a packet; ``None``: not there, but perhaps at a later one."""
-
-# MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
-# give after a seek what they give when decoded from the start, but for the last bit of two: MP2, whose
-# dither goes on from frame to frame, and Opus for speech, whose predictors still remember it after 5 s. What
-# is more of it they forget in 0.32 s (of 1,200 windows).
-AUDIO_PREROLL = Fraction(1, 2)
 
 # Packets of lossless codecs know nothing of each other.
 _WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})

@@ -27,7 +27,7 @@ from damage import (
 from heif_grid import make_in_idat
 
 import spdl_media as sm
-from spdl_media.audio_clock import mp3_frame_size
+from spdl_media.frame_scan import mp3_frame_size
 from spdl_media.packets import av_packets
 from spdl_media.parts import missing_end
 from spdl_media.testing import index_frames, make_audio, make_image, make_video

@@ -25,7 +25,7 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "coded_units", "packets"],
-    ["audio_clock", "_container", "window", "demuxer", "demux", "frame_scan"],
+    ["audio_clock", "frame_scan", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],
