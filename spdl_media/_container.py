@@ -40,12 +40,7 @@ from spdl_media.inputs import Input
 from spdl_media.parts import missing_packets, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
-from spdl_media.stills import (
-    HEAD_SIZE,
-    WITHOUT_SIGNATURE,
-    container_still,
-    still_codec,
-)
+from spdl_media.stills import HEAD_SIZE, WITHOUT_SIGNATURE, container_still, still_codec
 
 Kind: TypeAlias = Literal["video", "audio"]
 
@@ -59,12 +54,10 @@ _SEEKS_TO_START = ("mov,mp4", "avi")
 # and then; after a seek, those in between are counted from the wrong one.
 _SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
 
-
 # To try out the decoder takes half of the time to open a file of audio. These tell all without it.
 _TELL_STREAMS = frozenset({"ogg", "mov"})
 
-NO_DECODERS = "none"
-"""In the place of decoders' names."""
+NO_DECODERS = "none"  # in the place of decoders' names
 
 
 class Container:
@@ -168,7 +161,11 @@ class Container:
         return None if stream is None else stream.index
 
     def codec(self, index: int) -> AudioCodec | VideoCodec:
-        """Codec of the stream with this index, which must be audio or video."""
+        """Codec of the stream with this index.
+
+        Raises:
+            DemuxError: There is none, it is neither audio nor video, or no decoder knows it.
+        """
         kinds = {stream.index: stream.type for stream in self.av.streams}
         return self.audio(index)[1] if kinds.get(index) == "audio" else self.video(index)[1]
 
@@ -212,16 +209,17 @@ class Container:
             return Fraction(0)
         # FFmpeg rounds the container's start to microseconds. The stream that starts it states the same
         # moment exactly, in its own time base; a window's edge must not fall beside a frame by rounding.
-        exact, least = Fraction(start, 1_000_000), 2.0
-        for stream in self.av.streams:
-            ticks, base = stream.start_time, stream.time_base
-            if ticks is None or not base:
-                continue
-            # In microseconds, and whole numbers up to the last step: fractions take ten times as long.
-            beside = abs(ticks * base.numerator * 1_000_000 - start * base.denominator)
-            error = beside / base.denominator
-            if error <= 1 and error < least:
-                exact, least = ticks * as_fraction(base), error
+        pairs = [(stream.start_time, stream.time_base) for stream in self.av.streams]
+        stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
+        # In microseconds, and whole numbers up to the last step: fractions take ten times as long.
+        errors = [
+            abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
+            for ticks, base in stated
+        ]
+        if min(errors, default=2.0) > 1:
+            return Fraction(start, 1_000_000)
+        ticks, base = stated[errors.index(min(errors))]
+        exact: Fraction = ticks * as_fraction(base)
         return exact
 
     @property
@@ -238,6 +236,9 @@ class Container:
 
         It is entered once for all packets of a call: to collect the log takes longer than to read a packet.
         A generator must not hold it over a ``yield``, since the log is that of a thread.
+
+        Raises:
+            DemuxError: FFmpeg cannot read the container.
         """
         with ffmpeg_log() as self._log:
             self._log_start = 0
@@ -328,7 +329,7 @@ class Container:
         if kind := container_still(head) or still_codec(head):
             if self._empty:  # a parser of FFmpeg's that finds the header implausible
                 raise self.error(f"FFmpeg finds no image in this {kind} data")
-            return check_complete(kind, self.content())
+            return check_complete(kind, self._input.read_all())
         missing = self._input.missing_end()
         if missing is None and self.format.startswith("mov") and self._input.seekable:
             missing = missing_packets(self.av.streams, self._input.size())
@@ -354,7 +355,12 @@ class Container:
         return f"the data ends after {found} of {stated} samples"
 
     def rewind(self) -> None:
-        """Go to the first packet of the file."""
+        """Go to the first packet of the file.
+
+        Raises:
+            SourceError: It cannot be opened again.
+            DemuxError: It cannot seek, or is no media any more.
+        """
         if self._fresh:
             return
         if not self._input.seekable:
@@ -440,7 +446,3 @@ class Container:
             # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
             self._orientations[index] = matrix_orientation(matrix) if matrix else 1
         return self._orientations[index]
-
-    def content(self) -> bytes | memoryview:
-        """The whole file of an image."""
-        return self._input.read_all()

@@ -116,7 +116,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
             if kind is None:
                 return packets
             # FFmpeg makes a packet of these however short the file is.
-            return packets.with_metadata(incomplete=check_complete(kind, container.content()))
+            return packets.with_metadata(incomplete=check_complete(kind, input.read_all()))
     return _whole_file(input, decoder)
 
 

@@ -202,7 +202,7 @@ class Demuxer:
         if stream_index is None and self._input.seekable:
             reason = pillow_reason(self._input.head(HEAD_SIZE))
             if reason is not None and not reason.endswith(BESIDE):
-                name, data = self._input.name, container.content()
+                name, data = self._input.name, self._input.read_all()
                 return iter([pillow_packets(VideoPackets, data, name, reason, window)])
         return read_video(container, stream_index, window, nbytes)
 

@@ -76,6 +76,9 @@ def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedF
 
     Returns:
         The frames; ``None`` where FFmpeg has to judge, or the window holds no sample.
+
+    Raises:
+        SourceError: The file cannot be read.
     """
     head = bytes(input.read_at(0, _INFO_TAG_SIZE))
     find = _find_flac if head[:4] == b"fLaC" else _find_mp3

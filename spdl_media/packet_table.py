@@ -66,7 +66,11 @@ class PacketTable:
 
 
 def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
-    """Note what packets say. Their data are read, and not decoded."""
+    """Note what packets say. Their data are read, and not decoded.
+
+    Raises:
+        SourceError: The source of the packets cannot be read.
+    """
     rows: list[tuple[int, ...]] = []
     for packet in packets:
         pts = NO_TIME if packet.pts is None else packet.pts
@@ -97,6 +101,9 @@ def mp4_table(
 
     Returns:
         The table; ``None``: it is no such file, or the packets have to be looked at.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
     """
     stream = container.av.streams[index]
     # Cameras state key frames of these wrongly, and FFmpeg looks into the packets.

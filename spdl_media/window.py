@@ -158,6 +158,9 @@ def with_x264_build(
     """Tell the decoder of a window which x264 wrote it: 4:4:4 of versions before 151 is coded otherwise.
 
     The first packet of the stream alone states it.
+
+    Raises:
+        SourceError: The source cannot be read.
     """
     if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
         return codec
@@ -192,6 +195,10 @@ def audio_packets(
         stream_index: Of the stream; ``None``: the best one.
         window: What is asked for.
         keep: The packets outlive the container.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: There is no such stream.
     """
     index, codec = container.audio(stream_index)
     start = _audio_start(container, codec, window)
@@ -293,7 +300,12 @@ def our_packets(
     continues: bool = False,
     goes_on: bool = False,
 ) -> Any:
-    """Wrap FFmpeg's packets of a stream in packets of the kind that its codec has."""
+    """Wrap FFmpeg's packets of a stream in packets of the kind that its codec has.
+
+    Raises:
+        SourceError: The end of the source cannot be read.
+        DemuxError: It is an image of which FFmpeg gives nothing at all.
+    """
     is_video = isinstance(codec, VideoCodec)
     metadata = PacketMetadata(
         container.name,
