@@ -21,11 +21,7 @@ from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 
-from spdl_media._ffmpeg import (
-    TranslatedErrors,
-    as_fraction,
-    check_codec_options,
-)
+from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
 from spdl_media.stills import ERR_DETECT

@@ -25,13 +25,7 @@ from spdl_media.audio_clock import (
     vorbis_blocks,
 )
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.packets import (
-    AudioPackets,
-    ImagePackets,
-    PacketMetadata,
-    VideoPackets,
-    make_packet,
-)
+from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import Window
 
 P = TypeVar("P", VideoPackets, ImagePackets)
