@@ -25,7 +25,7 @@ from spdl_media.formats import (
     pixel_layout,
     plane_views,
 )
-from spdl_media.frames import AudioChunk, AudioFrames
+from spdl_media.frames import AudioChunk, AudioFrames, new_frame
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.timing import Rate, parse_rate
 
@@ -327,12 +327,7 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
     samples = values.T if planar else values
     count, channels = samples.shape
-    frame = av.AudioFrame(base, channel_layout(channels), count)
-    np.frombuffer(memoryview(frame.planes[0]), values.dtype, values.size)[:] = samples.reshape(-1)
-    frame.sample_rate = sample_rate
-    if planar:
-        # PyAV cannot list the planes of eight and more channels, but FFmpeg's resampler writes them.
-        (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
+    frame = new_frame(samples, sample_fmt, channel_layout(channels), sample_rate)
     frame.pts = check_int("pts", pts, at_least=None)
     frame.time_base = Fraction(1, sample_rate)
     return AudioFrames([AudioChunk(frame, 0, count, pts)])

@@ -213,16 +213,22 @@ def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
     return result
 
 
+def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
+    """A frame of this format and channel layout with a copy of the samples ``(N, C)``."""
+    frame = av.AudioFrame(sample_fmt.removesuffix("p"), layout, len(samples))
+    np.frombuffer(memoryview(frame.planes[0]), samples.dtype, samples.size)[:] = samples.reshape(-1)
+    frame.sample_rate = sample_rate
+    if sample_fmt.endswith("p"):
+        # PyAV cannot list the planes of eight and more channels, but FFmpeg's resampler writes them.
+        (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
+    return frame
+
+
 def silent_frame(like: av.AudioFrame, count: int) -> av.AudioFrame:
     """A frame of so many samples of silence, in the format of another one."""
-    packed = like.format.packed.name
-    frame = av.AudioFrame(packed, like.layout.name, count)
-    frame.sample_rate = like.sample_rate
-    np.frombuffer(memoryview(frame.planes[0]), np.uint8)[:] = silence_of(packed)
-    if like.format.is_planar:
-        # The planes of some cannot be listed, so they are made of one.
-        resampler = av.AudioResampler(like.format.name, like.layout, like.sample_rate)
-        (frame,) = resampler.resample(frame)
+    name, shape = like.format.name, (count, like.layout.nb_channels)
+    samples = np.full(shape, silence_of(name), SAMPLE_DTYPES[name.removesuffix("p")])
+    frame = new_frame(samples, name, like.layout.name, like.sample_rate)
     frame.time_base = time_base_of(like)
     return frame
 
