@@ -23,7 +23,7 @@ from spdl_media.codec import (
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.decode import decode_packets
 from spdl_media.demux import read_image, still_decoder
-from spdl_media.formats import COLOR_PRIMARIES, COLOR_RANGES, COLOR_TRCS, COLORSPACES
+from spdl_media.formats import COLOR_TABLES
 from spdl_media.geometry import is_mirrored, rotation, swaps_sides
 from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
@@ -295,7 +295,8 @@ def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoSt
     size = codec.width, codec.height
     # What the user gets is upright, so the sizes here are as well.
     width, height = reversed(size) if swaps_sides(orientation) else size
-    color_range, colorspace, primaries, trc = codec.color
+    named = zip(COLOR_TABLES.items(), codec.color, strict=True)
+    colors: dict[str, Any] = {name: table.get(number) for (name, table), number in named}
     return VideoStreamInfo(
         **stated,
         codec=codec.name,
@@ -305,10 +306,7 @@ def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoSt
         orientation=orientation,
         rotation=rotation(orientation),
         mirrored=is_mirrored(orientation),
-        colorspace=COLORSPACES.get(colorspace),
-        color_range=COLOR_RANGES.get(color_range),
-        color_primaries=COLOR_PRIMARIES.get(primaries),
-        color_trc=COLOR_TRCS.get(trc),
+        **colors,
     )
 
 

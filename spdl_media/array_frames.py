@@ -16,10 +16,7 @@ import numpy.typing as npt
 from spdl_media._checks import check_choice, check_int, check_positive, listed
 from spdl_media._ffmpeg import is_pixel_format
 from spdl_media.formats import (
-    COLOR_PRIMARIES,
-    COLOR_RANGES,
-    COLOR_TRCS,
-    COLORSPACES,
+    COLOR_TABLES,
     SAMPLE_DTYPES,
     chroma_steps,
     pixel_layout,
@@ -39,12 +36,6 @@ _PIXEL_FORMATS = {
     ("uint16", 1): "gray16",
     ("uint16", 3): "rgb48",
     ("uint16", 4): "rgba64",
-}
-COLOR_TABLES = {
-    "color_range": COLOR_RANGES,
-    "colorspace": COLORSPACES,
-    "color_primaries": COLOR_PRIMARIES,
-    "color_trc": COLOR_TRCS,
 }
 # PyAV shares memory of these packed formats, and of planes that hold one component each.
 _SHARED_PACKED = frozenset(

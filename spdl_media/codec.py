@@ -24,6 +24,7 @@ from av.video.codeccontext import VideoCodecContext
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.errors import DecodeError
+from spdl_media.formats import COLOR_TABLES
 from spdl_media.stills import ERR_DETECT
 
 __all__ = ("AudioCodec", "Codec", "VideoCodec")
@@ -148,8 +149,8 @@ def usual_duration(codec: VideoCodec) -> int:
 
 def color_numbers(source: Any) -> tuple[int, int, int, int]:
     """Range, matrix, primaries and transfer of a codec context or a frame, as FFmpeg's numbers."""
-    color_range, matrix = int(source.color_range), int(source.colorspace)
-    return color_range, matrix, int(source.color_primaries), int(source.color_trc)
+    levels, matrix, primaries, trc = (int(getattr(source, name)) for name in COLOR_TABLES)
+    return levels, matrix, primaries, trc
 
 
 _BITS = {"u8p": 8, "s16p": 16, "s32p": 24}
@@ -392,9 +393,8 @@ def set_video(context: CodecContext, codec: VideoCodec) -> None:
 
 def set_colors(context: Any, codec: VideoCodec) -> None:
     """Tell a decoder the colours that the container states, for frames that state none."""
-    context.color_range, context.colorspace, context.color_primaries, context.color_trc = (
-        codec.color
-    )
+    for name, number in zip(COLOR_TABLES, codec.color, strict=True):
+        setattr(context, name, number)
 
 
 def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
-from typing import Self, TypeAlias, overload
-
-from av.stream import Stream
+from typing import Any, Self, TypeAlias, overload
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._container import Container
@@ -67,13 +65,12 @@ class Demuxer:
         self._guard = OneThread("Demuxer")
         config = as_demux_config(demux_config)
         self._input = open_input(src, config, name=name)
-        self._container: Container | None = None
         try:
-            self._container = Container(self._input, config)
-        finally:
+            self._container: Container | None = Container(self._input, config)
+        except BaseException:
             # What cannot be opened as media must not keep the file open.
-            if self._container is None:
-                self._input.close()
+            self._input.close()
+            raise
 
     def close(self) -> None:
         """Close the source. A file-like object of the caller stays open, at its original position.
@@ -364,16 +361,8 @@ class Demuxer:
             begun |= chunk.keys()
 
 
-# Where the packets of long streams are cut into chunks.
-
-
 def _check_limits(duration: Duration, num_packets: int | None) -> None:
-    """Refuse limits of a chunk that are not exactly one positive number.
-
-    Raises:
-        ValueError: They are none or both, or not positive.
-        TypeError: One is no number.
-    """
+    """Refuse limits of a chunk that are not exactly one positive number."""
     if (duration is None) == (num_packets is None):
         raise ValueError(
             "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
@@ -443,7 +432,7 @@ class _Clock:
         end: Where the stream ends by the header, or infinity.
     """
 
-    def __init__(self, stream: Stream, zero: Fraction, units: int) -> None:
+    def __init__(self, stream: Any, zero: Fraction, units: int) -> None:
         base: Fraction = as_fraction(stream.time_base)
         self._step, self._zero = int(base * units), int(zero * units)
         # Raw streams have no timestamps: theirs are counted from second 0.

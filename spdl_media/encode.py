@@ -19,11 +19,11 @@ from av.codec.context import Flags
 
 from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
-from spdl_media.array_frames import COLOR_TABLES, channel_layout, color_number
+from spdl_media.array_frames import channel_layout, color_number
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
 from spdl_media.filters import FrameFilter
-from spdl_media.formats import COLOR_RANGES, COLORSPACES, format_name, is_yuv
+from spdl_media.formats import COLOR_RANGES, COLOR_TABLES, COLORSPACES, format_name, is_yuv
 from spdl_media.frames import AudioChunk, AudioFrames, frame_of
 from spdl_media.geometry import rotation
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata

@@ -176,6 +176,13 @@ COLOR_TRCS = _by_number(
     "11 iec61966-2-4, 12 bt1361e, 13 iec61966-2-1, 14 bt2020-10, 15 bt2020-12, 16 smpte2084, "
     "17 smpte428, 18 arib-std-b67"
 )
+# By the names that FFmpeg's frames and codec contexts have for them.
+COLOR_TABLES: Mapping[str, Mapping[int, str]] = {
+    "color_range": COLOR_RANGES,
+    "colorspace": COLORSPACES,
+    "color_primaries": COLOR_PRIMARIES,
+    "color_trc": COLOR_TRCS,
+}
 
 _PALETTE = np.dtype("u4")
 

@@ -22,14 +22,7 @@ from av.video.reformatter import VideoReformatter
 
 from spdl_media._checks import as_int
 from spdl_media._ffmpeg import as_fraction
-from spdl_media.formats import (
-    COLOR_PRIMARIES,
-    COLOR_RANGES,
-    COLOR_TRCS,
-    COLORSPACES,
-    Array,
-    picture_planes,
-)
+from spdl_media.formats import COLOR_TABLES, Array, picture_planes
 from spdl_media.geometry import is_mirrored, rotation
 from spdl_media.packets import FrameMetadata
 from spdl_media.timing import ticks_to_seconds
@@ -146,7 +139,7 @@ class _Pictures(DecodedFrames):
         Raises:
             ValueError: There are no frames; the message names the window.
         """
-        return COLORSPACES.get(int(self._first().colorspace))
+        return self._color("colorspace")
 
     @property
     def color_range(self) -> str | None:
@@ -155,7 +148,7 @@ class _Pictures(DecodedFrames):
         Raises:
             ValueError: There are no frames; the message names the window.
         """
-        return COLOR_RANGES.get(int(self._first().color_range))
+        return self._color("color_range")
 
     @property
     def color_primaries(self) -> str | None:
@@ -164,7 +157,7 @@ class _Pictures(DecodedFrames):
         Raises:
             ValueError: There are no frames; the message names the window.
         """
-        return COLOR_PRIMARIES.get(int(self._first().color_primaries))
+        return self._color("color_primaries")
 
     @property
     def color_trc(self) -> str | None:
@@ -175,7 +168,7 @@ class _Pictures(DecodedFrames):
         Raises:
             ValueError: There are no frames; the message names the window.
         """
-        return COLOR_TRCS.get(int(self._first().color_trc))
+        return self._color("color_trc")
 
     @property
     def orientation(self) -> int:
@@ -203,6 +196,9 @@ class _Pictures(DecodedFrames):
             return self._first().metadata
         except UnicodeDecodeError:  # PyAV reads it as strict UTF-8; cameras write what they like
             return {}
+
+    def _color(self, name: str) -> str | None:
+        return COLOR_TABLES[name].get(int(getattr(self._first(), name)))
 
     def _seconds(self, frame: av.VideoFrame) -> float:
         if frame.pts is None:

@@ -13,7 +13,6 @@ from av.bitstream import BitStreamFilterContext
 
 from spdl_media._checks import OneThread, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
-from spdl_media.array_frames import COLOR_TABLES
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import Draft, Target
@@ -27,6 +26,7 @@ from spdl_media.encode import (
     set_all,
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
+from spdl_media.formats import COLOR_TABLES
 from spdl_media.frames import AudioFrames
 from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
