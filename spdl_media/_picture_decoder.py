@@ -41,7 +41,11 @@ class Sink(Protocol):
     """Where decoded frames end: a list of frames, or the rows of an array."""
 
     def put(self, frame: av.VideoFrame, /) -> bool:
-        """Take a frame, which is the sink's from now on. True: no more are wanted."""
+        """Take a frame, which is the sink's from now on. True: no more are wanted.
+
+        Raises:
+            ConvertError: It does not go with the frames before it.
+        """
         ...
 
 
@@ -222,7 +226,11 @@ class PictureDecoder(OpenDecoder):
         return True
 
     def drain(self) -> Iterator[av.VideoFrame]:
-        """Frames that are held back, before packets that do not continue these; then it is as new."""
+        """Frames that are held back, before packets that do not continue these; then it is as new.
+
+        Raises:
+            DecodeError: As for :meth:`decode`.
+        """
         if self._packet_index < 0:
             return
         yield from self.decode(None)
@@ -363,7 +371,11 @@ class PicturePath:
         self.decoder.gives_lead_in = self._filter.has_rate
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int], sink: Sink) -> None:
-        """Take the metadata of packets whose data come next, and the frames that they hide."""
+        """Take the metadata of packets whose data come next, and the frames that they hide.
+
+        Raises:
+            DecodeError: As for :meth:`push`, as is FilterError.
+        """
         if not metadata.continues:
             # They do not follow on what came before (a window of its own, say): the frames that are held
             # back have to come out first, and none of them is a reference for what comes.

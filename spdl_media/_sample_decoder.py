@@ -128,6 +128,9 @@ class SampleDecoder(OpenDecoder):
 
         Returns:
             Whether ``put`` has had enough, which ends the loop.
+
+        Raises:
+            DecodeError: The data is damaged, with ``on_corrupt="raise"``.
         """
         decode, unit = self._context.decode, self._codec.time_base.denominator
         put = self._filling(put) if self._fills else put
@@ -319,6 +322,9 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
 
     Returns:
         False: they do not give the samples that they should, or are of several formats.
+
+    Raises:
+        DecodeError: This FFmpeg has no decoder for the codec.
     """
     decoder = _at_rest.take(found.codec, config, source)
     (first, last), position = found.window, found.position
@@ -374,7 +380,11 @@ class SampleChunks:
         self._unit = (0, zero, zero)
 
     def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
-        """Take samples of a frame; True: there are enough."""
+        """Take samples of a frame; True: there are enough.
+
+        Raises:
+            FilterError: The graph does not take them.
+        """
         chunk = AudioChunk(frame, start, stop, position)
         if self._graph is None or frame.format.name == self._same_fmt:
             self.chunks.append(chunk)
@@ -388,7 +398,11 @@ class SampleChunks:
         return self._append(self._graph.push(frame_of(chunk, unit[2], self.zero)))
 
     def flush(self) -> None:
-        """Take what the graph holds back."""
+        """Take what the graph holds back.
+
+        Raises:
+            FilterError: A filter fails.
+        """
         if self._graph is not None:
             self._append(self._graph.flush())
 

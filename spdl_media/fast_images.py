@@ -115,6 +115,10 @@ class FastChain:
 
         The frame is given away: it can be the result, with colour metadata written to it, and the scaler
         changes its fields meanwhile, so no other thread may see it.
+
+        Raises:
+            PictureSizeError: The scaler does not take an image of this size.
+            FilterError: It makes none of the size that was asked for.
         """
         if self._changes_nothing(frame, plan):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
@@ -239,6 +243,10 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
 
     Returns:
         What a graph gives, bit for bit; ``None``: this frame takes a graph.
+
+    Raises:
+        PictureSizeError: The scaler does not take an image of this size.
+        FilterError: It makes none of the size that was asked for.
     """
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.takes(frame):

@@ -96,7 +96,11 @@ def source_args(
 
 
 def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
-    """All frames that a sink has ready, and whether it has ended."""
+    """All frames that a sink has ready, and whether it has ended.
+
+    Raises:
+        av.FFmpegError: A filter fails.
+    """
     frames: list[Any] = []
     # FFmpeg tells "not yet" from "no more" by two errors.
     while True:
@@ -109,7 +113,11 @@ def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
 
 
 def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
-    """Put a frame in; False: the filters have ended and take no more."""
+    """Put a frame in; False: the filters have ended and take no more.
+
+    Raises:
+        av.FFmpegError: A filter fails.
+    """
     # Filters such as trim end before their input does.
     try:
         source.push(frame)
@@ -376,12 +384,20 @@ class PictureFilter:
         return copy
 
     def flush(self) -> Iterator[av.VideoFrame]:
-        """The frames that are held back."""
+        """The frames that are held back.
+
+        Raises:
+            FilterError: A filter fails.
+        """
         yield from self.end_run()
         yield from self._drain()
 
     def end_run(self) -> Iterable[av.VideoFrame]:
-        """The frames at the moments of the last one, before frames that do not continue it."""
+        """The frames at the moments of the last one, before frames that do not continue it.
+
+        Raises:
+            FilterError: The filters do not take it.
+        """
         return () if self._rate is None else self._at_rate(self._rate.flush(goes_on=self._goes_on))
 
     def _drain(self) -> list[av.VideoFrame]:

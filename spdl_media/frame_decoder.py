@@ -154,7 +154,11 @@ class VideoSource:
             return make_index(table, codec, self.metadata, self._config, container.format, restart)
 
     def packets_from(self, number: int) -> Iterator[AvPacket]:
-        """The packets of the stream from the one with a number on, a key frame or the first."""
+        """The packets of the stream from the one with a number on, a key frame or the first.
+
+        Raises:
+            ValueError: The file is closed.
+        """
         container, index = self.opened(), self.index
         # Where packets are frames, nothing of them had to be put right when the index was made.
         mend = not index.is_exact

@@ -352,7 +352,11 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
 
 
 def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
-    """Turn FFmpeg's errors in a block into a FilterError."""
+    """Turn FFmpeg's errors in a block into a FilterError.
+
+    Raises:
+        FilterError: FFmpeg raised an error in the block.
+    """
     return TranslatedErrors(lambda text: graph_error(desc, f"{what}: {text}"))
 
 

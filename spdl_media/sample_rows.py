@@ -72,7 +72,11 @@ class SampleRows:
         self._rows: npt.NDArray[Any] | None = None
 
     def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
-        """Take samples of a frame; True: there are enough, or the format has changed."""
+        """Take samples of a frame; True: there are enough, or the format has changed.
+
+        Raises:
+            FilterError: The filters do not take them.
+        """
         layout = frame.layout
         if layout.nb_channels != self._channels:
             if self._channels:
@@ -113,6 +117,9 @@ class SampleRows:
 
         Returns:
             False: they have another number of samples, or are of several formats.
+
+        Raises:
+            FilterError: The filters do not take them.
         """
         if frames and not self._channels:
             first = frames[0]
@@ -153,6 +160,9 @@ class SampleRows:
             samples: The samples, of a packed format.
             format: Sample format, channel layout and sample rate.
             position: Of the first sample.
+
+        Raises:
+            FilterError: The filters do not take them.
         """
         self._begin(format, position)
         name, layout, rate = format
@@ -170,7 +180,11 @@ class SampleRows:
                 self._take(frame)
 
     def flush(self) -> None:
-        """Take what is still held back, if anything."""
+        """Take what is still held back, if anything.
+
+        Raises:
+            FilterError: A filter fails.
+        """
         if self._waiting:
             self._take_waiting(self._waiting)
         if self._graph is not None:
@@ -290,7 +304,11 @@ def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
 
 @cache
 def layout_name(text: str) -> str:
-    """FFmpeg's name of a channel layout, which it reads from a name, a mask of speakers or a number."""
+    """FFmpeg's name of a channel layout, which it reads from a name, a mask of speakers or a number.
+
+    Raises:
+        ValueError: FFmpeg reads no layout from it.
+    """
     return av.AudioLayout(text).name
 
 
