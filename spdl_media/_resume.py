@@ -43,7 +43,7 @@ class State:
         snapshot: For a source that has a state, that state at or before the first position that is
             not done.
         source_length: Items of an epoch, if the source knows it.
-        order: What the order of the source depends on beside the epoch, if it says so.
+        order: What the order of the source depends on besides the epoch, if it says so.
         before: Places in the order of all ranks that were done when there were other ranks than now.
             Positions count what those have left.
     """

@@ -92,7 +92,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
             # The root itself has no part, so its files are found under "".
             name = "".join(Path(folder).relative_to(root).parts[:1])
             found.setdefault(name, []).extend(sorted(paths))
-        del found[""]  # the files beside the classes
+        del found[""]  # files next to the folders of classes
         if broken:
             raise FileNotFoundError(
                 f"links lead nowhere or in circles: {_some(broken)}. Remove them"
@@ -110,7 +110,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         self.classes = list(found)
         self.class_to_idx = {name: index for index, name in enumerate(found)}
         self.targets = np.repeat(np.arange(len(found), dtype=np.int64), [*map(len, found.values())])
-        # Pairs are made when asked for: a million would take 60 MB beside their paths.
+        # Pairs are made when asked for: a million would take 60 MB, besides their paths.
         pair = partial(_pair, [path for paths in found.values() for path in paths], self.targets)
         self.samples = Mapped(pair, range(len(self.targets)))
         # Without shuffling a last round that is left out is warned of, once, by the sampler.

@@ -179,7 +179,7 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
 
 
 def order_of(source: object) -> dict[str, Any] | None:
-    """Parameters of a source's or sampler's order beside the epoch; ``None``: it does not say."""
+    """Return what the order of a source depends on besides the epoch; ``None``: it does not say."""
     sampler: Any = getattr(source, "sampler", source)
     # Whatever is no int is of another class that uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
@@ -191,7 +191,7 @@ def order_of(source: object) -> dict[str, Any] | None:
 
 
 def order_of_ranks(source: object) -> dict[str, Any]:
-    """What all ranks have in common of :func:`order_of`, and the items of all of them, if they are known."""
+    """Return what all ranks share of :func:`order_of`, and the number of items of all of them, if known."""
     order, sampler = order_of(source) or {}, getattr(source, "sampler", None) or source
     common = {name: value for name, value in order.items() if name not in (*PLACE, "counts")}
     length = getattr(sampler, "num_draws", None)

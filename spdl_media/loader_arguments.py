@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.epochs import order_of_ranks, place_of
-from spdl_media.pipeline import PipeConfig
+from spdl_media.pipeline import PipeConfig, SourceConfig
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     ProcessPoolExecutorConfig,
@@ -62,13 +62,9 @@ def checked_source(source: Any) -> AnySource:
     Raises:
         TypeError: It is neither.
     """
-    if isinstance(source, str | bytes | bytearray):
-        raise TypeError(
-            f"src must be an iterable of items, not a single {type(source).__name__}, which would be "
-            "taken apart into characters; pass a list of one"
-        )
     if isinstance(source, Iterable | AsyncIterable):
-        return source
+        # Refuses a single text or bytes, as for any pipeline.
+        return SourceConfig(source).source
     # A map-style dataset of PyTorch has no __iter__.
     if not hasattr(source, "__getitem__"):
         raise TypeError(

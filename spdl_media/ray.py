@@ -63,7 +63,7 @@ class _Decoder:
             plain["on_short"] = "repeat_last"
         self._blank: Array = np.zeros_like(to_numpy(self._load(self._made_file(), plain)))
         if "filter_desc" in options:
-            # It may not suit that file, but no other option may stand beside it.
+            # It may not suit that file, but options that exclude each other are refused here.
             with contextlib.suppress(MediaError):
                 self._load(self._made_file(), {**plain, "filter_desc": options["filter_desc"]})
         self._pool: StoragePool | None = None

@@ -42,7 +42,7 @@ Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 
 # Samples are mixed among those of similar length: a part of all such as this one, if it is a batch or more.
 _GROUPS = 32
-# Indices that are turned into Python's ints at a time: quick, and little beside the order itself.
+# Indices that are turned into Python's ints at a time: quick, and little memory next to the order itself.
 _CHUNK = 4096
 
 

@@ -47,7 +47,7 @@ class Shards(MapIterator[dict[str, Any]]):
     iteration is the next epoch.
 
     The order of an epoch is the same for all ranks. Each has a run of it, not every n-th sample, so that it
-    reads few shards beside its own.
+    reads few shards besides its own.
 
     Args:
         urls: A path or URL, or a sequence of them. In a ``str``, braces stand for many as in

@@ -81,7 +81,7 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
         ValueError: As in torch; or, by ``iter``, a ``prefetch_factor`` of 0.
 
     Iteration raises the very exception of the dataset, ``collate_fn`` or ``worker_init_fn`` when its batch
-    is due; another ``next()`` gives the batch behind it. It raises ``RuntimeError`` if a batch takes longer
+    is due; another ``next()`` gives the batch after it. It raises ``RuntimeError`` if a batch takes longer
     than ``timeout``.
 
     Thread safety: the dataset must bear to be read by several threads at a time. An iterator serves one

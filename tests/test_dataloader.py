@@ -733,7 +733,7 @@ async def transfer_async(batch: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"src": "abc"}, TypeError, "not a single str.*pass a list of one"),
+        ({"src": "abc"}, TypeError, "not be a single str.*pass a list of it"),
         ({"src": 5}, TypeError, "an async iterable or a map-style dataset, not 5"),
         ({"src": Endless()}, TypeError, "Endless has neither keys.. nor a length; pass a sampler"),
         ({"on_failure": 5}, TypeError, "on_failure must be a function"),

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What stands behind its name; ``None`` for those of the process.
+        arguments: What follows its name; ``None`` for those of the process.
 
     Returns:
         The exit status: 0; 1 if something was found to be wrong with the media; 2 if the command is wrong or

@@ -85,7 +85,7 @@ def show_table(
         table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
-    # Without the blanks behind its last column.
+    # Without the blanks after its last column.
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str] | None) -> int:
         # Names of files are any bytes, and not every terminal takes every letter.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
-    # A run that is broken off, or an item that fails, is told of in the report.
+    # The report says what was interrupted and what failed; log lines would say it twice.
     logging.getLogger("spdl_media.pipeline").addHandler(logging.NullHandler())
     try:
         # The modules of other commands are not imported: that takes longer than the help of this one.

@@ -313,7 +313,7 @@ class Measured:
 def measure(
     paths: Sequence[Path], options: Mapping[str, Any], setting: Setting, seconds: float
 ) -> Measured:
-    """Run a loader for some seconds behind its first batches.
+    """Run a loader for some seconds, after its first batches.
 
     Raises:
         PipelineFailure: More than half of the files cannot be loaded.
@@ -373,7 +373,7 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
 
 
 def _climb(rate: Callable[[Setting], float]) -> None:
-    """Double the number of threads until that gains nothing twice, and look beside the best one."""
+    """Double the number of threads until that gains nothing twice, then try numbers next to the best one."""
     number, top, best, misses = 1, 1, 0.0, 0
     while number <= _MOST_THREADS and misses < 2:
         this = rate(Setting(number))

@@ -38,19 +38,19 @@ from spdl_media.errors import DemuxError, MediaError, MissingDependencyError, So
 from spdl_media.image_frames import VideoFrames
 from spdl_media.loader_arguments import usable_cores
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
+from spdl_media.stills import STILL_FORMATS
 
 _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))
 _COLUMNS = ("kind", "path", "reason")
 # Of a long video, only so many packets and decoded frames are in memory at a time.
 _PACKETS, _FRAMES = 64, 8
 
-_CODECS = {f".{name}": name for name in ("png", "webp", "bmp", "gif", "tiff")}
-_CODECS |= {".jpg": "mjpeg", ".jpeg": "mjpeg", ".tif": "tiff"}
+_FORMATS = {**STILL_FORMATS, "gif": "gif"}
 """What still images are, by their names."""
 
 _STREAMS = (VideoStreamInfo, AudioStreamInfo)
 
-# FFmpeg takes text of these formats for pictures.
+# FFmpeg takes text for images of these formats.
 _NO_MEDIA = frozenset({"tty"})
 # Names of files are any bytes.
 _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
@@ -116,7 +116,7 @@ def check_command(
 
 def _make_progress() -> Progress:
     console = make_console(sys.stderr)
-    # Room for the ^C that terminals show: behind a full line it would begin another, which would stay.
+    # Room for the ^C that terminals show: after a full line it would begin another, which would stay.
     console.width -= 3
     texts = ("{task.fields[rate]}/s", "{task.fields[bad]} bad")
     columns = (BarColumn(None), MofNCompleteColumn(), *texts, TimeRemainingColumn(compact=True))
@@ -234,8 +234,8 @@ def _check_still(path: Path, info: MediaInfo) -> str | None:
     if max(frames.width, frames.height) == 1:
         return "an image of one pixel"
     # The suffix may be one of many for a format, or of a format that has no row here.
-    expected = _CODECS.get(path.suffix.lower(), info.format)
-    if expected != info.format and {expected, info.format} <= set(_CODECS.values()):
+    expected = _FORMATS.get(path.suffix[1:].lower(), info.format)
+    if expected != info.format and {expected, info.format} <= set(_FORMATS.values()):
         return f"an image of the format {info.format}, and named {path.suffix}"
     return None
 

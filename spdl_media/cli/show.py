@@ -76,7 +76,7 @@ def _kind(stream: StreamInfo) -> str:
 
 
 def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:
-    """The cells of a stream behind the name of its file."""
+    """The cells of a stream, after the name of its file."""
     values: tuple[object, ...] = ("",) * 7
     if isinstance(stream, VideoStreamInfo):
         values = (
@@ -162,12 +162,12 @@ def _draw(frame: npt.NDArray[Any], seconds: float) -> None:
     minutes = tenths // 600
     text = f"{minutes // 60}:{minutes % 60:02}:{tenths // 10 % 60:02}.{tenths % 10}"
     bits = [np.pad(_GLYPHS[character], ((1, 1), (1, 0))) for character in text]
-    picture = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
+    label = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
     # About a third of the width for the time.
     scale = max(1, frame.shape[1] // 100)
-    picture = np.kron(picture, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
-    height, width = picture.shape
-    frame[-height:, :width] = (picture * 255)[:, :, None]
+    label = np.kron(label, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
+    height, width = label.shape
+    frame[-height:, :width] = (label * 255)[:, :, None]
 
 
 _DECODERS = "mjpeg png webp gif tiff h264 hevc av1 vp8 vp9 mpeg4 aac mp3 opus vorbis flac".split()
