@@ -211,8 +211,7 @@ def decode_batches(
                     path = DevicePath(
                         device, packets.codec, metadata, None, config, makes_room=True
                     )
-                path.follow(metadata, rows)
-                path.decoder.discarded |= discarded_pts(packets)
+                path.follow(metadata, discarded_pts(packets), rows)
                 missing = cut_short_error(packets, config)
                 yield from _full_batches(path, rows, av_packets(packets))
             if path is not None:
