@@ -12,18 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from spdl_media import parts
+from spdl_media import parts, stills
 from spdl_media.parts import Bytes, Read
 from spdl_media.still_faults import check_complete
-from spdl_media.stills import (
-    HEAD_SIZE,
-    container_still,
-    first_orientation,
-    jpeg_metadata,
-    pillow_reason,
-    read_jpeg_head,
-    still_codec,
-)
 
 __all__ = ()
 
@@ -90,16 +81,16 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
     Raises:
         SourceError: ``read`` cannot read the file.
     """
-    codec = still_codec(head) or container_still(head)
+    codec = stills.still_codec(head) or stills.container_still(head)
     # Profiles and thumbnails may stand before the size of a JPEG.
-    if codec == "mjpeg" and len(head) < size and read_jpeg_head(head) is None:
-        head = read(0, 16 * HEAD_SIZE)
+    if codec == "mjpeg" and len(head) < size and stills.read_jpeg_head(head) is None:
+        head = read(0, 16 * stills.HEAD_SIZE)
     header = still_header(head, codec or "")
     # All that is wrong with JPEGs is wrong with those of four components.
     if (
         codec is None
         or header is None
-        or ((codec != "mjpeg" or not header.pix_fmt) and pillow_reason(head))
+        or ((codec != "mjpeg" or not header.pix_fmt) and stills.pillow_reason(head))
     ):
         return None
     try:
@@ -110,7 +101,7 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
 
 
 def _jpeg(view: memoryview) -> StillHeader | None:
-    head = read_jpeg_head(view)
+    head = stills.read_jpeg_head(view)
     if head is None:
         return None
     # FFmpeg states no range of gray and of CMYK.
@@ -201,24 +192,25 @@ _METADATA = frozenset(
 def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int | None:
     """The orientation of a file that has its end; ``None``: it may be cut short, or more than one image."""
     if codec == "mjpeg":
-        return exif_orientation(head) if bytes(read(size - 2, 2)) == b"\xff\xd9" else None
+        found = stills.read_jpeg_head(head)
+        return found.orientation if found and bytes(read(size - 2, 2)) == b"\xff\xd9" else None
     if codec == "bmp":
         # Where it is coded in runs, only the whole file tells.
         runs = parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
         return None if runs or check_complete(codec, head, size) else 1
     if codec == "gif":
-        view = memoryview(head if size <= len(head) else read(0, 4 * HEAD_SIZE)).cast("B")
+        view = memoryview(head if size <= len(head) else read(0, 4 * stills.HEAD_SIZE)).cast("B")
         blocks = list(parts.gif_blocks(view))
         return 1 if blocks.count(parts.GIF_IMAGE) == 1 and blocks[-1] == parts.GIF_TRAILER else None
     form = parts.PNG if codec == "png" else parts.RIFF
-    found = [head[: form.start]]
+    kept = [head[: form.start]]
     # Metadata may also follow the pixels.
     for kind, start, end in form.read(read, size):
         if kind in _METADATA:
-            found.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
-    shell = b"".join(found)
+            kept.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
+    shell = b"".join(kept)
     whole = check_complete(codec, shell, size if codec == "webp" else None) is None
-    return exif_orientation(shell) if whole else None
+    return stills.first_orientation(_STATEMENTS[codec](memoryview(shell))) if whole else None
 
 
 def exif_orientation(data: Bytes) -> int:
@@ -239,11 +231,11 @@ def exif_orientation(data: Bytes) -> int:
     Raises:
         TypeError: ``data`` is no contiguous buffer.
     """
-    codec = still_codec(data)
+    codec = stills.still_codec(data)
     if codec not in _STATEMENTS:
         return 1
     try:
-        return first_orientation(_STATEMENTS[codec](memoryview(data).cast("B")))
+        return stills.first_orientation(_STATEMENTS[codec](memoryview(data).cast("B")))
     except struct.error:
         return 1  # The metadata end before they should: not worth the image.
 
@@ -266,7 +258,7 @@ def _jpeg_segments(view: memoryview) -> _Found:
         if marker in (parts.JPEG_SCAN, parts.JPEG_END):
             return
         if marker == parts.JPEG_APP1:
-            yield from jpeg_metadata(view[start:end])
+            yield from stills.jpeg_metadata(view[start:end])
 
 
 def _png_chunks(view: memoryview) -> _Found:
