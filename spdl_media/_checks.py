@@ -49,7 +49,7 @@ def check_int(
     """
     number = as_int(value)
     if number is None:
-        raise TypeError(f"{name} must be an int, not {value!r}")
+        raise TypeError(f"{name} must be an int, not {value!r}{_tail(remedy)}")
     if at_least is not None and number < at_least:
         raise ValueError(f"{name} must be at least {at_least}{unit}, not {number}{_tail(remedy)}")
     return number

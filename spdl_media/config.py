@@ -27,6 +27,7 @@ Gaps = Literal["join", "fill"]
 Config = TypeVar("Config", "DemuxConfig", "DecodeConfig")
 
 _MIN_BUFFER_SIZE = 1024
+_STREAM_HINT = "It is the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +164,9 @@ class CUDAConfig(_Config):
     allocator: Allocator | None = None
 
     def __post_init__(self) -> None:
-        self._set(device_index=_check_number("device_index", self.device_index))
+        self._set(device_index=check_int("device_index", self.device_index, at_least=0))
         if self.stream is not None:
-            self._set(stream=_check_number("stream", self.stream, _STREAM_HINT))
+            self._set(stream=check_int("stream", self.stream, at_least=0, remedy=_STREAM_HINT))
         allocator = self.allocator
         if allocator is not None and not (
             isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
@@ -174,18 +175,6 @@ class CUDAConfig(_Config):
                 "allocator must be a tuple of two functions, allocate(nbytes, device_index, stream) and "
                 f"free(address), not {allocator!r}"
             )
-
-
-def _check_number(name: str, value: object, hint: str = "") -> int:
-    number = as_int(value)
-    if number is None:
-        raise TypeError(f"{name} must be an int{hint}, not {value!r}")
-    if number < 0:
-        raise ValueError(f"{name} must be 0 or more, not {value!r}")
-    return number
-
-
-_STREAM_HINT = " (the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream) or None"
 
 
 demux_config = DemuxConfig

@@ -186,7 +186,7 @@ def test_a_forked_child_hears_so(machine: Machine) -> None:
 
 
 def test_misuse() -> None:
-    with pytest.raises(ValueError, match="device_index must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match="device_index must be at least 0, not -1"):
         sm.cuda_capabilities(-1)
     with pytest.raises(TypeError, match="cuda_config must be the number of a device"):
         sm.cuda_capabilities("0")  # type: ignore[arg-type]  # what is refused

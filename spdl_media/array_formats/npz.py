@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from spdl_media._checks import check_int
 from spdl_media.array_formats.npy import array_at, text_of
 from spdl_media.errors import ArrayFormatError
 from spdl_media.readers import Content, ViewReader, content_of, name_of
@@ -97,10 +98,7 @@ def load_npz(
     See:
         https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
     """
-    if max_uncompressed_bytes < 0:
-        raise ValueError(
-            f"max_uncompressed_bytes must be 0 or more bytes, not {max_uncompressed_bytes}"
-        )
+    check_int("max_uncompressed_bytes", max_uncompressed_bytes, at_least=0, unit=" bytes")
     content = content_of(data, "an npz file")
     try:
         members, directory = _read_directory(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -115,9 +116,7 @@ def _expand_one(shard: Source) -> Sequence[Source]:
     choices = [
         [part] if index % 2 == 0 else _choices(part, shard) for index, part in enumerate(parts)
     ]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
+    count = math.prod(map(len, choices))
     # Counted before the names are made, which could fill the memory.
     if count > _MAX_SHARDS:
         raise ValueError(f"{shard!r} stands for {count} shards; {_MAX_SHARDS} are the most")

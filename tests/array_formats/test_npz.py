@@ -231,7 +231,7 @@ def test_the_limit_counts_what_is_deflated() -> None:
     assert caught.value.member == "zeros.npy"
     stored = npz({"a": np.zeros(1000)})
     assert len(sm.load_npz(stored, max_uncompressed_bytes=0)["a"]) == 1000
-    with pytest.raises(ValueError, match="must be 0 or more bytes, not -1"):
+    with pytest.raises(ValueError, match="must be at least 0 bytes, not -1"):
         sm.load_npz(stored, max_uncompressed_bytes=-1)
 
 

@@ -317,7 +317,7 @@ def test_wrong_buffers() -> None:
             there([Y, UV]),
             {"cuda_config": -1},
             ValueError,
-            "device_index must be 0 or more, not -1",
+            "device_index must be at least 0, not -1",
         ),
         (
             there([Y, UV]),
