@@ -266,20 +266,18 @@ class VideoEncoder:
             check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
         rate: Any = config.frame_rate or Fraction(30)
         self.time_base: Fraction = config.time_base or 1 / rate
-        defaults: dict[str, str] = {}
-        if is_yuv(self.pix_fmt):
-            levels = "pc" if self.pix_fmt.startswith("yuvj") else "tv"
-            defaults = {"color_range": levels, "colorspace": "smpte170m"}
+        levels = "pc" if self.pix_fmt.startswith("yuvj") else "tv"
+        colors = {"color_range": levels, "colorspace": "smpte170m"} if is_yuv(self.pix_fmt) else {}
         self._colors = [
-            color_number(name, getattr(config, name) or defaults.get(name)) for name in COLOR_TABLES
+            color_number(name, getattr(config, name) or colors.get(name)) for name in COLOR_TABLES
         ]
         self._filter: FrameFilter | None = None
         self._desc = ""
         self._count, self._last, self._duration = 0, -1, 1
         set_all(context, **dict(zip(COLOR_TABLES, self._colors, strict=True)))
-        set_all(context, width=config.width, height=config.height, pix_fmt=self.pix_fmt)
-        set_all(context, gop_size=config.gop_size, max_b_frames=config.max_b_frames)
-        set_all(context, sample_aspect_ratio=config.sample_aspect_ratio, time_base=self.time_base)
+        own = ("width", "height", "gop_size", "max_b_frames", "sample_aspect_ratio")
+        set_all(context, **{name: getattr(config, name) for name in own})
+        set_all(context, pix_fmt=self.pix_fmt, time_base=self.time_base)
         context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
         context.flags |= Flags.frame_duration  # frames say for how long they are shown
         # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole

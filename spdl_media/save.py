@@ -84,14 +84,12 @@ def save_video(
         save_video("out.mp4", np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
     """
     single = isinstance(frames, VideoFrames | ImageFrames) or hasattr(frames, "shape")
-    items = iter([frames] if single else frames)
-    item = next(items, None)
+    item, items = _peek([frames] if single else frames)
     if item is None:
         raise ValueError("there are no frames to save")
     if frame_rate is None and hasattr(item, "shape"):
         frame_rate = 30
-    runs = (_as_video(one, frame_rate, layout) for one in chain([item], items))
-    first = next(runs)
+    first, runs = _peek(_as_video(one, frame_rate, layout) for one in items)
     with Muxer(dst, format=format) as muxer:
         index = _add_video(
             muxer,
@@ -109,7 +107,7 @@ def save_video(
             muxer.write(_add_audio(muxer, sound), sound)
         # The first frame is shown at second 0.
         zero = Fraction(first.pts[0] or 0) * first.time_base
-        _write(muxer, index, chain([first], runs), zero)
+        _write(muxer, index, runs, zero)
 
 
 def save_audio(

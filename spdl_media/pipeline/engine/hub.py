@@ -88,7 +88,6 @@ class Hub:
         self._touched: deque[Node] = deque()
         self._for_loop: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._loop_is_due = False
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread."""
@@ -125,10 +124,8 @@ class Hub:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task of the engine. It handles the errors of the user's code itself."""
-        task = self.loop.create_task(coroutine, name=name)
-        # The loop itself keeps tasks by weak references alone.
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        # The loop keeps tasks by weak references alone: runners keep those that call, and futures of idle ones.
+        self.loop.create_task(coroutine, name=name).add_done_callback(self._hear_of_end)
 
     def abandon(self) -> None:
         """Close the hub of a forked child, which has no loop and must not wake the parent's."""
@@ -142,8 +139,7 @@ class Hub:
         # So that the next message comes here, too.
         self._turn_is_due = self._loop_is_due = False
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _hear_of_end(self, task: asyncio.Task[None]) -> None:
         # Retrieved in any case, or asyncio would print it.
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.closed:
