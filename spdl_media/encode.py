@@ -103,9 +103,7 @@ class VideoEncodeConfig:
 
     def __post_init__(self) -> None:
         if self.frame_rate is None and self.time_base is None:
-            raise ValueError(
-                "give frame_rate=, or time_base= if the frames have times of their own"
-            )
+            raise ValueError("give frame_rate=, or time_base= for frames with times of their own")
         _check_numbers(self, "width", "height", "bit_rate", "qscale", "gop_size")
         if self.max_b_frames is not None:
             check_int("max_b_frames", self.max_b_frames, at_least=0)
@@ -226,10 +224,8 @@ def _pix_fmts(encoder: av.Codec) -> list[str]:
 
 
 def best_pix_fmt(encoder: av.Codec, given: str, *, exact: bool = False) -> str:
-    """An encoder's pixel format for frames: of lossless ones what keeps most, of others what players take.
-
-    ``exact``: what keeps most in any case.
-    """
+    """An encoder's pixel format for frames: what keeps most; of lossy ones what players take."""
+    # "exact" is for test media, whose encoders are told to lose nothing.
     formats, is_lossy = _pix_fmts(encoder), encoder.lossy and not exact
     if not formats or (given in formats and (not is_lossy or is_yuv(given))):
         return given
@@ -243,8 +239,8 @@ def best_sample_fmt(encoder: av.Codec, given: str) -> str | None:
     formats = [format.name for format in encoder.audio_formats or ()]
     base = given.removesuffix("p")
     wider = () if base in ("u8", "s16") else ("s32", "s32p", "fltp")
-    likes = [name for name in (given, base, f"{base}p", *wider) if name in formats]
-    return likes[0] if likes else None
+    likes = (given, base, f"{base}p", *wider)
+    return next((name for name in likes if name in formats), None)
 
 
 class VideoEncoder:
@@ -268,9 +264,8 @@ class VideoEncoder:
         self.time_base: Fraction = config.time_base or 1 / rate
         levels = "pc" if self.pix_fmt.startswith("yuvj") else "tv"
         colors = {"color_range": levels, "colorspace": "smpte170m"} if is_yuv(self.pix_fmt) else {}
-        self._colors = [
-            color_number(name, getattr(config, name) or colors.get(name)) for name in COLOR_TABLES
-        ]
+        colors |= {name: value for name in COLOR_TABLES if (value := getattr(config, name))}
+        self._colors = [color_number(name, colors.get(name)) for name in COLOR_TABLES]
         self._filter: FrameFilter | None = None
         self._desc = ""
         self._count, self._last, self._duration = 0, -1, 1
@@ -305,7 +300,11 @@ class VideoEncoder:
             yield from self._target.encode(self._prepared(frame, self._ticks(frame, zero)))
 
     def flush(self) -> Iterator[AvPacket]:
-        """The packets that the encoder holds back."""
+        """The packets that the encoder holds back.
+
+        Raises:
+            FFmpegError: The encoder fails.
+        """
         for packet in self._target.encode(None):
             # Of two frames in all, libx265 decodes at times that it reads from memory it never wrote to.
             if abs(packet.pts - packet.dts) > _TOO_FAR:

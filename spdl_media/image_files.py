@@ -113,10 +113,12 @@ def encode_image(
     )
     if container is not None:
         file = io.BytesIO()
+        # Without version numbers and dates, so that equal images give equal bytes.
         with Muxer(file, format=container, format_options={"fflags": "+bitexact"}) as muxer:
             muxer.write(muxer.add_encode_stream(config), frames)
         return file.getvalue()
     context: Any = CodecContext.create(encoder, "w")
+    # Threads take longer to start than one image to encode.
     context.thread_count = 1
     context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
     coder = VideoEncoder(context, config)

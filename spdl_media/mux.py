@@ -163,6 +163,7 @@ class Muxer:
                 )
             encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
             refused = self._refused(encoder.canonical_name, "encoder= or format=")
+            # FFmpeg would write it as data, without an error.
             if self._loses(encoder.canonical_name):
                 raise refused
             try:
@@ -176,6 +177,7 @@ class Muxer:
                 self._turn(stream, config.orientation)
             else:
                 track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
+            # Not left to PyAV, which opens all at the first write: nobody would know whose values are wrong.
             with self._errors():
                 open_encoder(stream.codec_context)
             self._tracks.append(track)
@@ -301,6 +303,7 @@ class Muxer:
             self._flush()
 
     def _flush(self) -> None:
+        # Encoders hold nothing before the first write.
         if self._started and not self._flushed:
             for track in self._tracks:
                 if track.coder is not None:
@@ -319,11 +322,13 @@ class Muxer:
             if self._container is None:
                 return
             try:
+                # The caller may have caught it, but the file lacks what was to be written then.
                 if self._failure is not None:
                     raise self._failure
                 if not self._started:
                     raise EncodeError("nothing was written, so there is no file", source=self._name)
                 self._flush()
+                # First, so that nobody closes it twice when that fails.
                 container, self._container = self._container, None
                 with self._errors():
                     container.close()
@@ -336,6 +341,7 @@ class Muxer:
         container, self._container = self._container, None
         try:
             if container is not None:
+                # What it writes at its end is removed with the file.
                 with contextlib.suppress(Exception):
                     container.close()
         finally:
@@ -352,6 +358,7 @@ class Muxer:
                 self._abort()
 
     def __del__(self) -> None:
+        # Without the attribute when __init__ refused an argument.
         if getattr(self, "_container", None) is not None:
             self._abort()
 

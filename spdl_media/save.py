@@ -229,6 +229,7 @@ def cut(
                 sample_aspect_ratio=video.codec.sample_aspect_ratio,
             )
         if audio is not None and heard is not None:
+            # 0 where the source does not say it.
             name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
             track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
             for sound in sounds:
@@ -241,6 +242,7 @@ def cut(
 def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     """Whether the packets of a window decode to its frames alone, and the file format takes them."""
     metadata, packets = metadata_of(video), av_packets(video)
+    # What an edit list hides would be shown, and what is cut short would end without a word.
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
         return False
     start, stop = video.window.ticks(video.time_base, metadata.zero)
@@ -347,6 +349,7 @@ def _add_audio(
 def _as_video(
     item: Any, frame_rate: Rate | None, layout: Literal["NCHW", "NHWC"] | None
 ) -> VideoFrames:
+    # Each array of an iterable is a run of its own, with any number of frames.
     if not isinstance(item, VideoFrames | ImageFrames):
         item = frames_from_array(item, frame_rate=frame_rate or 30, layout=layout)
     return VideoFrames(av_frames(item), frame_metadata(item))
@@ -364,6 +367,7 @@ def _as_audio(waveform: Any) -> AudioFrames:
 def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> None:
     """Write frames or packets so that a moment of their clock becomes second 0."""
     for run in runs:
+        # The Muxer takes second 0 of their clock for that of the file.
         if isinstance(run, VideoPackets):
             muxer.write(index, run.with_metadata(zero=zero))
         else:

@@ -56,7 +56,11 @@ Image: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
 
 
 def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
-    """The shape of each plane, and the bits that each value has beyond 8."""
+    """The shape of each plane, and the bits that each value has beyond 8.
+
+    Raises:
+        ValueError: The format is packed, or not of integers of 8 to 16 bits.
+    """
     format = av.VideoFormat(pix_fmt, width, height)
     components = sorted(format.components, key=lambda component: component.plane)
     # Packed formats have several components in one plane.

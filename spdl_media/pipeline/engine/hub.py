@@ -124,7 +124,8 @@ class Hub:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task of the engine. It handles the errors of the user's code itself."""
-        # The loop keeps tasks by weak references alone: runners keep those that call, and futures of idle ones.
+        # The loop keeps tasks by weak references alone. Runners keep those that call, and what idle ones
+        # wait for.
         self.loop.create_task(coroutine, name=name).add_done_callback(self._hear_of_end)
 
     def abandon(self) -> None:
@@ -223,7 +224,11 @@ def wake(future: asyncio.Future[None]) -> None:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop in a thread, where no Ctrl-C comes: a half-made one fails when it is collected."""
+    """Make an event loop in a thread, where no Ctrl-C comes: a half-made one fails when it is collected.
+
+    Raises:
+        OSError: The process may open no more files.
+    """
     made: Future[asyncio.AbstractEventLoop] = Future()
 
     def make() -> None:
