@@ -354,19 +354,15 @@ def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
 def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
     if config.decoder is None:
         return codec.decoder
+    asked = f"decode_config(decoder={config.decoder!r})"
+    stream = f"the stream is {codec.name}, whose default decoder is {codec.decoder!r}"
     try:
         chosen = av.Codec(config.decoder, "r")
     except ValueError as error:
-        raise ValueError(
-            f"decode_config(decoder={config.decoder!r}): this FFmpeg has no decoder of that name; the "
-            f"stream is {codec.name}, whose default decoder is {codec.decoder!r}"
-        ) from error
+        raise ValueError(f"{asked}: this FFmpeg has no decoder of that name; {stream}") from error
     # Several decoders may share a codec: "libdav1d" and "av1" are both of AV1.
     if chosen.canonical_name != codec.name:
-        raise ValueError(
-            f"decode_config(decoder={config.decoder!r}) decodes {chosen.canonical_name}, but the stream is "
-            f"{codec.name}, whose default decoder is {codec.decoder!r}"
-        )
+        raise ValueError(f"{asked} decodes {chosen.canonical_name}, but {stream}")
     return config.decoder
 
 

@@ -7,7 +7,7 @@ k / sample_rate seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -75,17 +75,17 @@ class AudioFrames(DecodedFrames):
 
     def __init__(
         self,
-        chunks: Sequence[AudioChunk],
+        chunks: Iterable[AudioChunk],
         metadata: FrameMetadata | None = None,
         *,
-        first_sample: int | None = None,
+        first_sample: int = 0,
     ) -> None:
         # The first chunk tells the format and the place of the first sample, so none may be empty.
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
         self._metadata = metadata or FrameMetadata()
-        if first_sample is None:
-            first_sample = self._chunks[0].position if self._chunks else 0
-        self._first_sample = first_sample or 0
+        # A chunk that knows its place counts the gaps before it.
+        stated = self._chunks[0].position if self._chunks else None
+        self._first_sample = first_sample if stated is None else stated
 
     def _first(self) -> av.AudioFrame:
         if not self._chunks:
@@ -183,11 +183,8 @@ class AudioFrames(DecodedFrames):
                 f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
             )
         start, stop, _ = key.indices(len(self))
-        chunks = list(cut_chunks(self._chunks, start, max(start, stop)))
-        # A chunk knows its own place, which counts the gaps before it.
-        first = chunks[0].position if chunks else None
-        first = self._first_sample + start if first is None else first
-        return AudioFrames(chunks, self._metadata, first_sample=first)
+        chunks = cut_chunks(self._chunks, start, max(start, stop))
+        return AudioFrames(chunks, self._metadata, first_sample=self._first_sample + start)
 
     def __repr__(self) -> str:
         if not self._chunks:
