@@ -26,7 +26,7 @@ from spdl_media.audio_clock import (
 )
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
-from spdl_media.timing import Window
+from spdl_media.timing import Window, tick_at
 
 P = TypeVar("P", VideoPackets, ImagePackets)
 
@@ -158,7 +158,7 @@ def with_x264_build(
     """
     if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
         return codec
-    if not container.seek(_tick(Fraction(0), codec, container), index):
+    if not container.seek(tick_at(0, codec.time_base, container.zero), index):
         return codec  # then it is read from its start
     first = next(container.packets([index]), None)
     found = None if first is None else _X264.search(bytes(first))
@@ -313,11 +313,6 @@ def our_packets(
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 
 
-def _tick(seconds: Fraction, codec: Codec, container: Container) -> int:
-    """The last timestamp at or before a time."""
-    return math.floor((seconds + container.zero) / codec.time_base)
-
-
 def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
     return pts is not None and packet.pts is not None and packet.pts <= pts
 
@@ -329,7 +324,7 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     # It has times of decoding, which FFmpeg delays by what it has read of the stream: others after a seek.
     if container.format == "asf" and codec.name == "h264":
         return None
-    return _tick(window.start, codec, container)
+    return tick_at(window.start, codec.time_base, container.zero)
 
 
 def _preroll(codec: AudioCodec) -> Fraction:
@@ -360,7 +355,7 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
             return None
     elif codec.name not in _INDEPENDENT:
         return None
-    return _tick(window.start - preroll, codec, container)
+    return tick_at(window.start - preroll, codec.time_base, container.zero)
 
 
 def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
