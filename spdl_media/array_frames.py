@@ -231,8 +231,7 @@ def _planes(
         )
     _check_dtype(values, np.dtype(own.dtype), pix_fmt)
     batch = values if values.ndim == 4 else values[None]
-    _check_frames(batch.shape[0], width, height)
-    like = av.VideoFrame(width, height, pix_fmt)
+    like = _checked_frame(len(batch), width, height, pix_fmt)
     shapes = [view.shape for view in plane_views(like)]
     return own.places(batch, shapes, layout), like, values.ndim == 3
 
@@ -248,8 +247,7 @@ def _given_planes(
     single = planes[0].ndim == axes[0]
     planes = [plane[None] for plane in planes] if single else planes
     count, height, width = (*planes[0].shape, 0, 0, 0)[:3]
-    _check_frames(count, width, height)
-    like = av.VideoFrame(width, height, pix_fmt)
+    like = _checked_frame(count, width, height, pix_fmt)
     shapes = [(count, *view.shape) for view in plane_views(like)]
     if [plane.shape for plane in planes] != shapes:
         given = [plane.shape for plane in planes]
@@ -261,9 +259,11 @@ def _given_planes(
     return planes, like, single
 
 
-def _check_frames(count: int, width: int, height: int) -> None:
+def _checked_frame(count: int, width: int, height: int, pix_fmt: str) -> av.VideoFrame:
+    """A frame of this size and format, of which there are so many."""
     if not (count and width and height):
         raise ValueError(f"there is nothing to see in {count} frames of {width}x{height}")
+    return av.VideoFrame(width, height, pix_fmt)
 
 
 def _check_dtype(values: npt.NDArray[Any], wanted: np.dtype[Any], format: str) -> None:

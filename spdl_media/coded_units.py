@@ -27,9 +27,9 @@ def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
     See:
         ITU-T H.264 and H.265, annex D.
     """
-    if codec.name not in _UNITS:
-        return False
-    return any(True for _ in _messages(packet, codec, _DISPLAY_ORIENTATION))
+    return codec.name in _UNITS and any(
+        True for _ in _messages(packet, codec, _DISPLAY_ORIENTATION)
+    )
 
 
 def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
@@ -38,10 +38,8 @@ def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
     See:
         ITU-T H.264, D.2.8 (recovery point): a number of frames, of which 0 is the single bit 1.
     """
-    if codec.name != "h264":
-        return False
-    return any(
-        not content[:1] or content[0] < 128 for content in _messages(packet, codec, _RECOVERY_POINT)
+    return codec.name == "h264" and any(
+        content[:1] < b"\x80" for content in _messages(packet, codec, _RECOVERY_POINT)
     )
 
 
