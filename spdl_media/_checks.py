@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = (
     "check_weights",
     "did_you_mean",
     "listed",
+    "outer_frame",
     "warn_caller",
 )
 
@@ -201,10 +203,16 @@ def listed(choices: Iterable[object]) -> str:
 
 def warn_caller(message: str, category: type[Warning]) -> None:
     """Warn with the stack level of the caller outside of this package."""
-    frame, level = sys._getframe(), 1
+    warnings.warn(message, category, stacklevel=outer_frame()[1])
+
+
+def outer_frame() -> tuple[FrameType, int]:
+    """Return the frame outside of this package that led here, and its stack level for the caller."""
+    frame, level = sys._getframe(1), 1
+    # By the name of the module: code that `dataclass` writes has no file.
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    return frame, level
 
 
 class OneThread:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -16,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from spdl_media._checks import answers_unknown, check_choice, check_int
+from spdl_media._checks import answers_unknown, check_choice, check_int, warn_caller
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.epochs import iterator_in, order_of
 from spdl_media.loader_arguments import (
@@ -343,8 +342,7 @@ class DataLoader:
 
     def _from_here(self, start: State) -> State:
         """Add where an iterator is now: it has no start to which a state without it could lead back."""
-        goes_on = self._source.is_iterator and self._source.is_stateful
-        if self._pinned is not None or not goes_on or start.snapshot is not None:
+        if self._pinned is not None or not self._source.leads_back or start.snapshot is not None:
             return start
         return replace(start, snapshot=self._source.snapshot(0))
 
@@ -352,8 +350,7 @@ class DataLoader:
         """Return where the next iteration starts, once no former one reads the source any more."""
         start = self._upcoming()
         source = self._source.source
-        iterator = iterator_in(source)
-        leads_back = iterator is source and self._source.is_stateful
+        iterator, leads_back = iterator_in(source), self._source.leads_back
         if iterator is not None and not leads_back and self._pipeline is not None:
             name = type(source).__name__
             if iterator is not source:
@@ -363,12 +360,11 @@ class DataLoader:
                     f"the source, a {name}, can be read once, and was read already; make it and the "
                     "loader anew to go on from a state"
                 )
-            warnings.warn(
+            warn_caller(
                 f"the source, a {name}, can be read once: another iteration gives what is left of it, "
                 "without what was under way when the last one stopped. Pass a list, or an object whose "
                 "__iter__ starts anew",
-                # Past _iterate and __iter__, to the loop.
-                stacklevel=4,
+                UserWarning,
             )
         # After the checks: from here on, former iterations read nothing.
         self._source.take_turn()

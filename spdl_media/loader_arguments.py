@@ -15,7 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._checks import (
+    check_callable,
+    check_choice,
+    check_int,
+    check_seconds,
+    outer_frame,
+)
 from spdl_media.epochs import order_of_ranks, place_of
 from spdl_media.pipeline import PipeConfig, SourceConfig
 from spdl_media.pipeline.executors import (
@@ -32,7 +38,6 @@ AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-_PACKAGE = str(Path(__file__).parent) + os.sep
 # Compared where all ranks get equally many items: with other batches, one would wait for the other.
 _BATCHES = ("batch_size", "drop_last")
 # How many loaders were made at each line of the program.
@@ -259,9 +264,7 @@ def origin_of_loader() -> str:
 
     Not by its number alone: one rank may make more loaders than the others.
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
+    frame, _ = outer_frame()
     line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     # A line in a loop makes several loaders, in the same order on all ranks.
     _loaders[line] += 1

@@ -62,8 +62,8 @@ class SharedSource:
         if isinstance(source, MapIterator) and type(source).__iter__ is MapIterator.__iter__:
             self.fetch = source.mapping.__getitem__
         self.is_async = isinstance(source, AsyncIterable)
-        self.is_iterator = isinstance(source, Iterator | AsyncIterator)
         self.is_stateful = isinstance(source, Stateful)
+        self.leads_back = self.is_stateful and isinstance(source, Iterator | AsyncIterator)
         self.is_shared = self.is_stateful or iterator_in(source) is not None
         # Number of the run that may read a shared source.
         self._turn = 0
@@ -171,7 +171,7 @@ class SharedSource:
             self._epoch_left = getattr(source, "epoch", None)
             # The next iteration over an iterator leads back to here. What is iterated anew needs no state
             # to begin with. Not before set_epoch(), which tells the iterator its epoch.
-            if self.is_iterator and start.snapshot is None:
+            if self.leads_back and start.snapshot is None:
                 self._keep_snapshot(position, ledger)
         if self.is_shared:
             in_turn: Any = self._in_turn_async if self.is_async else self._in_turn

@@ -189,7 +189,6 @@ class StandIns:
         self._fn = fn
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._counted: set[int] = set()
         # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
         self._turns: dict[int, int] = {}
         # From bad items to what closes them: else each of a long run of them would walk over all the others.
@@ -228,8 +227,8 @@ class StandIns:
     def _count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
         position = tagged.tags[0][0]
         with self._lock:
-            is_new = position not in self._counted
-            self._counted.add(position)
+            is_new = self._turns.get(position) != 1
+            self._turns[position] = 1
         if is_new:
             node.fail_early(tagged, error)
 
@@ -237,7 +236,6 @@ class StandIns:
         """Walk ahead to the good item that closes the bracket, and note what closes those on the way."""
         # A stack of the bad items that have no good one yet, this one at the bottom.
         count, opened = len(self.items), [position]
-        self._turns[position] = 1
         for step in range(self._steps.get(position, 1), count):
             # The consumer has gone, and the rest of the walk may be long.
             if self._ledger.is_closed:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -19,7 +18,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_int, check_weights
+from spdl_media._checks import check_choice, check_int, check_weights, warn_caller
 from spdl_media.epochs import (
     Mapped,
     Pairs,
@@ -229,10 +228,10 @@ class DistributedDeterministicSampler(DistributedSampler):
         super().__init__(n, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
         rest = self._n % self.world_size
         if rest and uneven is None and ddp_drop_last_distributed_round is None:
-            warnings.warn(
+            warn_caller(
                 f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is no multiple of "
                 f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
-                stacklevel=2,
+                UserWarning,
             )
 
 

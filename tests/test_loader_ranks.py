@@ -160,6 +160,21 @@ def test_loaders_that_one_rank_alone_has_do_no_harm(ranks: Ranks) -> None:
     assert len(list(second)) == 4
 
 
+def test_a_loader_that_one_rank_makes_first_takes_the_number_of_no_other(ranks: Ranks) -> None:
+    def make() -> sm.DataLoader:
+        return sm.DataLoader(DistributedRandomSampler(9), num_threads=1)
+
+    ranks.choose(0)
+    shown, first = sm.DataLoader(DistributedRandomSampler(5, seed=7)), make()
+    ranks.choose(1)
+    second = make()
+    ranks.rank = 0
+    list(shown)
+    list(first)
+    ranks.rank = 1
+    assert len(list(second)) == 4
+
+
 def test_nothing_is_written_where_the_ranks_are_not_those_of_the_process_group(
     ranks: Ranks,
 ) -> None:
