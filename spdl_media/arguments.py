@@ -109,20 +109,28 @@ def audio_options(arguments: Any) -> SoundOps:
     return SoundOps(**{name: arguments[name] for name in AudioOptions.__annotations__})
 
 
-class _Arguments(TypedDict, Generic[Device], total=False):
-    """Where data comes from and goes to.
+class _Device(TypedDict, Generic[Device], total=False):
+    """Where results lie.
 
     Attributes:
-        demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
-        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
         cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
         cuda_config: The same by another name; give one of them.
     """
 
-    demux_config: DemuxConfig | None
-    decode_config: DecodeConfig | None
     cuda: Device
     cuda_config: Device
+
+
+class _Arguments(_Device[Device], total=False):
+    """How data is read.
+
+    Attributes:
+        demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
+        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
+    """
+
+    demux_config: DemuxConfig | None
+    decode_config: DecodeConfig | None
     # Of the async_* functions alone, which have the types of their namesakes: a ParamSpec cannot add it.
     executor: Executor | None
 
@@ -264,13 +272,8 @@ class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], 
     decoder: VideoDecoder
 
 
-class FrameArguments(ImageOptions, _Cuts, Generic[Device], total=False):
+class FrameArguments(ImageOptions, _Cuts, _Result, _Device[Device], total=False):
     """Arguments of :meth:`~spdl_media.VideoFile.load`, which explains those of its own."""
-
-    filter_desc: str | Default | None
-    storage: Storage | None
-    cuda: Device
-    cuda_config: Device
 
 
 class ClipSampleArguments(FrameArguments[Device], AudioOptions, total=False):
@@ -313,7 +316,17 @@ _DEFAULTS: dict[str, Any] = {
 
 # Their sections "Attributes:" explain the arguments to the users of all functions.
 _DECLARATIONS = (
-    *(_Arguments, ImageOptions, _Cuts, AudioOptions, _Result, _Stream, _Length, VideoArguments),
+    *(
+        _Device,
+        _Arguments,
+        ImageOptions,
+        _Cuts,
+        AudioOptions,
+        _Result,
+        _Stream,
+        _Length,
+        VideoArguments,
+    ),
 )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from spdl_media.arguments import OnError, VideoDecoder
@@ -119,29 +121,22 @@ def load_rows(
         array = rows.take()
         array.boxes, array.flips = request.cuts.drawn([0], [0])
         return CPUBuffer(array.array[0], **array.metadata)
-    rows = FrameRows(len(inputs), request, "input")
     positions: list[int] = []
     failures: list[Failure] = []
+    # Closed at errors, too: their tracebacks hold on to this frame, and the memory shall be free at once.
+    with closing(FrameRows(len(inputs), request, "input")) as rows:
 
-    def decode(src: Any, position: int) -> ImageFrames:
-        return decode_cut(src, position, request)
+        def add(position: int, image: ImageFrames) -> None:
+            rows.put_image(position, image)
+            positions.append(position)
 
-    def add(position: int, image: ImageFrames) -> None:
-        rows.put_image(position, image)
-        positions.append(position)
-
-    try:
         decode_each(
-            *(inputs, decode, add, failures),
+            *(inputs, partial(decode_cut, request=request), add, failures),
             on_error=request.on_error,
             stopped=stopped,
             num_threads=request.num_threads,
         )
         return _finished(rows, sorted(positions), failures, request, len(inputs))
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        rows.release()
-        raise
 
 
 def _finished(
@@ -205,14 +200,10 @@ def load_frames(
         ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
     """
     desc = cut_of_all(packets, request, request.desc)
-    rows = VideoRows(packets, desc, request, are_all=more is None)
-    try:
-        decode_into(rows, packets, desc, request.decode_config, request.num_frames, more=more or ())
+    config, count = request.decode_config, request.num_frames
+    with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
+        decode_into(rows, packets, desc, config, count, more=more or ())
         buffer = rows.take()
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        rows.release()
-        raise
     buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, rows.timestamps
 

@@ -291,7 +291,7 @@ def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Fra
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
-    return replace(_image_request(arguments, 1, "load_image(cuda=)"), is_single=True)
+    return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
 
 
 def _steps(inputs: Sequence[Source], request: FrameRequest) -> ImageSteps:
@@ -319,19 +319,21 @@ def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
 
 
 def _image_request(
-    arguments: Any, count: int, purpose: str = "load_image_batch(cuda=)"
+    arguments: Any, count: int, purpose: str = "load_image_batch(cuda=)", **others: Any
 ) -> FrameRequest:
-    request = frame_request(arguments, _IMAGE_OPS, purpose, count, ImageDecoder)
-    ops, desc = request.ops, request.desc
+    request = frame_request(arguments, _IMAGE_OPS, purpose, count, ImageDecoder, **others)
+    # Changed where it has to be: a copy takes as long as the check of five options.
+    ops, changes = request.ops, dict[str, Any]()
     if request.is_plain and ops.pix_fmt is not None and is_yuv(ops.pix_fmt):
         # The colours of JPEG, whatever the file has, so that images of all formats make one array.
         matrix, color_range = PICTURE_COLORS
-        desc = replace(ops, color_matrix=matrix, color_range=color_range)
+        changes["desc"] = replace(ops, color_matrix=matrix, color_range=color_range)
     elif request.is_plain and request.layout == "NCHW":
-        desc = ops.in_planes()
-    # From pinned memory the copy to the device runs in the background.
-    storage = request.storage if request.config is None else staging(request.storage)
-    return replace(request, desc=desc, storage=storage)
+        changes["desc"] = ops.in_planes()
+    if request.config is not None:
+        # From pinned memory the copy to the device runs in the background.
+        changes["storage"] = staging(request.storage)
+    return replace(request, **changes) if changes else request
 
 
 def frame_request(
@@ -340,6 +342,7 @@ def frame_request(
     purpose: str,
     count: int = 1,
     decoders: Any = VideoDecoder,
+    **others: Any,
 ) -> FrameRequest:
     """Check the options of one load.
 
@@ -349,13 +352,14 @@ def frame_request(
         purpose: The function, for messages.
         count: How many images are cut, each on its own.
         decoders: Who can decode on a device.
+        others: Of the request, as they are.
 
     Raises:
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
     # Functions lack some of these arguments; the request has defaults for them.
-    given = {name: arguments[name] for name in _NAMES & arguments.keys()}
+    given = {name: value for name, value in arguments.items() if name in _NAMES}
     check_array_layout(arguments["layout"])
     check_length("num_frames", given.get("num_frames"), given.get("on_short"))
     ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
@@ -382,6 +386,7 @@ def frame_request(
         config=config,
         purpose=purpose,
         **given,
+        **others,
     )
 
 

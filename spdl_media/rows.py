@@ -41,7 +41,7 @@ def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
 class FrameRows:
     """One array for frames that come one by one, so that none has to be kept until the last.
 
-    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`release`.
+    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`close`.
 
     Args:
         count: Number of rows.
@@ -88,7 +88,7 @@ class FrameRows:
         """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
         array = self._array
         assert array is not None, "a frame was put into a row"
-        self.release()
+        self.close()
         if rows is not None:
             for target, row in enumerate(rows):
                 # Rows only move towards the start, so none is overwritten before it has moved.
@@ -101,7 +101,7 @@ class FrameRows:
             array if shape is None else array.reshape(*shape, *array.shape[1:])
         )
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go of the memory."""
         self._array, self._places = None, []
 
@@ -168,7 +168,7 @@ class VideoRows:
             # Whether it is large enough shows with the last frame, and the error shall name the whole size.
             # So frames that find no room are only counted.
             if filled is not None or nbytes > self._storage.nbytes:
-                self.release()
+                self.close()
                 self._capacity = sys.maxsize
                 return
             memory = self._storage.acquire(nbytes)
@@ -213,7 +213,7 @@ class VideoRows:
         assert self._array is not None, "there is room for the rows"
         # From here on the buffer alone holds the memory, so that letting go of it is enough.
         array = self._array[:wanted]
-        self.release()
+        self.close()
         if on_short is not None and count < wanted:
             places = fill_up(array, count, on_short)
             missing = [None] * (wanted - count)
@@ -224,7 +224,7 @@ class VideoRows:
         """Seconds of each row on the container's clock; ``nan``: the file has none."""
         return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go of the memory."""
         self._array, self._places = None, []
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from typing import Any, NoReturn, Self, Unpack, overload
 
@@ -369,14 +369,9 @@ def load_rows(
     # Size and format of zeros are those of a frame, so there must be one.
     if (indices < 0).all():
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
-    sink, cuts = FrameRows(indices.size, request), request.cuts
-    try:
+    with closing(FrameRows(indices.size, request)) as sink:
         with video._reading():
             video._decode_rows(indices, request, sink)
         buffer = sink.take(zeros=np.flatnonzero(indices < 0).tolist(), shape=indices.shape)
-    except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
-        sink.release()
-        raise
-    buffer.boxes, buffer.flips = cuts.drawn(range(count), range(count))
+    buffer.boxes, buffer.flips = request.cuts.drawn(range(count), range(count))
     return finish(buffer), finish
