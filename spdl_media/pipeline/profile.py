@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -309,13 +309,9 @@ class _Profiler:
         # A source may take no time that the clock can tell, and the rate divides by it.
         total = max(sum(durations), 1e-9)
         calls = timing(len(durations), total, deque(durations), total, total)
-        own = {
-            "concurrency": 1,
-            "is_configured": True,
-            "failures": 0,
-            "inputs_per_item": len(items),
-        }
-        self._add(name, calls, **own)
+        self._add(
+            name, calls, concurrency=1, is_configured=True, failures=0, inputs_per_item=len(items)
+        )
         return _Inputs(items, len(items))
 
     def _stages(self, stages: Sequence[StageConfig], inputs: _Inputs) -> _Inputs:
@@ -381,14 +377,12 @@ class _Profiler:
             num_threads=concurrency,
             max_failures=math.inf,
         )
-        outputs: list[Any] = []
-        num_outputs = 0
         with pipeline.auto_stop():
             counters = pipeline._running().graph.stages[0].counters
             for _ in sizes:
+                outputs: list[Any] = []
                 before, start = counters.copy(), time.perf_counter()
                 for output in pipeline:
-                    num_outputs += 1
                     if len(outputs) < _MAX_KEPT:
                         outputs.append(output)
                 elapsed = time.perf_counter() - start
@@ -406,16 +400,14 @@ class _Profiler:
             failures=found.failures,
             inputs_per_item=inputs.number,
         )
-        outputs_per_input = num_outputs / sum(sizes)
+        outputs_per_input = found.outputs / number
         # As many as the inputs give when used once, so that merged samples keep their proportions.
         kept = outputs[: max(1, round(outputs_per_input * len(inputs.items)))]
         return _Inputs(kept, inputs.number * outputs_per_input)
 
     def _add(self, name: str, calls: Timing, **others: Any) -> None:
-        timed = {
-            field: getattr(calls, field) for field in ("average", "p90", "p99", "occupancy", "rate")
-        }
-        self._profiles.append(StageProfile(name=name, calls=calls.number, **timed, **others))
+        timed = asdict(calls)
+        self._profiles.append(StageProfile(name=name, calls=timed.pop("number"), **timed, **others))
 
 
 def _all_failed(stage: StageConfig, first_failure: BaseException) -> PipelineError:
