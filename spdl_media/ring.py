@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._optional import require
-from spdl_media.shared_memory import CAN_SHARE, Bytes, Lease, SharedBlocks
+from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
 __all__ = ("Sender", "shared_empty")
 
@@ -47,7 +47,7 @@ _Place: TypeAlias = tuple[int, int, int]
 
 
 class Ring:
-    """The memory between two processes. Pickled when the sending one starts, which makes its :class:`Sender`.
+    """The receiver's end of the memory between two processes.
 
     Args:
         context: How that process starts.
@@ -97,11 +97,10 @@ class Ring:
         self.hand_over()
         self.freeing.close()
 
-    def __getstate__(self) -> tuple[SharedBlocks, Connection, Connection]:
+    @property
+    def other_end(self) -> tuple[SharedBlocks, Connection, Connection]:
+        """What the sending process gets when it starts, for its :class:`Sender`."""
         return self.blocks, self.freed, self.freeing
-
-    def __setstate__(self, state: tuple[SharedBlocks, Connection, Connection]) -> None:
-        self.blocks, self.freed, self.freeing = state
 
     def unpack(self, places: Sequence[_Place], stream: bytes | None) -> Any:
         """Make a value whose arrays are views of blocks.
@@ -155,9 +154,9 @@ class Sender:
     Thread safety: safe.
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._blocks = ring.blocks
-        self._freed, self._freeing = ring.freed, ring.freeing
+    def __init__(self, blocks: SharedBlocks, freed: Connection, freeing: Connection) -> None:
+        self._blocks = blocks
+        self._freed, self._freeing = freed, freeing
         # Entered again by a finalizer that allocates.
         self._lock = threading.RLock()
         # A stack: blocks that are never needed take no memory.
@@ -311,15 +310,6 @@ class Sender:
         self._reader = None
 
 
-def ring_or_none(context: BaseContext, block_size: int, **options: Any) -> Ring | None:
-    """A ring, where the system can share memory without a name; elsewhere arrays are pickled.
-
-    Raises:
-        OSError: There are no more descriptors.
-    """
-    return Ring(context, block_size, **options) if CAN_SHARE else None
-
-
 def unpack(data: bytes, ring: Ring | None) -> Any:
     """Make a value of what :func:`pack` gave.
 
@@ -350,10 +340,10 @@ sender: Sender | None = None
 """This process's end of a ring, if it makes values for another one."""
 
 
-def begin_to_send(ring: Ring | None) -> None:
-    """Let this process use its end of a ring."""
+def begin_to_send(end: tuple[SharedBlocks, Connection, Connection] | None) -> None:
+    """Let this process use its end of a ring, :attr:`Ring.other_end`."""
     global sender  # noqa: PLW0603  # a process has one
-    sender = None if ring is None else Sender(ring)
+    sender = None if end is None else Sender(*end)
 
 
 # What is forked has no end of its own.

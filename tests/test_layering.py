@@ -150,7 +150,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_optional", "ring"}
+    assert _own_imports("pipeline") <= {"_checks", "_optional", "ring", "shared_memory"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

@@ -31,7 +31,7 @@ class Rig:
     def __init__(self, **options: Any) -> None:
         options = {"num_sent": 2, "num_views": 4, "warns": True} | options
         self.ring = Ring(multiprocessing.get_context(), BLOCK, **options)
-        begin_to_send(self.ring)
+        begin_to_send(self.ring.other_end)
         assert _ring.sender is not None
         self.sender: Sender = _ring.sender
 

@@ -26,7 +26,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
-from spdl_media.ring import Ring, begin_to_send, dumps, ring_or_none, unpack
+from spdl_media.ring import Ring, begin_to_send, dumps, unpack
+from spdl_media.shared_memory import CAN_SHARE
 
 __all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure")
 
@@ -100,7 +101,9 @@ class Child:
         self._lock = threading.Lock()
         theirs: list[Connection] = []
         try:
-            self.ring = ring_or_none(context, **ring_options)
+            # Elsewhere arrays are pickled.
+            if CAN_SHARE:
+                self.ring = Ring(context, **ring_options)
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -110,7 +113,7 @@ class Child:
             # mypy knows Process of each start method, not of their base.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
-                args=(target, theirs, arguments, self.ring, seeds),
+                args=(target, theirs, arguments, self.ring and self.ring.other_end, seeds),
                 name=f"spdl_media {owner}",
                 daemon=is_daemon,
             )
@@ -321,7 +324,7 @@ def _run(
     target: Callable[..., None],
     pipes: list[Connection],
     arguments: tuple[Any, ...],
-    ring: Ring | None,
+    end_of_ring: Any,
     seeds: Seeds,
 ) -> None:
     """Prepare a process, and run what it is for."""
@@ -330,7 +333,7 @@ def _run(
     for end in list(_parent_ends):
         end.close()
     threading.Thread(target=_end_with_parent, name="watches the parent", daemon=True).start()
-    begin_to_send(ring)
+    begin_to_send(end_of_ring)
     _give_torch_one_thread()
     _seed(*seeds)
     with contextlib.suppress(EOFError, OSError):  # whoever started this is gone, or wants no more

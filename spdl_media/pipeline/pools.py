@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import CoroutineType
@@ -255,21 +255,17 @@ class AwaitedPool:
     def __init__(self, hub: Hub, stage: PipeConfig) -> None:
         self._hub = hub
         self._stage = stage
-        config = stage.executor
-        if isinstance(config, Executor):
-            self._executor, self._is_own = config, False
-        else:
-            assert isinstance(config, InterpreterPoolExecutorConfig)
+        config: Any = stage.executor
+        self._executor = config
+        self._is_own = isinstance(config, InterpreterPoolExecutorConfig)
+        if self._is_own:
             # By name, because only CPython 3.14 and its type stubs have it.
             kind = importlib.import_module("concurrent.futures").InterpreterPoolExecutor
-            self._executor, self._is_own = (
-                kind(
-                    config.max_workers or stage.concurrency,
-                    thread_name_prefix=f"spdl_media {stage.name}",
-                    initializer=config.initializer,
-                    initargs=config.initargs,
-                ),
-                True,
+            self._executor = kind(
+                config.max_workers or stage.concurrency,
+                thread_name_prefix=f"spdl_media {stage.name}",
+                initializer=config.initializer,
+                initargs=config.initargs,
             )
         if isinstance(self._executor, ProcessPoolExecutor):
             # Its workers start with the first items it gets: better now than as forks of a process
@@ -321,9 +317,10 @@ class AwaitedPool:
 
     def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
-            return self._executor.submit(fn, *args)
+            future: Future[Any] = self._executor.submit(fn, *args)
         except (BrokenExecutor, RuntimeError) as error:
             raise self._broken(error) from error
+        return future
 
     async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
         future = self._submit(fn, *args)
@@ -423,10 +420,11 @@ class DaskPool(AwaitedPool):
     def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
             # Each item is a call: Dask would take equal ones for one task, and cancel all with the first.
-            return self._executor.submit(fn, *args, pure=False)
+            future: Future[Any] = self._executor.submit(fn, *args, pure=False)
         except Exception as error:
             # Bytes alone are sent, so nothing is wrong with the item.
             raise self._broken(error) from error
+        return future
 
 
 class _Sent:

@@ -32,7 +32,7 @@ from spdl_media.pipeline import (
     TaskHook,
     WorkerDied,
 )
-from spdl_media.ring import ring_or_none
+from spdl_media.ring import Ring
 
 WAIT = 20
 
@@ -77,10 +77,10 @@ def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
     def start(*args: Any, **options: Any) -> Any:
         if started:
             raise OSError(24, "Too many open files")
-        started.append(ring_or_none(*args, **options))
+        started.append(Ring(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr("spdl_media.pipeline.children.ring_or_none", start)
+    monkeypatch.setattr("spdl_media.pipeline.children.Ring", start)
     builder = PipelineBuilder().add_source([-1, 1, 2])
     pipeline = builder.pipe(die_if_negative, executor=ProcessPoolExecutorConfig()).build()
     with pytest.raises(PipelineFailure, match="Too many open files"):

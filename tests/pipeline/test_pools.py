@@ -35,7 +35,7 @@ from spdl_media.pipeline import (
     children,
 )
 from spdl_media.pipeline.pools import WorkerProcesses
-from spdl_media.ring import ring_or_none
+from spdl_media.ring import Ring
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -379,9 +379,9 @@ def test_processes_that_were_started_end_when_the_next_cannot(
         started.update(children._children - before)
         if len(started) == 2:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return ring_or_none(*args, **options)
+        return Ring(*args, **options)
 
-    monkeypatch.setattr(children, "ring_or_none", refuse_third)
+    monkeypatch.setattr(children, "Ring", refuse_third)
     with pytest.raises(PipelineError, match=r"no process can be started .* Too many open files"):
         processes(square, pools, max_workers=3)
     while any(child._code is None for child in started):
