@@ -10,7 +10,7 @@ import concurrent.futures
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
@@ -119,9 +119,6 @@ class SourceConfig:
         # The items themselves may be ten million paths.
         return f"SourceConfig(<{self.name}>, continuous={self.continuous})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self, source=self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class PipeConfig:
@@ -167,15 +164,6 @@ class PipeConfig:
         failure_limit(f"max_failures {what}", self.max_failures)
         _check_executor(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self.executor, Executor):
-            raise PipelineError(
-                f"Stage {self.name!r} cannot be pickled, because it holds a running "
-                f"{type(self.executor).__name__}. Give executor= a description of one, such as "
-                "ProcessPoolExecutorConfig(...)."
-            )
-        return _reduced(self, function=self.fn, executor=self.executor)
-
 
 @dataclass(frozen=True, slots=True)
 class AggregateConfig:
@@ -203,9 +191,6 @@ class AggregateConfig:
             check_int("The number of items to aggregate", size, remedy="1 makes lists of one.")
         default = f"aggregate({size})" if isinstance(size, int) else type(size).__name__
         object.__setattr__(self, "name", _checked_name(self.name, default))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self, aggregator=self.aggregator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +230,6 @@ class PathVariantsConfig:
         for path in self.paths:
             _check_stages("A path of path_variants()", path)
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.router)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self, router=self.router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,15 +299,16 @@ class PipelineConfig:
 
     def functions(self) -> Iterator[PipeConfig]:
         """All stages that call a function, those of merged pipelines and of paths included."""
+        return (stage for stage in self._all_stages() if isinstance(stage, PipeConfig))
+
+    def _all_stages(self) -> Iterator[StageConfig]:
         if isinstance(self.src, MergeConfig):
             for pipeline in self.src.pipeline_configs:
-                yield from pipeline.functions()
+                yield from pipeline._all_stages()
         waiting = list(self.pipes)
         while waiting:
-            stage = waiting.pop(0)
-            if isinstance(stage, PipeConfig):
-                yield stage
-            elif isinstance(stage, PathVariantsConfig):
+            yield (stage := waiting.pop(0))
+            if isinstance(stage, PathVariantsConfig):
                 # In front of what waits, which keeps the order of the definition.
                 waiting[:0] = [one for path in stage.paths for one in path]
 
@@ -343,6 +326,22 @@ class PipelineConfig:
         from spdl_media.pipeline.builder import outline
 
         return outline(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Part by part, because pickle's errors do not say which part they are about.
+        if isinstance(self.src, SourceConfig):
+            _check_pickles("The source of the pipeline", self.src.source)
+        for stage in self._all_stages():
+            if isinstance(executor := getattr(stage, "executor", None), Executor):
+                raise PipelineError(
+                    f"Stage {stage.name!r} cannot be pickled, because it holds a running "
+                    f"{type(executor).__name__}. Give executor= a description of one, such as "
+                    "ProcessPoolExecutorConfig(...)."
+                )
+            for field in ("fn", "executor", "aggregator", "router"):
+                what = "function" if field == "fn" else field
+                _check_pickles(f"The {what} of stage {stage.name!r}", getattr(stage, field, None))
+        return type(self), (self.src, self.pipes, self.sink)
 
 
 def source_length(items: object) -> int | None:
@@ -415,15 +414,6 @@ def _check_pickles(what: str, value: object, where: str = "") -> None:
             "objects of plain values can; lambdas, functions within functions, locks and open "
             "files cannot."
         ) from error
-
-
-def _reduced(config: Any, **parts: object) -> tuple[Any, ...]:
-    """Pickle a definition, and name the part that cannot be: a field of it, as users call it."""
-    # One by one, because pickle's errors do not say which part they are about.
-    for what, value in parts.items():
-        owner = f"stage {config.name!r}" if what != "source" else "the pipeline"
-        _check_pickles(f"The {what} of {owner}", value)
-    return type(config), tuple(getattr(config, field.name) for field in fields(config))
 
 
 def _check_stages(what: str, stages: object) -> None:
