@@ -39,7 +39,7 @@ _LEAST_STREAM: Final = 1 << 16
 _ALIGNMENT: Final = 64
 # Their numbers are sent as a byte, and each takes address space.
 _MAX_BLOCKS: Final = 0x7F
-# Blocks that arrays of the sender may hold at a time. Those of values that are being made are meant.
+# Blocks that arrays of the sender may hold at a time, while values are being made.
 _NUM_OWN: Final = 16
 
 # Block, beginning in it, bytes.
@@ -144,7 +144,7 @@ def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> No
 
 
 def _tell_free(pipe: Connection, number: int) -> None:
-    with suppress(OSError):  # closed, or nobody is there any more
+    with suppress(OSError):  # closed, or the other process is gone
         pipe.send_bytes(bytes((number,)))
 
 
@@ -229,7 +229,7 @@ class Sender:
             # Those of an array that is sent again and again would fill the pipe.
             self._settle()
             self._usual = max(sizes)
-            # From here on nobody else gets them.
+            # From here on they are not given to other arrays.
             for number in landed:
                 self._num_holders[number] += 1
         try:

@@ -34,12 +34,12 @@ class Lease:
     def __init__(self, block: Bytes, at_end: Callable[..., object], *args: Any) -> None:
         self._block = block
         self.__array_interface__ = block.__array_interface__
-        # At exit nobody waits for the block, and what at_end needs may be gone.
+        # At exit the block is not used again, and what at_end needs may be gone.
         weakref.finalize(self, at_end, *args).atexit = False
 
 
 class SharedBlocks:
-    """Blocks of memory in a file without a name, so nothing of it is left whoever is killed.
+    """Blocks of memory in a file without a name, so nothing of it is left, whichever process is killed.
 
     They take memory as far as they were written to. A copy that is pickled while a process starts maps the
     same memory there.

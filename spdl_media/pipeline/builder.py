@@ -341,7 +341,7 @@ def _outline(config: PipelineConfig) -> Iterator[str]:
         yield "merge"
         for number, pipeline in enumerate(config.src.pipeline_configs):
             yield f"  pipeline {number}"
-            # Indented here, so that nobody has to know how deep it is.
+            # Indented here, so that the recursion needs no depth.
             yield from (f"    {line}" for line in _outline(pipeline))
     else:
         yield f"source: {_source_text(config.src)}"

@@ -44,7 +44,7 @@ Seeds: TypeAlias = tuple[dict[str, int], int]
 
 def draw_seeds() -> Iterator[Seeds]:
     """Seeds of one process after the other, drawn from the generators of this process."""
-    words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # they are meant
+    words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # the global generator
     if (torch := sys.modules.get("torch")) is not None:
         words["torch"] = int(torch.randint(1 << 62, ()))
     return zip(itertools.repeat(words), itertools.count(), strict=False)
@@ -248,13 +248,13 @@ class Child:
             self._code = self._process.exitcode
         _children.discard(self)
         self._free()
-        # With the last reference go its descriptors. It is not closed: whoever has it from
+        # The last reference frees its descriptors. It is not closed, because code that has it from
         # multiprocessing.active_children() may be waiting for it.
         del self._process
 
     def _close_pipes(self) -> None:
         # Each by one thread: two would close a descriptor twice, and the second time it may be another's. Not
-        # under a lock: a process that is forked while a thread holds one would wait for it for ever.
+        # under a lock: a process that is forked while a thread holds one would wait for it forever.
         with contextlib.suppress(IndexError):
             while True:
                 self._open.pop().close()
@@ -290,7 +290,7 @@ def end_soon(children: list[Child]) -> None:
 
 @atexit.register
 def _end_at_exit() -> None:
-    """End all processes: at exit, multiprocessing would wait for them for ever."""
+    """End all processes. At exit, multiprocessing would wait for them forever."""
     children = list(_children)
     for child in children:
         child.ask_to_end()
@@ -336,7 +336,7 @@ def _run(
     begin_to_send(end_of_ring)
     _give_torch_one_thread()
     _seed(*seeds)
-    with contextlib.suppress(EOFError, OSError):  # whoever started this is gone, or wants no more
+    with contextlib.suppress(EOFError, OSError):  # the other process is gone, or wants no more
         target(*pipes, *arguments)
 
 

@@ -59,12 +59,12 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
-    """Say that a plain function returned what nobody will await.
+    """Say that a plain function returned a coroutine, which nothing awaits.
 
     Raises:
         TypeError: Always.
     """
-    # Closed, or the interpreter warns that nobody awaited it.
+    # Closed, or the interpreter warns that it was never awaited.
     coroutine.close()
     raise TypeError(
         f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "

@@ -358,7 +358,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         try:
             item: Any = await self._run.graph.sink.take_async()
         except asyncio.CancelledError:
-            # Perhaps by a limit on the time of this item. Who goes on asks again, who does not drops this.
+            # Perhaps by a time limit of this item. The task may ask again; otherwise it drops this iterator.
             raise
         except BaseException:
             await self.aclose()
@@ -378,11 +378,11 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             _stop_in_thread(
                 run, functools.partial(loop.call_soon_threadsafe, ended.set_result, None)
             )
-            # Nobody is to wait for this loop while it waits for threads.
+            # In a thread and a future: the loop must not block while threads end.
             await asyncio.wait([ended])
 
     def __del__(self) -> None:
-        # The interpreter's exit has stopped all runs, and a thread that starts then may wait for ever.
+        # The interpreter's exit has stopped all runs, and a thread that starts then may wait forever.
         if (run := self._let_go()) is not None and not sys.is_finalizing():
             run.request_stop()
             with suppress(RuntimeError):  # it is about to exit
@@ -436,7 +436,7 @@ def _outputs(stage: StageConfig, number: int) -> int | None:
         # Rounded up, unless the rest is dropped.
         return (number if stage.drop_last else number + stage.aggregator - 1) // stage.aggregator
     if isinstance(stage, PathVariantsConfig):
-        # Nobody knows which path an item takes, so each must give one for one.
+        # Which path an item takes is unknown, so each must give one item for one.
         kept = all(_outputs(one, 1) == 1 for path in stage.paths for one in path)
         one_each = all(isinstance(one, PipeConfig) for path in stage.paths for one in path)
         return number if kept and one_each else None

@@ -42,14 +42,12 @@ from spdl_media.ring import dumps, pack, unpack
 
 __all__ = ("AwaitedPool", "DaskPool", "WorkerProcesses", "is_dask")
 
+# Workers in a row that may die before they take items. One can meet with an accident.
 _MAX_FAILED_STARTS: Final = 3
-"""Workers in a row that may die before they take items. One can meet with an accident."""
-
+# Bytes of a result that cross in shared memory.
 _BLOCK_SIZE: Final = 1 << 28
-"""Bytes of a result that cross in shared memory."""
-
+# Results of a process that may be kept without a copy.
 _NUM_VIEWS: Final = 64
-"""Results of a process that may be kept without a copy."""
 
 
 class WorkerProcesses:
@@ -87,6 +85,7 @@ class WorkerProcesses:
             while len(self._processes) < num_processes:
                 self._processes.append(_Process(self._start()))
         except BaseException:
+            # Those that have started would be left behind.
             self.shutdown()
             raise
         # The first threads of all of them, then the second ones.
@@ -151,6 +150,7 @@ class WorkerProcesses:
             return process.child
 
     def _check(self) -> None:
+        # Every item hears of it, with the first cause.
         if self._broken is not None:
             raise self._broken
         if self._closed:
@@ -299,7 +299,7 @@ class AwaitedPool:
         def step() -> Any:
             value = next(generator, END)
             if self._hub.closed:
-                # Nobody else can while the generator runs.
+                # No other thread can while the generator runs.
                 generator.close()
             return value
 
@@ -311,7 +311,7 @@ class AwaitedPool:
                 generator.close()
 
     def shutdown(self) -> None:
-        """End what is ours, without waiting: a call in a sub-interpreter may take for ever."""
+        """End what is ours, without waiting: a call in a sub-interpreter may take forever."""
         if self._is_own:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -333,7 +333,7 @@ class AwaitedPool:
             # It took too long, or the run is over. After its end this does nothing.
             future.cancel()
         if future.cancelled():
-            # By who shuts the executor down.
+            # The executor was shut down.
             raise self._broken(CancelledError())
         # Not result(), which raises: the frames in the traceback would keep the item alive.
         if (error := future.exception()) is None:

@@ -33,8 +33,8 @@ __all__ = ("PipelineProfile", "StageProfile", "profile_pipeline")
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
 
+# Outputs that are kept as inputs of the next stage. Batches of videos may be large.
 _MAX_KEPT: Final = 64
-"""Outputs that are kept as inputs of the next stage: batches of videos may be large."""
 
 
 _COLUMNS: dict[str, Callable[[StageProfile], str]] = {
@@ -352,6 +352,7 @@ class _Profiler:
             # Other stages work on one item at a time, whatever is tried.
             return self._measured(stage, inputs, 1, is_configured=True)
         outputs = _Inputs([], 0)
+        # In ascending order, as the table and the plot show them.
         for concurrency in sorted({stage.concurrency, *self._concurrencies}):
             is_configured = concurrency == stage.concurrency
             # Its limit would end the run; that of the pipeline which measures it is infinite.
@@ -373,11 +374,13 @@ class _Profiler:
         sizes = (concurrency if is_pipe else 0, number)
         source = SourceConfig(_Epochs(inputs.items, sizes))
         pipeline: Pipeline[Any] = Pipeline(
+            # Some room, so that the loop below does not hold the stage up.
             PipelineConfig(source, (stage,), SinkConfig(8)),
             num_threads=concurrency,
             max_failures=math.inf,
         )
         with pipeline.auto_stop():
+            # Of the engine itself, because statistics() would mix in the calls of the first epoch.
             counters = pipeline._running().graph.stages[0].counters
             for _ in sizes:
                 outputs: list[Any] = []

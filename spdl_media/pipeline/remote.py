@@ -29,8 +29,8 @@ __all__ = (
 
 T = TypeVar("T")
 
+# Blocks that what the consumer keeps may lie in. A batch takes one for each array that was made there.
 _NUM_VIEWS: Final = 64
-"""Blocks that what the consumer keeps may lie in; a batch takes one for each array that was made there."""
 
 # What the other process answers. It is asked for a number of items of an epoch.
 _ITEM, _END, _FAILED = range(3)
@@ -56,7 +56,7 @@ def iterate_in_subprocess(
 
     The process has one thread for NumPy's and torch's own computations, unless ``OMP_NUM_THREADS`` says
     otherwise. Its global random numbers (``random``, NumPy's, torch's) are seeded by numbers drawn from
-    those of this process: who seeds these has the same ones in each run.
+    those of this process. Seed these, and each run draws the same numbers.
 
     Args:
         fn: Function without arguments that can be pickled, such as a class or a ``functools.partial``.

@@ -427,6 +427,7 @@ def _check_stages(what: str, stages: object) -> None:
 
 def _make_tuple(config: object, field: str) -> None:
     """Freeze a list of a definition."""
+    # Other types are left as they are, for the check that follows.
     if isinstance(value := getattr(config, field), list):
         object.__setattr__(config, field, tuple(value))
 

@@ -50,7 +50,7 @@ class Table:
     after: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> list[list[str]]:
+    def _rows(self) -> list[list[str]]:
         """The text of all cells, row by row."""
         return [[cell(thing) for cell in self.columns.values()] for thing in self.things]
 
@@ -58,7 +58,7 @@ class Table:
         """The table as lines of aligned columns."""
         if not self.things:
             return "\n".join([*self.before, *self.after])
-        lines = [[*self.columns], *self.rows]
+        lines = [[*self.columns], *self._rows]
         first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
         aligned = [
             "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in lines
@@ -70,7 +70,7 @@ class Table:
     def html(self) -> str:
         """The table as HTML that needs no style sheet."""
         rows = _html_row("th", self.columns)
-        for index, row in enumerate(self.rows):
+        for index, row in enumerate(self._rows):
             rows += _html_row("td", row, _MARKED if index == self.marked else "")
         texts = (self.before, self.after)
         before, after = (f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in texts)
@@ -91,7 +91,7 @@ class Table:
         table = rich.Table(title=title, caption=caption, **left)
         for number, column in enumerate(self.columns):
             table.add_column(plain(column), justify="right" if number else "left")
-        for index, row in enumerate(self.rows):
+        for index, row in enumerate(self._rows):
             table.add_row(*map(plain, row), style="bold yellow" if index == self.marked else None)
         return table
 
@@ -277,7 +277,7 @@ class StageCounters:
     Attributes:
         early: Failures that were counted before their calls have ended.
         busy: Seconds of calls that have ended.
-        running: Seconds so far of calls that have not. Set by who reads.
+        running: Seconds so far of calls that have not. Set by the reader.
         queued: Seconds that items have waited for their calls.
         durations, waits: Of the last calls.
     """
