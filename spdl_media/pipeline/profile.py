@@ -217,11 +217,6 @@ def profile_pipeline(
     check_int("num_threads", num_threads)
     for concurrency in concurrencies:
         check_int("Each of concurrencies", concurrency)
-    if not isinstance(config, PipelineConfig):
-        raise TypeError(
-            f"profile_pipeline() takes a PipelineConfig, not {type(config).__name__}. "
-            "A builder has it in get_config()."
-        )
     result = _Profiler(num_iterations, set(concurrencies)).profile(config, num_threads)
     if show:
         print(result)  # noqa: T201  # what the caller asked for

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
@@ -121,12 +120,7 @@ def run_pipeline_in_subprocess(
         ValueError: An argument is out of range.
         PipelineError: The definition cannot be pickled, or no process can be started.
     """
-    if not isinstance(config, PipelineConfig):
-        raise TypeError(
-            f"run_pipeline_in_subprocess() takes a PipelineConfig, not {type(config).__name__}. Write "
-            "builder.get_config()"
-        )
-    # What is wrong with the options is told here.
+    # What is wrong with the definition or the options is told here.
     Pipeline(config, **options)
     ring = {"block_size": block_size, "pin_memory": pin_memory}
     epochs = _Epochs(config, dict(options))
@@ -212,9 +206,7 @@ class SubprocessIterable(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

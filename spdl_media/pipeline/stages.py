@@ -443,7 +443,16 @@ def _kind(value: object) -> str:
 
 
 def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
-    """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order."""
+    """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order.
+
+    Raises:
+        TypeError: ``config`` is no definition.
+    """
+    if not isinstance(config, PipelineConfig):
+        raise TypeError(
+            f"what runs a pipeline takes a PipelineConfig, not {_kind(config)}. A builder gives one by "
+            "get_config()"
+        )
     taken = set() if taken is None else taken
     src = config.src
     if isinstance(src, MergeConfig):
