@@ -15,7 +15,6 @@ import os
 import pickle
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import warn_caller
 from spdl_media._optional import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
@@ -128,11 +128,11 @@ class Ring:
     def _warn_once(self) -> None:
         if self._warns:
             self._warns = False
-            warnings.warn(
+            warn_caller(
                 f"the batches that are kept lie in more than {self._num_views} blocks of the memory that is "
                 "shared with the process that makes them, so those that come are copied. Let go of batches "
                 "earlier",
-                stacklevel=5,
+                UserWarning,
             )
 
 

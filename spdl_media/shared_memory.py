@@ -6,7 +6,6 @@ import functools
 import mmap
 import os
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import warn_caller
 from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -156,8 +156,8 @@ def _address(memory: Bytes) -> int:
 @functools.cache
 def _warn_pageable() -> None:
     """Warn once a process."""
-    warnings.warn(
+    warn_caller(
         "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
         "pin_memory=True to have it without this warning",
-        stacklevel=5,
+        UserWarning,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import count
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
+from spdl_media._checks import warn_caller
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
@@ -235,7 +235,7 @@ class PipelineBuilder(Generic[T_co]):
             replace(config, sink=config.sink or SinkConfig()), **options
         )
         # After the pipeline, which has checked that it is a number.
-        warn_of_idle_concurrency(config, options.get("num_threads", 8), stacklevel=2)
+        warn_of_idle_concurrency(config, options.get("num_threads", 8))
         return pipeline
 
     def __repr__(self) -> str:
@@ -256,9 +256,7 @@ class PipelineBuilder(Generic[T_co]):
             )
 
 
-def warn_of_idle_concurrency(
-    config: PipelineConfig, num_threads: int, *, stacklevel: int = 2
-) -> None:
+def warn_of_idle_concurrency(config: PipelineConfig, num_threads: int) -> None:
     """Warn when stages want more threads at once than the pipeline has for all of them."""
     starved = [
         stage
@@ -271,11 +269,11 @@ def warn_of_idle_concurrency(
     if starved:
         most = max(stage.concurrency for stage in starved)
         stages = ", ".join(f"{stage.name!r} (concurrency={stage.concurrency})" for stage in starved)
-        warnings.warn(
+        warn_caller(
             f"No more than num_threads={num_threads} synchronous calls can run at once, fewer than "
             f"asked for: {stages}. Use build(num_threads={most}), or give such a stage threads of "
             f"its own by executor=ThreadPoolExecutorConfig().",
-            stacklevel=stacklevel + 1,
+            UserWarning,
         )
 
 

@@ -436,7 +436,7 @@ def test_concurrency_above_the_number_of_threads_warns_with_both() -> None:
         match=r"No more than num_threads=2 .*'double' \(concurrency=16\), 'twice' \(concurrency=3\)\. "
         r"Use build\(num_threads=16\), or .*ThreadPoolExecutorConfig\(\)",
     ) as caught:
-        warn_of_idle_concurrency(config, 2, stacklevel=1)
+        warn_of_idle_concurrency(config, 2)
     assert len(caught) == 1
     assert Path(caught[0].filename).samefile(__file__)
 
