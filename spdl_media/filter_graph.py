@@ -252,7 +252,12 @@ class FilterGraph:
             sink = self._built.sinks[self._outputs.index(port)]
             with filter_errors(self._wiring.desc, "it failed"):
                 frames, _ = pull_all(sink)
-            return _wrap_frames(frames, port.kind, self._metadata) if frames else None
+            if not frames:
+                return None
+            metadata = self._metadata or FrameMetadata()
+            if port.kind == "video":
+                return VideoFrames(frames, metadata)
+            return AudioFrames([placed_chunk(one, metadata.zero) for one in frames], metadata)
 
     def flush(self) -> None:
         """End all inputs, so that the filters give out what they hold.
@@ -346,17 +351,6 @@ def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterable[AvFrame]:
         frame_of(chunk, port.unit(chunk.frame, zero), zero, is_shared=True)
         for chunk in frames.chunks
     )
-
-
-def _wrap_frames(
-    frames: list[Any], kind: Kind, metadata: FrameMetadata | None
-) -> VideoFrames | AudioFrames:
-    """Our frames around those that came out."""
-    metadata = metadata or FrameMetadata()
-    if kind == "video":
-        return VideoFrames(frames, metadata)
-    chunks = [placed_chunk(frame, metadata.zero) for frame in frames]
-    return AudioFrames(chunks, metadata)
 
 
 def get_buffer_desc(

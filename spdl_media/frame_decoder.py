@@ -75,7 +75,11 @@ class VideoSource:
         try:
             self._check_input()
             self.container = container = Container(self._input, demux_config)
-            self._open(container, stream)
+            self._stream, codec = container.video(stream)
+            orientation = container.orientation(self._stream)
+            with container.reading():
+                self.codec = with_x264_build(container, self._stream, codec, 0)
+            self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
             # Kept in memory, because the source may have changed until the index is saved.
             head = zlib.crc32(self._input.read_at(0, HEADER))
             self.identity = Identity(self._input.size(), head, self._stream)
@@ -106,26 +110,16 @@ class VideoSource:
         return self.container
 
     def _check_input(self) -> None:
-        name, is_seekable = self._input.name, self._input.seekable
-        if not is_seekable:
-            raise DemuxError(
+        what = None
+        if not self._input.seekable:
+            what = (
                 "the source cannot seek, and frames are asked for in any order. Read it into bytes, or "
-                "write it to a file first",
-                source=name,
+                "write it to a file first"
             )
-        reason = pillow_reason(self._input.head(HEAD_SIZE))
-        if reason is not None and not reason.endswith(BESIDE):
-            raise DemuxError(
-                "this is an animated image, whose frames have no index. load_video loads them",
-                source=name,
-            )
-
-    def _open(self, container: Container, stream: int | None) -> None:
-        self._stream, codec = container.video(stream)
-        orientation = container.orientation(self._stream)
-        with container.reading():
-            self.codec = with_x264_build(container, self._stream, codec, 0)
-        self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
+        elif (reason := pillow_reason(self._input.head(HEAD_SIZE))) and not reason.endswith(BESIDE):
+            what = "this is an animated image, whose frames have no index. load_video loads them"
+        if what is not None:
+            raise DemuxError(what, source=self._input.name)
 
     def _make_index(self, container: Container) -> FrameIndex:
         codec, last = self.codec, deque[AvPacket](maxlen=1)

@@ -101,8 +101,8 @@ class PictureOps:
     @property
     def is_conversion(self) -> bool:
         """Whether nothing but a cut comes before the conversion to ``pix_fmt``."""
-        changes = (self.crop_width, self.crop_height, self.num_frames, self.frame_rate)
-        return not (self.is_scaled or self.window or self.filter_desc) and changes == (None,) * 4
+        is_cropped = (self.crop_width, self.crop_height) != (None, None)
+        return self.gives_one and not (self.is_scaled or is_cropped)
 
     @property
     def keeps_frames(self) -> bool:
