@@ -44,9 +44,6 @@ class Default(Enum):
 
     FILTER = "the default filter"
 
-    def __repr__(self) -> str:
-        return f"<{self.value}>"
-
 
 DEFAULT_FILTER: Final = Default.FILTER
 

@@ -371,8 +371,7 @@ def get_buffer_desc(
         ValueError: The size or format is not known before a frame is decoded, or a bad label or name.
     """
     orientation: int = getattr(source, "orientation", 1)
-    any_source: Any = source
-    codec: VideoCodec = getattr(any_source, "codec", any_source)
+    codec: Any = getattr(source, "codec", source)
     pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
     if not (codec.width and codec.height and pix_fmt):
         raise ValueError(
@@ -407,8 +406,7 @@ def get_abuffer_desc(
     Raises:
         ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
     """
-    any_source: Any = source
-    codec: AudioCodec = getattr(any_source, "codec", any_source)
+    codec: Any = getattr(source, "codec", source)
     if sample_fmt is not None:
         format_name("sample_fmt", sample_fmt)
     if not (sample_fmt or codec.sample_fmt):
