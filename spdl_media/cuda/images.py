@@ -195,10 +195,9 @@ def decode_image_nvjpeg(
             check_positive(name, side)
     is_list = isinstance(src, list | tuple)
     srcs = cast("Sequence[Source]", src) if is_list else [cast("Source", src)]
-    return _as_spdl(
-        srcs, cuda, cuda_config, (scale_width, scale_height), pix_fmt, layout, hw_decoder_load,
-        is_single=not is_list,
-    )  # fmt: skip
+    size = scale_width, scale_height
+    options = {"layout": layout, "is_single": not is_list}
+    return _as_spdl(srcs, (cuda, cuda_config), size, pix_fmt, hw_decoder_load, **options)
 
 
 def load_image_batch_nvjpeg(
@@ -237,29 +236,24 @@ def load_image_batch_nvjpeg(
     Thread safety: safe.
     """
     check_choice("on_error", on_error, get_args(OnError))
-    return _as_spdl(
-        srcs, cuda, cuda_config, (width, height), pix_fmt, layout, hw_decoder_load, on_error
-    )
+    options = {"layout": layout, "on_error": on_error}
+    return _as_spdl(srcs, (cuda, cuda_config), (width, height), pix_fmt, hw_decoder_load, **options)
 
 
 def _as_spdl(
     srcs: Iterable[Source],
-    cuda: DeviceLike | CPU | None,
-    cuda_config: DeviceLike | None,
+    devices: tuple[Any, Any],
     size: tuple[int | None, int | None],
     pix_fmt: str,
-    layout: ArrayLayout,
     hw_decoder_load: float | None,
-    on_error: OnError = "raise",
-    *,
-    is_single: bool = False,
+    **options: Any,
 ) -> Buffer:
-    """Load images as SPDL does."""
+    """Load images as SPDL does, with these further options of a request."""
     # DALI does not use the stream, which must be of the device all the same.
-    config = None if "cpu" in (cuda, cuda_config) else one_device(cuda, cuda_config)
+    config = None if "cpu" in devices else one_device(*devices)
     if pix_fmt not in SPDL_COLORS:
         raise ValueError(f"pix_fmt must be {_listed(SPDL_COLORS)}, not {pix_fmt!r}")
-    check_array_layout(layout)
+    check_array_layout(options["layout"])
     if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
         raise ValueError(
             f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
@@ -269,13 +263,7 @@ def _as_spdl(
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
     request = FrameRequest(
-        ops=ops,
-        desc=ops,
-        cuts=CropPlan(len(inputs)),
-        layout=layout,
-        on_error=on_error,
-        purpose="load_image_batch(cuda=)",
-        is_single=is_single,
+        ops=ops, desc=ops, cuts=CropPlan(len(inputs)), purpose="load_image_batch(cuda=)", **options
     )
     return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)
 

@@ -14,8 +14,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import replace
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -366,16 +364,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:
     """What clips have in common that one decoder serves."""
-    same = replace(
-        codec,
-        time_base=Fraction(1),
-        frame_rate=None,
-        sample_aspect_ratio=None,
-        extradata=None if has_lengths(codec) else codec.extradata,
-        # By which FFmpeg knows the encoder, and mends what it is known to do wrong.
-        codec_tag=codec.codec_tag if codec.name == "mpeg4" else 0,
-        bits_per_coded_sample=0,
-        reorder_depth=0,
-        color=(0, 2, 2, 2),
-    )
-    return index, same, tuple(sorted(config.decoder_options.items()))
+    kind = codec.name, codec.width, codec.height, codec.pix_fmt
+    headers = None if has_lengths(codec) else codec.extradata
+    # By which FFmpeg knows the encoder, and mends what it is known to do wrong.
+    encoder = codec.x264_build, codec.codec_tag if codec.name == "mpeg4" else 0
+    return index, kind, headers, encoder, tuple(sorted(config.decoder_options.items()))
