@@ -134,6 +134,7 @@ def driver() -> Any:
         OSError: There is none.
     """
     functions = _Functions()
+    # What it says is said again by the first call that needs a device.
     functions.cuInit(0)
     return functions
 
@@ -155,6 +156,7 @@ def call(name: str, *arguments: Any) -> None:
 def _failure(name: str, status: int) -> str:
     words = []
     for ask in (driver().cuGetErrorName, driver().cuGetErrorString):
+        # The text is the driver's, and is never freed.
         text = c_char_p()
         ask(status, byref(text))
         words.append((text.value or b"unknown").decode())
@@ -176,6 +178,7 @@ def driver_version() -> str:
 def _primary_context(index: int) -> int:
     device, context = c_int(), c_void_p()
     call("cuDeviceGet", byref(device), index)
+    # Never released: all libraries of the process share it until its end.
     call("cuDevicePrimaryCtxRetain", byref(context), device.value)
     return context.value or 0
 
@@ -187,6 +190,7 @@ def current(index: int) -> Iterator[None]:
     Raises:
         DriverError: The driver refuses, or there is none.
     """
+    # Pushed and popped, since the thread may be in the middle of another library's work.
     call("cuCtxPushCurrent_v2", _primary_context(index))
     try:
         yield
@@ -200,7 +204,11 @@ def one_name(stream: int) -> int:
 
 
 def new_stream(index: int) -> int:
-    """The address of a new stream, which waits for no default stream."""
+    """The address of a new stream, which waits for no default stream.
+
+    Raises:
+        DriverError: The driver refuses, or there is none.
+    """
     stream = c_void_p()
     with current(index):
         call("cuStreamCreate", byref(stream), _NON_BLOCKING)
@@ -257,6 +265,7 @@ class Event:
         self._index = index
         with current(index):
             call("cuEventCreate", byref(address), _BLOCKING_WITHOUT_TIME)
+            # Before it is recorded, or an event whose stream is gone would never be destroyed.
             self._address = address.value
             call("cuEventRecord", self._address, stream)
 
@@ -282,7 +291,11 @@ class Event:
             call("cuEventSynchronize", self._address)
 
     def delay(self, stream: int) -> None:
-        """Let later work on a stream of the device wait for it; the host does not wait."""
+        """Let later work on a stream of the device wait for it; the host does not wait.
+
+        Raises:
+            DriverError: The stream is gone.
+        """
         with current(self._index):
             call("cuStreamWaitEvent", stream, self._address, 0)
 
@@ -311,6 +324,7 @@ def device_of_stream(address: int) -> int | None:
     """
     context, device = c_void_p(), c_int()
     with suppress(OSError):
+        # The default streams belong to whatever device is the current one.
         if address > PER_THREAD_DEFAULT and not driver().cuStreamGetCtx(address, byref(context)):
             if driver().cuCtxPushCurrent_v2(context):
                 return None
@@ -365,6 +379,7 @@ def launch(
     Raises:
         TransferError: The driver refuses it.
     """
+    # The driver copies the struct at once, so it may go when this returns.
     arguments = (c_void_p * 1)(argument.ctypes.data)
     with current(index):
         with _LOADING:  # or threads would compile it at the same time

@@ -47,11 +47,13 @@ def cuda_library() -> tuple[str | None, str]:
     if HISTORY.lost:
         return None, f"this process was forked from one that had used CUDA. {REMEDY}"
     reasons = []
+    # PyTorch first: where both are, arrays are mostly its own, and so is most of the memory.
     for package, count in (("torch", _torch_count), ("cupy", _cupy_count)):
         if not is_available(package):
             continue
         number, reason = count()
         if number:
+            # To count devices has started the driver, which a child that is forked now does not get.
             HISTORY.used = True
             return package, ""
         reasons.append(reason)
@@ -71,6 +73,7 @@ def _cupy_count() -> tuple[int, str]:
     try:
         cupy: Any = require("cupy", "using a CUDA device")
         return int(cupy.cuda.runtime.getDeviceCount()), "cupy finds no CUDA device"
+    # CuPy fails already at its import where the libraries of CUDA are missing.
     except Exception as error:  # noqa: BLE001  # cupy's error types come from the module that failed
         return (
             0,
@@ -216,12 +219,14 @@ class Device:
         with out_of_memory_said(self, nbytes):
             if allocator is None and self.torch is not None:
                 return self._tensor(tuple(shape), dtype)
+            # The driver refuses to give no bytes.
             address, free = self._memory(nbytes, allocator) if nbytes else (0, int)
             guard = Guard(self.index, self.stream, address, shape, dtype, free)
             return Block(guard, guard.used_on)
 
     def _tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
         try:
+            # PyTorch has no table of NumPy's types that is public.
             kind = self.torch.from_numpy(np.empty(0, dtype)).dtype
         except TypeError as error:
             raise TransferError(
@@ -250,39 +255,48 @@ class Device:
         """Begin to copy an array to the device, ``offset`` bytes behind the start of one there.
 
         The source is to be kept until then.
+
+        Raises:
+            TransferError: The driver refuses the copy.
         """
-        if source.nbytes:
-            address = in_place(target).ctypes.data + offset
-            with current(self.index):
-                call(
-                    "cuMemcpyHtoDAsync_v2", address, source.ctypes.data, source.nbytes, self.stream
-                )
+        address = in_place(target).ctypes.data + offset
+        self._copy("HtoD", address, source.ctypes.data, source.nbytes)
 
     def copy_out(self, target: HostArray, address: int) -> None:
-        """Begin to copy memory of the device to an array."""
-        if target.nbytes:
-            with current(self.index):
-                call(
-                    "cuMemcpyDtoHAsync_v2", target.ctypes.data, address, target.nbytes, self.stream
-                )
+        """Begin to copy memory of the device to an array.
+
+        Raises:
+            TransferError: The driver refuses the copy.
+        """
+        self._copy("DtoH", target.ctypes.data, address, target.nbytes)
 
     def copy(self, target: HostArray, source: HostArray) -> None:
-        """Begin to copy memory of the device, as :func:`in_place` has it, to other memory of it."""
-        with current(self.index):
-            call(
-                "cuMemcpyDtoDAsync_v2",
-                target.ctypes.data,
-                source.ctypes.data,
-                source.nbytes,
-                self.stream,
-            )
+        """Begin to copy memory of the device, as :func:`in_place` has it, to other memory of it.
+
+        Raises:
+            TransferError: The driver refuses the copy.
+        """
+        self._copy("DtoD", target.ctypes.data, source.ctypes.data, source.nbytes)
+
+    def _copy(self, way: str, target: int, source: int, nbytes: int) -> None:
+        if nbytes:  # an array without elements has no address
+            with current(self.index):
+                call(f"cuMemcpy{way}Async_v2", target, source, nbytes, self.stream)
 
     def record(self) -> Event:
-        """An event behind all that was put on the stream."""
+        """An event behind all that was put on the stream.
+
+        Raises:
+            TransferError: The stream is gone, or the device.
+        """
         return Event(self.index, self.stream)
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes of the device that are free, and all of them."""
+        """Bytes of the device that are free, and all of them.
+
+        Raises:
+            TransferError: The device has failed.
+        """
         free, total = c_size_t(), c_size_t()
         with current(self.index):
             call("cuMemGetInfo_v2", byref(free), byref(total))

@@ -181,15 +181,27 @@ class Handover:
 
     @property
     def stream(self) -> int | None:
-        """The stream to wait for; ``None``: the array is ready."""
+        """The stream to wait for; ``None``: the array is ready.
+
+        Raises:
+            TransferError: The work that fills it failed.
+        """
         return None if self.event.is_done() else self._stream
 
     def synchronize(self) -> None:
-        """Wait on the host until it is."""
+        """Wait on the host until it is.
+
+        Raises:
+            TransferError: The work that fills it failed.
+        """
         self.event.synchronize()
 
     def hand_to(self, stream: int) -> None:
-        """Let later work on this stream find the array ready, and keep its memory for that work."""
+        """Let later work on this stream find the array ready, and keep its memory for that work.
+
+        Raises:
+            TransferError: The stream is gone.
+        """
         if one_name(stream) != self._stream:
             self.event.delay(stream)
             self._used_on(stream)

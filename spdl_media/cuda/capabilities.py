@@ -105,6 +105,7 @@ def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capab
         reasons = [" and ".join(parts[part].reason for part in one) for one in missing]
         names = tuple(" or ".join(one) for one in missing)
         return Capability(available=False, reason="; ".join(reasons), missing=names)
+    # All parts are there, and the device may still be none of those that there are.
     return _tried(lambda: _open(name, index))
 
 

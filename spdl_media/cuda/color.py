@@ -84,8 +84,7 @@ def yuv_to_rgb(
 ) -> CUDABuffer:
     """Convert planes of YUV on a device to RGB, and scale them in the same pass.
 
-    The result is within one level of 255 of FFmpeg's scaler with its accurate flags, which the CPU path uses.
-    Primaries and gamma are left alone, as everywhere.
+    The result is within one level of 255 of the CPU path's. Primaries and gamma are left alone, as everywhere.
 
     Args:
         planes: A buffer with all planes, as ``load_*`` and :func:`~spdl_media.convert_frames` make it:
@@ -119,8 +118,7 @@ def yuv_to_rgb(
 
     Raises:
         ValueError: Shapes that do not fit the format, an unknown name, planes on several devices.
-        TypeError: Planes of another type than the format's, or that are no :class:`CUDABuffer`; arguments of
-            the wrong type.
+        TypeError: Planes of another type than the format's, or that are no :class:`CUDABuffer`.
         TransferError: Each pixel would stand for more than a million samples; the driver refuses the work;
             CUDA cannot be used in this process.
 
@@ -207,6 +205,7 @@ def _convert_nv12(
         allowed = ", ".join(f"{number} ({name})" for number, name in COEFFICIENTS.items())
         raise ValueError(f"coeff must be one of {allowed}, not {coeff!r}")
     device, arrays, said = _placed(buffers, cuda_config)
+    # SPDL's default; yuv_to_rgb has FFmpeg's.
     matrix = (said[0] or "bt709") if coeff is None else COEFFICIENTS[coeff]
     tiled = (array.reshape(-1, 1, *array.shape[-2:]) for array in arrays)
     batches = [_planes_of(_untiled(array, _NV12), _NV12)[0] for array in tiled]
@@ -273,6 +272,7 @@ def _placed(
             f"the planes lie on CUDA device {index}, and device {config.device_index} is to work on them. "
             "Copy them there first, or name their own device"
         )
+    # Which also keeps their memory for the work on this stream, whoever drops them meanwhile.
     for one in buffers:
         one.wait_on(device.stream)
     return device, [in_place(one.array) for one in buffers], found.pop() if found else (None, None)
@@ -324,8 +324,7 @@ def _untiled(array: Array, format: YUVFormat) -> list[Array]:
     if layout is None or frames.ndim != 4 or not frames.size:
         raise ValueError(
             f"one buffer of {format.name}, of shape {array.shape}, must be as convert_frames makes it: "
-            "(1, rows, W), or (3, H, W) for 4:4:4, or several such. Pass a list with one for each plane "
-            "otherwise"
+            "(1, rows, W), (3, H, W) for 4:4:4, or several. Pass a list with one for each plane otherwise"
         )
     height, width = frames.shape[1:3] if layout.kind == "packed" else frames.shape[2:]
     if layout.kind == "tiled":  # of which the rows below luma are chroma
@@ -403,6 +402,7 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     name = f"plane{bits}" if plan.dtype == "samples" else f"yuv{bits}_to_{plan.dtype}"
     kernel = _kernel_code(), name
     blocks = -(-plan.width // _BLOCK[0]), -(-plan.height // _BLOCK[1])
+    # As many frames as the struct holds, which may have 4 KB.
     for start in range(0, len(frames), MOST_FRAMES):
         part = frames[start : start + MOST_FRAMES]
         conversion["frames"][0, : len(part)] = part

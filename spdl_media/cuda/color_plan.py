@@ -134,11 +134,13 @@ def line_taps(length: int, size: int, sub: int, algo: ScaleAlgo, *, stretch: boo
     centers = (np.arange(size) + 0.5) * step - 0.5
     reach = _REACH[algo]
     width = 1 + (2 * reach if step <= 1 else math.ceil(2 * reach * samples / size))
+    # As in FFmpeg, whose filters leave two samples of a line out at least.
     width = max(1, min(width, samples - 2))
     # Towards zero: left of the first sample, the window begins one sample later than it should.
     first = np.trunc(centers - (width - 2) / 2).astype(np.int64)
     places = first[:, None] + np.arange(width)
     weights = _kernel(algo, (places - centers[:, None]) / max(1.0, step))
+    # Between samples the kernel does not add up to 1.
     weights /= weights.sum(1, keepdims=True)
     return _inside(places, weights, samples)
 
@@ -158,12 +160,14 @@ def _inside(places: Array, weights: Array, samples: int) -> Taps:
     first = np.clip(places[:, 0], 0, samples - width)
     moved = np.zeros((width, size))
     columns = np.broadcast_to(np.arange(size)[:, None], places.shape)
+    # Not moved[...] += weights, which counts a sample once where it stands for several.
     np.add.at(moved, (np.clip(places, 0, samples - 1) - first[:, None], columns), weights)
     return _frozen(first, moved)
 
 
 def _frozen(first: Array, weights: Array) -> Taps:
     taps = Taps(np.ascontiguousarray(first, np.int32), np.ascontiguousarray(weights, np.float32))
+    # Plans share them through the cache.
     taps.first.flags.writeable = taps.weights.flags.writeable = False
     return taps
 
@@ -301,6 +305,7 @@ def make_plan(
     Raises:
         ValueError: An unknown matrix, or a range that contradicts the format.
     """
+    # Whoever names a filter gets it at every size, as of FFmpeg's scale filter.
     is_scaled = algo is not None or size != source
     algo = algo or ("bicubic" if is_scaled else "bilinear")
     scale, bias = normalization(values)

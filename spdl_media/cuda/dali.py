@@ -71,6 +71,7 @@ def check_device(index: int | None) -> None:
         return
     HISTORY.check(_PURPOSE)
     count = int(dali_module("backend").GetCUDADeviceCount())
+    # DALI has started the driver, which a child that is forked now does not get.
     HISTORY.used |= count > 0
     if count == 0:
         raise TransferError(
@@ -181,6 +182,7 @@ class Slot:
         """The operator of this name and kind, made anew when the batch outgrows it."""
         largest, operator = self._operators.get(key, (0, None))
         if batch_size > largest:
+            # In powers of two, so that batches that grow slowly do not make one anew each time.
             largest = max(_MIN_BATCH_SIZE, 1 << (batch_size - 1).bit_length())
             make = reduce(getattr, key[0].split("."), self._dynamic._ops)
             operator = make(max_batch_size=largest, device=self._name, **settings)
@@ -234,6 +236,7 @@ _ABANDONED: list[object] = []
 
 def _after_fork() -> None:
     """Start anew: threads do not survive a fork. Taking the slots down would wait for them."""
+    # Kept for ever, since to destroy a slot waits for its threads.
     _ABANDONED.append(dict(_POOLS))
     _POOLS.clear()
 
@@ -253,6 +256,7 @@ def slot_pool(index: int | None) -> SlotPool:
     Thread safety: safe.
     """
     check_device(index)
+    # Two threads may come here at once, and both get the first pool.
     return _POOLS.setdefault(index, SlotPool(lambda: Slot(index)))
 
 

@@ -115,6 +115,7 @@ def _read_all(inputs: list[Any], request: FrameRequest, stopped: Callable[[], bo
     decode_each(
         inputs,
         lambda _, position: _read(inputs, position, request),
+        # In the order of the inputs: they are read one after the other.
         files.__setitem__,
         failures,
         on_error=request.on_error,
@@ -386,6 +387,7 @@ def remux(packets: VideoPackets) -> bytes:
     coded, sink = av_packets(packets), io.BytesIO()
     rank = {pts: number for number, pts in enumerate(sorted(one.pts or 0 for one in coded))}
     ranks = [rank[packet.pts or 0] for packet in coded]
+    # Nothing may be shown before it is decoded.
     delay = max(position - place for position, place in enumerate(ranks))
     with av.open(sink, "w", format="matroska") as container:
         # PyAV copies packets to a stream that has another's parameters; the filter puts the codec's there.

@@ -126,6 +126,7 @@ def open_on_device(
 
 def _why_not(index: int, text: str, source: str) -> MediaError:
     """Why NVDEC does not open although the device and the libraries are there, from FFmpeg's words."""
+    # FFmpeg's words where dlsym finds no such function.
     if "dynamically load" not in text and "Cannot load" not in text:
         return DecodeError(f"NVDEC cannot be opened on device {index}: {text}", source=source)
     return TransferError(
@@ -180,6 +181,7 @@ class DeviceDecoder:
             DecodeError: The codec's headers are damaged.
         """
         self._codec, self._source, self._is_first = codec, source, True
+        # FFmpeg learns it from frames, and keeps it when it is flushed.
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)
         # As many surfaces as H.264 may refer to, those that FFmpeg adds, and the frames of a launch.
@@ -343,6 +345,7 @@ class DecoderPool:
         gone = []
         with self._lock:
             self._idle.append((key, decoder))
+            # The one that waited longest goes first.
             while len(self._idle) > self._most or sum(d.nbytes for _, d in self._idle) > self._room:
                 gone.append(self._idle.pop(0))
         del gone  # which takes a while, and nobody needs to wait for it

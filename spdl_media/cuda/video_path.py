@@ -71,6 +71,7 @@ class DevicePath(PicturePath):
         if found is None:
             if makes_room:
                 device.decoders.clear()
+            # Headers come with the packets, so that the next clip may have others.
             coded = replace(codec, extradata=None) if has_lengths(codec) else codec
             try:
                 context = device.open_decoder(coded, config, metadata.source)
@@ -81,6 +82,7 @@ class DevicePath(PicturePath):
         self._lent: DeviceDecoder | None = found
         self.decoder = PictureDecoder(codec, metadata, config, found)
         self._filter = _Moments(codec, ops, config, metadata)
+        # As in PicturePath, whose __init__ would open a decoder of the CPU's.
         self.decoder.gives_lead_in = self._filter.has_rate
 
     @property
@@ -235,5 +237,6 @@ def _full_batches(path: DevicePath, rows: _Batches, packets: Iterable[Any]) -> I
     while is_full:
         with ffmpeg_log():  # one for all packets of a batch; see current_log
             is_full = any(path.push(packet, sink) or rows.ready for packet in left)
+        # Taken out of the block: whoever gets them may take its time, or go on in another thread.
         ready, rows.ready = rows.ready, []
         yield from ready

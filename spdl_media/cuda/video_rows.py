@@ -99,8 +99,13 @@ class Kind(NamedTuple):
         return place(self.box(ops)[2:], ops.width, ops.height, ops.scale_mode)
 
     def views(self, planes: Planes, ops: PictureOps) -> Planes:
-        """What is cut out of the planes of a frame, upright and mirrored or not."""
+        """What is cut out of the planes of a frame, upright and mirrored or not.
+
+        Raises:
+            ConvertError: The crop does not lie inside the frame.
+        """
         x, y, w, h = box = self.box(ops)
+        # A sample of chroma at the edge counts, even where the box has only a part of its pixels.
         half = x // 2, y // 2, -(-w // 2), -(-h // 2)
         luma, *chroma = planes
         u, v = (self._view(plane, half, ops) for plane in chroma)
@@ -126,6 +131,7 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     source, size = kind.box(source_of(ops))[2:], placement.scaled
     left, top = max(0, -placement.left), max(0, -placement.top)
     if not ops.is_scaled:
+        # The whole frame is converted, and of its tables those of the box are taken.
         x, top, w, _ = kind.box(ops)
         size = source
         left = source[0] - x - w if ops.mirror else x
@@ -225,6 +231,7 @@ class VideoDevice(Device):
         if fill:
             array = in_place(block.array)
             self.copy_in(block.array, row)
+            # The copy reads the row in the background, if the memory is pinned.
             KEEPER.keep((self.index, self.stream), self.record(), row)
             for other in array[1:]:
                 self.copy(other, array[0])
@@ -239,7 +246,11 @@ class VideoDevice(Device):
         convert_on_device(self, planes, plan, out)
 
     def buffer(self, block: Block, colors: Colors) -> Buffer:
-        """The buffer over an array that is ready when the stream gets where it is now."""
+        """The buffer over an array that is ready when the stream gets where it is now.
+
+        Raises:
+            TransferError: The device has failed.
+        """
         matrix, range = colors
         return buffer_on_stream(block, self, colorspace=matrix, color_range=range)
 
@@ -287,6 +298,7 @@ class DeviceRows:
         """
         self._pending.append(shown)
         self.pts.append(shown.pts)
+        # Of the frames that wait, by the pitch of their rows, which is larger than their width.
         nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
         if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):
             self._write()
@@ -308,6 +320,7 @@ class DeviceRows:
         """Write what waits, and let go of the frames."""
         if self._pending:
             with self._device.after_decoder():
+                # A stream may change its size or its colours, which is another plan.
                 for kind, alike in groupby(self._pending, _kind_of):
                     self._write_alike(kind, list(alike))
             self._pending.clear()
@@ -342,6 +355,7 @@ class DeviceRows:
         before = None if self._block is None else in_place(self._block.array)
         if before is not None and count <= len(before):
             return before
+        # Doubled, so that each row is moved about once however many come.
         while self._room < count:
             self._room *= 2
         row, fill = self._black(placement, stored)
@@ -369,6 +383,7 @@ class DeviceRows:
         ops, (width, height) = self._output.ops, canvas
         pairs = rows[:, height:].reshape(len(rows), -(-height // 2), -1, 2)
         targets = rows[:, :height, :width], pairs[..., 0], pairs[..., 1]
+        # Of P010 the low bits stay zero when it is scaled.
         typestr, unused = SEMI_PLANAR[kind.stored]
         bits = 8 * np.dtype(typestr).itemsize - unused
         parts = zip(*(kind.views(frame_planes(shown), ops) for shown in frames), strict=True)

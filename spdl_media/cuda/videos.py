@@ -274,6 +274,7 @@ def streaming_load_video_nvdec(
     sides = crop_left, crop_top, crop_right, crop_bottom
     for side, value in (("width", scale_width), ("height", scale_height)):
         _check_even(f"scale_{side}", value or 0)
+    # Checked now, and cut out of frames whose size the first packets tell.
     _box(sides, None)
     ops = _spdl_ops("nv12", scale_width, scale_height, scale_algo)
     config = as_decode_config(decode_config)
@@ -338,4 +339,5 @@ def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
     if missing := missing_library():
         raise missing
     device = open_device(config, _PURPOSE)
+    # With the stream, which is the thread's own if none was given.
     return VideoDevice(device.torch, device.index, device.stream)
