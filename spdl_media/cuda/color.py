@@ -84,7 +84,7 @@ def yuv_to_rgb(
 ) -> CUDABuffer:
     """Convert planes of YUV on a device to RGB, and scale them in the same pass.
 
-    The result is within one level of 255 of the CPU path's. Primaries and gamma are left alone, as everywhere.
+    The result is within one level of 255 of the CPU path's. Primaries and gamma are left alone.
 
     Args:
         planes: A buffer with all planes, as ``load_*`` and :func:`~spdl_media.convert_frames` make it:
