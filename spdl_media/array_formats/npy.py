@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-import reprlib
 import struct
 from functools import lru_cache
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -203,16 +203,14 @@ def _parse_header(text: str, head_size: int) -> _Layout:
         raise ArrayFormatError(f"the header cannot be read: {str(error)[:200]}") from error
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise ArrayFormatError(
-            f"the header must be a dictionary of descr, fortran_order and shape, not {reprlib.repr(fields)}"
+            f"the header must be a dictionary of descr, fortran_order and shape, not {short(fields)}"
         )
     shape, fortran = fields["shape"], fields["fortran_order"]
     if type(fortran) is not bool:
-        raise ArrayFormatError(f"fortran_order is {reprlib.repr(fortran)}, not True or False")
+        raise ArrayFormatError(f"fortran_order is {short(fortran)}, not True or False")
     # Exact types: True is an int as well.
     if type(shape) is not tuple or any(type(side) is not int or side < 0 for side in shape):
-        raise ArrayFormatError(
-            f"the shape is {reprlib.repr(shape)}, not a tuple of whole numbers from 0"
-        )
+        raise ArrayFormatError(f"the shape is {short(shape)}, not a tuple of whole numbers from 0")
     if len(shape) > _MAX_DIMENSIONS:
         raise ArrayFormatError(
             f"NumPy has no array of {len(shape)} dimensions; {_MAX_DIMENSIONS} are the most"
@@ -237,9 +235,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
         if isinstance(descr, str) and dtype.kind in "SUV" and not descr.endswith(dtype.str[2:]):
             raise ValueError(f"it would be {dtype.str}")
     except _READ_ERRORS as error:
-        raise ArrayFormatError(
-            f"{reprlib.repr(descr)} is no type of NumPy: {str(error)[:200]}"
-        ) from error
+        raise ArrayFormatError(f"{short(descr)} is no type of NumPy: {str(error)[:200]}") from error
     if dtype.hasobject:
         raise ArrayFormatError(
             f"the type {text_of(dtype)} holds Python objects, which are stored as a pickle. Nothing is "
