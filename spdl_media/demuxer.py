@@ -16,8 +16,7 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
-from spdl_media.still_faults import BESIDE
-from spdl_media.stills import HEAD_SIZE, pillow_reason
+from spdl_media.stills import HEAD_SIZE, pillow_video_reason
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import (
     first_image,
@@ -196,11 +195,10 @@ class Demuxer:
         self, container: Container, window: Window, stream_index: int | None, nbytes: float
     ) -> Iterator[VideoPackets]:
         # Pillow reads the source a second time, and has no streams to choose from.
-        if stream_index is None and self._input.seekable:
-            reason = pillow_reason(self._input.head(HEAD_SIZE))
-            if reason is not None and not reason.endswith(BESIDE):
-                name, data = self._input.name, self._input.read_all()
-                return iter([pillow_packets(VideoPackets, data, name, reason, window)])
+        may_try = stream_index is None and self._input.seekable
+        if may_try and (reason := pillow_video_reason(self._input.head(HEAD_SIZE))):
+            name, data = self._input.name, self._input.read_all()
+            return iter([pillow_packets(VideoPackets, data, name, reason, window)])
         return read_video(container, stream_index, window, nbytes)
 
     def demux_clip(

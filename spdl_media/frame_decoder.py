@@ -28,8 +28,7 @@ from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, cut_short_error
-from spdl_media.still_faults import BESIDE
-from spdl_media.stills import HEAD_SIZE, pillow_reason
+from spdl_media.stills import HEAD_SIZE, pillow_video_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import with_x264_build
 
@@ -116,7 +115,7 @@ class VideoSource:
                 "the source cannot seek, and frames are asked for in any order. Read it into bytes, or "
                 "write it to a file first"
             )
-        elif (reason := pillow_reason(self._input.head(HEAD_SIZE))) and not reason.endswith(BESIDE):
+        elif pillow_video_reason(self._input.head(HEAD_SIZE)):
             what = "this is an animated image, whose frames have no index. load_video loads them"
         if what is not None:
             raise DemuxError(what, source=self._input.name)

@@ -162,6 +162,12 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
 
+def pillow_video_reason(head: Bytes) -> str | None:
+    """Say why FFmpeg must not read a file as a video; ``None``: it may."""
+    reason = pillow_reason(head)
+    return reason if reason is not None and not reason.endswith(still_faults.BESIDE) else None
+
+
 _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
 # By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
