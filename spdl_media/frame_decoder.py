@@ -22,7 +22,7 @@ from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError
 from spdl_media.filters import PictureFilter
-from spdl_media.frame_index import HEADER, FrameIndex, Identity, Run, load, make_index
+from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
 from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
@@ -81,7 +81,8 @@ class VideoSource:
             self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
             # Kept in memory, because the source may have changed until the index is saved.
             head = zlib.crc32(self._input.read_at(0, HEADER))
-            self.identity = Identity(self._input.size(), head, self._stream)
+            size = self._input.size()
+            self.identity = {"size": size, "checksum of header": head, "stream": self._stream}
             if index is None:
                 found = self._make_index(container)
             else:

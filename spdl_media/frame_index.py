@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -278,18 +278,8 @@ HEADER = 1 << 16
 """Bytes at the start of a video by which its index knows it, beside its size."""
 
 
-class Identity(NamedTuple):
-    """What an index belongs to.
-
-    Attributes:
-        size: Bytes of the file.
-        checksum_of_header: Of its first bytes.
-        stream: Index of the stream.
-    """
-
-    size: int
-    checksum_of_header: int
-    stream: int
+Identity: TypeAlias = dict[str, int]
+"""What an index belongs to, by name: the file's size, the checksum of its first bytes, the stream's index."""
 
 
 def save(path: str | os.PathLike[str], index: FrameIndex, identity: Identity) -> None:
@@ -299,7 +289,7 @@ def save(path: str | os.PathLike[str], index: FrameIndex, identity: Identity) ->
         WriteError: It cannot be written.
     """
     arrays = [getattr(index, name) for name in _ARRAYS]
-    head = [*identity, index.end, index.is_exact, index.is_counted, *map(len, arrays)]
+    head = [*identity.values(), index.end, index.is_exact, index.is_counted, *map(len, arrays)]
     body = np.concatenate([np.array(head, np.int64), *arrays]).astype("<i8").tobytes()
     write_whole(path, _MAGIC + zlib.crc32(body).to_bytes(8, "little") + body)
 
@@ -327,10 +317,10 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
     if zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
         raise SourceError(f"the index is damaged: its checksum is wrong. {anew}", source=name)
     values = np.frombuffer(body, "<i8").astype(np.int64)
-    for field, stated, found in zip(Identity._fields, values.tolist(), identity, strict=False):
+    for (field, found), stated in zip(identity.items(), values.tolist(), strict=False):
         if stated != found:
             raise SourceError(
-                f"the index is not that of {source}: it was made for {field.replace('_', ' ')} {stated}, "
+                f"the index is not that of {source}: it was made for {field} {stated}, "
                 f"and that is {found}. If the video has changed, write the index anew: "
                 "VideoFile(src).save_index(path)",
                 source=name,
