@@ -118,7 +118,11 @@ def load_clip(
     request = frame_request(of_video, VIDEO_OPS, "load_clip(cuda=)")
     ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
-    _check_span(start, duration, num_frames if frame_rate else None, num_samples)
+    clip_window(start, 1 if duration is None else duration)  # told before the source is opened
+    if duration is num_samples is None and (num_frames is None or not frame_rate):
+        raise ValueError(
+            "nothing says how long the clip is: give duration=, num_samples=, or num_frames= with frame_rate="
+        )
     # Opens the device: where there is none, nothing is read.
     decode = frame_steps(request)
     finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
@@ -142,14 +146,6 @@ def load_clip(
 
 
 async_load_clip = awaitable(load_clip)
-
-
-def _check_span(start: Seconds, duration: Seconds | None, *counts: int | None) -> None:
-    clip_window(start, 1 if duration is None else duration)
-    if duration is None and counts == (None, None):
-        raise ValueError(
-            "nothing says how long the clip is: give duration=, num_samples=, or num_frames= with frame_rate="
-        )
 
 
 def _read(

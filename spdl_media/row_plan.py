@@ -200,11 +200,6 @@ class RowOptions:
     on_short: OnShort | None = None
 
 
-def colors_of(frame: Any) -> Colors:
-    """Matrix and range of a frame of FFmpeg's, as buffers name them; ``None`` for what is no YUV."""
-    return matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
-
-
 class FrameKind(NamedTuple):
     """What all frames of one array have in common."""
 
@@ -216,7 +211,8 @@ class FrameKind(NamedTuple):
     @classmethod
     def of(cls, frame: Any) -> FrameKind:
         """What a frame of FFmpeg's is."""
-        return cls(frame.width, frame.height, frame.format.name, colors_of(frame))
+        colors = matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
+        return cls(frame.width, frame.height, frame.format.name, colors)
 
 
 def kinds_differ(
