@@ -333,15 +333,19 @@ class Graph:
             # Each thread waits for a process. These are killed when it is over, which ends the wait.
             # The pool watches the time itself: it can end a process, which a thread cannot.
             fn, timeout = pool.call, None
-            threads = WorkerThreads(self._hub, f"spdl_media {name}", pool.size, stage=name)
-            self._threads.append(threads)
+            threads = self._own_threads(name, pool.size)
         elif isinstance(executor, Executor | InterpreterPoolExecutorConfig):
             awaited = (DaskPool if is_dask(executor) else AwaitedPool)(self._hub, config)
             self._pools.append(awaited)
             # For the event loop, a call in a pool is something to await.
             fn = awaited.generate if kind == "generator" else awaited.call
+        elif isinstance(executor, ThreadPoolExecutorConfig):
+            size, initializer = executor.max_workers or config.concurrency, executor.initializer
+            if initializer is not None:
+                initializer = functools.partial(initializer, *executor.initargs)
+            threads = self._own_threads(name, size, initializer)
         elif kind in ("function", "generator"):
-            threads = self._threads_of(config)
+            threads = self._share_threads(config.concurrency)
         node = (FanOut if kind in ("generator", "async_generator") else Stage)(
             self._hub,
             self._hooked(fn, name),
@@ -355,15 +359,9 @@ class Graph:
             node.fn = config.around(node.fn, node)
         return node
 
-    def _threads_of(self, config: PipeConfig) -> WorkerThreads:
-        executor, name = config.executor, config.name
-        if executor is None:
-            return self._share_threads(config.concurrency)
-        assert isinstance(executor, ThreadPoolExecutorConfig)
-        initializer = None
-        if executor.initializer is not None:
-            initializer = functools.partial(executor.initializer, *executor.initargs)
-        size = executor.max_workers or config.concurrency
+    def _own_threads(
+        self, name: str, size: int, initializer: Callable[[], object] | None = None
+    ) -> WorkerThreads:
         threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
         self._threads.append(threads)
         return threads
