@@ -201,11 +201,8 @@ def cut(
     """
     window = parse_window((start, end))
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
-        has_video, has_audio = (
-            index is not None for index in (demuxer.video_stream_index, demuxer.audio_stream_index)
-        )
-        video = demuxer.demux_video(window) if has_video else None
-        audio = demuxer.demux_audio(window) if has_audio else None
+        video = demuxer.demux_video(window) if demuxer.video_stream_index is not None else None
+        audio = demuxer.demux_audio(window) if demuxer.audio_stream_index is not None else None
         asked = encoder is not None or encoder_options is not None
         copied = video is not None and not asked and _can_be_copied(video, muxer)
         runs: Iterable[Any] = [] if video is None else [video] if copied else _decoded(video)

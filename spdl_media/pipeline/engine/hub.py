@@ -376,7 +376,7 @@ class Node(Inlet):
         # Until it has been reported, so that the epoch does not end before.
         self.held += 1
         self.counters.early += 1
-        self.hub.events.item_failed(slot, self.counters, self._end_report)
+        self.hub.events.item_failed(slot, self._end_report)
 
     def _end_report(self, _: Slot) -> None:
         self.held -= 1

@@ -139,7 +139,7 @@ class Stage(Node):
         # No item can be processed any more, so the run fails, not the item alone.
         if type(error) is PoolBroken:
             self.hub.events.fail(self.name, str(error), error)
-        self.hub.events.item_failed(slot, self.counters, self.release)
+        self.hub.events.item_failed(slot, self.release)
 
     def release(self, slot: Any) -> None:
         """Let the result of a settled slot leave, now or in its turn."""

@@ -28,7 +28,7 @@ from spdl_media.pipeline.failures import (
     pipeline_failure,
 )
 from spdl_media.pipeline.stages import PipelineConfig
-from spdl_media.pipeline.stats import PipelineStatistics, StageCounters
+from spdl_media.pipeline.stats import PipelineStatistics
 
 __all__ = ("Run",)
 
@@ -199,13 +199,13 @@ class Run:
             self.graph.sink.accept_all()
             self._end(None)
 
-    def item_failed(self, slot: Slot, counters: StageCounters, release: Release) -> None:
+    def item_failed(self, slot: Slot, release: Release) -> None:
         """Count a failure, report it, and release its slot when that is done.
 
         An item leaves its stage only then, so a slow ``on_failure`` slows the pipeline and nothing piles up.
         """
         # Read now: the call of a slot that was given up may fail by itself meanwhile.
-        record = slot.record
+        record, counters = slot.record, slot.stage.counters
         assert record is not None
         counters.failures += 1
         if counters.failures == 1:
