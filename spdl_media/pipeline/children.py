@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from spdl_media.pipeline.executors import WHAT_PICKLES
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
 from spdl_media.shared_memory import CAN_SHARE
@@ -128,8 +129,7 @@ class Child:
                 raise
             raise PipelineError(
                 f"no process can be started for {owner}: {error}. It needs memory, descriptors and what can "
-                "be pickled: functions at the top of a module and objects of plain values can; lambdas, "
-                "functions within functions, locks and open files cannot."
+                f"be pickled. {WHAT_PICKLES}"
             ) from error
         finally:
             for pipe in theirs:

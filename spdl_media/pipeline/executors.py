@@ -5,18 +5,22 @@ Each run of a pipeline makes its own pool from such a description, and shuts it 
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import inspect
 import multiprocessing
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int
+from spdl_media.pipeline.failures import PipelineError
 
 __all__ = (
     "ExecutorConfig",
@@ -260,3 +264,83 @@ def _check_pool(config: ExecutorConfig) -> None:
         check_callable(f"initializer of {kind}", config.initializer)
     if not isinstance(config.initargs, tuple):
         raise TypeError(f"initargs of {kind} must be a tuple, not {config.initargs!r}")
+
+
+WHAT_PICKLES = (
+    "Functions at the top of a module and objects of plain values can be pickled; lambdas, functions within "
+    "functions, locks and open files cannot."
+)
+
+
+def check_function(fn: object) -> None:
+    """Refuse what cannot be called with items.
+
+    Raises:
+        TypeError: It is no function.
+    """
+    if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
+        raise TypeError(
+            f"pipe() takes a function, not what calling {fn.__name__}() gave. "
+            f"Write .pipe({fn.__name__}), without the brackets."
+        )
+    check_callable("What pipe() applies to each item", fn)
+
+
+def check_executor(name: str, fn: Callable[..., Any], executor: object) -> None:
+    """Refuse an executor in which the function of a stage cannot run.
+
+    Raises:
+        TypeError: It is no executor.
+        ValueError: The function is asynchronous, or a generator that would have to run elsewhere.
+        PipelineError: The function cannot be pickled, and would have to be.
+    """
+    if not isinstance(executor, Executor | ExecutorConfig):
+        raise TypeError(
+            f"executor of stage {name!r} must be a concurrent.futures.Executor or one of "
+            "ThreadPoolExecutorConfig, ProcessPoolExecutorConfig and InterpreterPoolExecutorConfig, "
+            f"not {kind_name(executor)}"
+        )
+    kind = kind_of(fn)
+    where = type(executor).__name__
+    if kind in ("async", "async_generator"):
+        raise ValueError(
+            f"Stage {name!r} is asynchronous, so it runs on the event loop and not in a "
+            f"{where}. Leave out executor=, or make it a plain function."
+        )
+    # It is stepped value by value, and cannot be sent elsewhere between two of them.
+    if kind == "generator" and not _shares_memory(executor):
+        raise ValueError(
+            f"Stage {name!r} is a generator, which cannot run in a {where}: only finished "
+            "values come back from there. Make it a function that returns a list, followed by "
+            ".disaggregate(), or leave out executor=."
+        )
+    # Sub-interpreters take lambdas as well, and a user's executor may pickle by other means.
+    if isinstance(executor, ProcessPoolExecutorConfig):
+        check_pickles(f"The function of stage {name!r}", fn, where)
+
+
+def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
+    """Whether calls run in threads of this interpreter, where a generator can be stepped."""
+    if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
+        # InterpreterPoolExecutor derives from it.
+        return "Interpreter" not in type(executor).__name__
+    return isinstance(executor, ThreadPoolExecutorConfig)
+
+
+def check_pickles(what: str, value: object, where: str = "") -> None:
+    """Refuse what cannot be sent to another process, and say what it is.
+
+    Raises:
+        PipelineError: It cannot be pickled.
+    """
+    try:
+        # Knows what multiprocessing can send beyond plain pickle, such as connections.
+        ForkingPickler.dumps(value)
+    except Exception as error:  # whatever __reduce__ of a user's object raises
+        needed = f", which a {where} needs" if where else ""
+        raise PipelineError(f"{what} cannot be pickled{needed}: {error}. {WHAT_PICKLES}") from error
+
+
+def kind_name(value: object) -> str:
+    """Name the class of a value, or the value itself if it is a class."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

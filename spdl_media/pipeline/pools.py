@@ -1,8 +1,7 @@
 """Pools of a stage: worker processes of its own, sub-interpreters, and executors of the user's, Dask's too.
 
-Unlike those of :class:`concurrent.futures.ProcessPoolExecutor`, the death of a worker process costs the one
-item it had, the function is sent once and not with each item, and nothing here is waited for when the
-interpreter exits.
+Unlike with ``concurrent.futures``, the death of a worker process costs the one item it had, the function is
+sent once and not with each item, and nothing is waited for when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -240,13 +239,11 @@ END: Any = object()
 class AwaitedPool:
     """The executor of one stage. Only one of ours is shut down here.
 
-    Attributes:
-        remedy: What to do when an executor of the caller's takes no more items.
-
     Raises:
         PoolBroken: The executor is broken or was shut down.
     """
 
+    # What to do when an executor of the caller's takes no more items.
     remedy = (
         "It is not the pipeline's to replace; for one that is, use a description such as "
         "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."

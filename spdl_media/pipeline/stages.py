@@ -6,19 +6,18 @@ checks itself when it is made, so one that exists can be run.
 
 from __future__ import annotations
 
-import concurrent.futures
-import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
-    ProcessPoolExecutorConfig,
-    ThreadPoolExecutorConfig,
+    check_executor,
+    check_function,
+    check_pickles,
+    kind_name,
     kind_of,
     name_of,
 )
@@ -100,7 +99,7 @@ class SourceConfig:
                     f"A source must be iterable, and {name} is a function. Write add_source({name}())."
                 )
             raise TypeError(
-                f"A source must be an iterable or async iterable, not {_kind(self.source)}"
+                f"A source must be an iterable or async iterable, not {kind_name(self.source)}"
             )
 
     @property
@@ -155,14 +154,15 @@ class PipeConfig:
     around: Callable[[Callable[[Any], Any], Any], Callable[[Any], Any]] | None = None
 
     def __post_init__(self) -> None:
-        _check_function(self.fn)
+        check_function(self.fn)
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.fn)))
         what = f"of stage {self.name!r}"
         check_int(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
         check_choice(f"output_order {what}", self.output_order, get_args(OutputOrder))
         check_seconds(f"timeout {what}", self.timeout)
         failure_limit(f"max_failures {what}", self.max_failures)
-        _check_executor(self)
+        if self.executor is not None:
+            check_executor(self.name, self.fn, self.executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class AggregateConfig:
         if isinstance(size, type) or not isinstance(size, int | Aggregator):
             raise TypeError(
                 "aggregate() takes a number of items, or an object with the methods "
-                f"accumulate(item) and flush(), not {_kind(size)}"
+                f"accumulate(item) and flush(), not {kind_name(size)}"
             )
         if isinstance(size, int):
             check_int("The number of items to aggregate", size, remedy="1 makes lists of one.")
@@ -249,7 +249,7 @@ class MergeConfig:
             raise ValueError("merge() needs at least one pipeline, got none")
         for pipeline in self.pipeline_configs:
             if not isinstance(pipeline, PipelineConfig):
-                raise TypeError(f"merge() takes pipelines' definitions, not {_kind(pipeline)}")
+                raise TypeError(f"merge() takes pipelines' definitions, not {kind_name(pipeline)}")
             if isinstance(pipeline.src, SourceConfig) and pipeline.src.continuous:
                 raise ValueError(
                     "A continuous source cannot be merged: its epochs would end at different "
@@ -290,12 +290,14 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.src, SourceConfig | MergeConfig):
             raise TypeError(
-                f"The source of a pipeline must be a SourceConfig or MergeConfig, not {_kind(self.src)}"
+                f"The source of a pipeline must be a SourceConfig or MergeConfig, not {kind_name(self.src)}"
             )
         _make_tuple(self, "pipes")
         _check_stages("The chain of stages", self.pipes)
         if not isinstance(self.sink, SinkConfig | None):
-            raise TypeError(f"The sink of a pipeline must be a SinkConfig, not {_kind(self.sink)}")
+            raise TypeError(
+                f"The sink of a pipeline must be a SinkConfig, not {kind_name(self.sink)}"
+            )
 
     def functions(self) -> Iterator[PipeConfig]:
         """All stages that call a function, those of merged pipelines and of paths included."""
@@ -330,7 +332,7 @@ class PipelineConfig:
     def __reduce__(self) -> tuple[Any, ...]:
         # Part by part, because pickle's errors do not say which part they are about.
         if isinstance(self.src, SourceConfig):
-            _check_pickles("The source of the pipeline", self.src.source)
+            check_pickles("The source of the pipeline", self.src.source)
         for stage in self._all_stages():
             if isinstance(executor := getattr(stage, "executor", None), Executor):
                 raise PipelineError(
@@ -340,7 +342,7 @@ class PipelineConfig:
                 )
             for field in ("fn", "executor", "aggregator", "router"):
                 what = "function" if field == "fn" else field
-                _check_pickles(f"The {what} of stage {stage.name!r}", getattr(stage, field, None))
+                check_pickles(f"The {what} of stage {stage.name!r}", getattr(stage, field, None))
         return type(self), (self.src, self.pipes, self.sink)
 
 
@@ -357,72 +359,13 @@ def source_length(items: object) -> int | None:
         return None
 
 
-def _check_function(fn: object) -> None:
-    if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
-        raise TypeError(
-            f"pipe() takes a function, not what calling {fn.__name__}() gave. "
-            f"Write .pipe({fn.__name__}), without the brackets."
-        )
-    check_callable("What pipe() applies to each item", fn)
-
-
-def _check_executor(stage: PipeConfig) -> None:
-    executor = stage.executor
-    if executor is None:
-        return
-    if not isinstance(executor, Executor | ExecutorConfig):
-        raise TypeError(
-            f"executor of stage {stage.name!r} must be a concurrent.futures.Executor or one of "
-            "ThreadPoolExecutorConfig, ProcessPoolExecutorConfig and InterpreterPoolExecutorConfig, "
-            f"not {_kind(executor)}"
-        )
-    kind = kind_of(stage.fn)
-    where = type(executor).__name__
-    if kind in ("async", "async_generator"):
-        raise ValueError(
-            f"Stage {stage.name!r} is asynchronous, so it runs on the event loop and not in a "
-            f"{where}. Leave out executor=, or make it a plain function."
-        )
-    # It is stepped value by value, and cannot be sent elsewhere between two of them.
-    if kind == "generator" and not _shares_memory(executor):
-        raise ValueError(
-            f"Stage {stage.name!r} is a generator, which cannot run in a {where}: only finished "
-            "values come back from there. Make it a function that returns a list, followed by "
-            ".disaggregate(), or leave out executor=."
-        )
-    # Sub-interpreters take lambdas as well, and a user's executor may pickle by other means.
-    if isinstance(executor, ProcessPoolExecutorConfig):
-        _check_pickles(f"The function of stage {stage.name!r}", stage.fn, where)
-
-
-def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
-    """Whether calls run in threads of this interpreter, where a generator can be stepped."""
-    if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
-        # InterpreterPoolExecutor derives from it.
-        return "Interpreter" not in type(executor).__name__
-    return isinstance(executor, ThreadPoolExecutorConfig)
-
-
-def _check_pickles(what: str, value: object, where: str = "") -> None:
-    try:
-        # Knows what multiprocessing can send beyond plain pickle, such as connections.
-        ForkingPickler.dumps(value)
-    except Exception as error:  # whatever __reduce__ of a user's object raises
-        needed = f", which a {where} needs" if where else ""
-        raise PipelineError(
-            f"{what} cannot be pickled{needed}: {error}. Functions at the top of a module and "
-            "objects of plain values can; lambdas, functions within functions, locks and open "
-            "files cannot."
-        ) from error
-
-
 def _check_stages(what: str, stages: object) -> None:
     if not isinstance(stages, tuple):
-        raise TypeError(f"{what} must be a sequence of stages, not {_kind(stages)}")
+        raise TypeError(f"{what} must be a sequence of stages, not {kind_name(stages)}")
     for stage in stages:
         if not isinstance(stage, StageConfig):
             remedy = f". Write PipeConfig({name_of(stage)})" if callable(stage) else ""
-            raise TypeError(f"{what} must consist of stages, not {_kind(stage)}{remedy}")
+            raise TypeError(f"{what} must consist of stages, not {kind_name(stage)}{remedy}")
 
 
 def _make_tuple(config: object, field: str) -> None:
@@ -438,10 +381,6 @@ def _checked_name(name: object, default: str) -> str:
     return name or default
 
 
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-
-
 def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
     """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order.
 
@@ -450,7 +389,7 @@ def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> 
     """
     if not isinstance(config, PipelineConfig):
         raise TypeError(
-            f"what runs a pipeline takes a PipelineConfig, not {_kind(config)}. A builder gives one by "
+            f"what runs a pipeline takes a PipelineConfig, not {kind_name(config)}. A builder gives one by "
             "get_config()"
         )
     taken = set() if taken is None else taken
