@@ -123,13 +123,13 @@ def run_pipeline_in_subprocess(
     # What is wrong with the definition or the options is told here.
     Pipeline(config, **options)
     ring = {"block_size": block_size, "pin_memory": pin_memory}
-    epochs = _Epochs(config, dict(options))
-    return SubprocessIterable(epochs, None, buffer_size, mp_context, timeout, ring)
+    factory = _PipelineFactory(config, dict(options))
+    return SubprocessIterable(factory, None, buffer_size, mp_context, timeout, ring)
 
 
 @dataclass
-class _Epochs:
-    """Makes a pipeline where it is called."""
+class _PipelineFactory:
+    """Makes the pipeline in the process in which it is called."""
 
     config: PipelineConfig
     options: dict[str, Any]
