@@ -106,7 +106,9 @@ def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capab
         names = tuple(" or ".join(one) for one in missing)
         return Capability(available=False, reason="; ".join(reasons), missing=names)
     # All parts are there, and the device may still be none of those that there are.
-    return _tried(lambda: _open(name, index))
+    if name in ("dali", "nvjpeg"):
+        return _tried(lambda: check_device(index))
+    return _tried(lambda: open_device(as_cuda_config(index), "transfer"))
 
 
 def _tried(find: Callable[[], object]) -> Capability:
@@ -153,17 +155,12 @@ def _package(name: str) -> Any:
     return require(name, f"using {name}")
 
 
-def _dali() -> None:
-    _package("dali")
-    check_device(None)
-
-
 _PARTS: dict[str, Callable[[], object]] = {
     "driver": _driver,
     "torch": _torch,
     "cupy": lambda: _package("cupy"),
     "nvcuvid": lambda: _library(VIDEO_LIBRARY),
-    "dali": _dali,
+    "dali": lambda: (_package("dali"), check_device(None)),
     "nvimgcodec": lambda: _package("nvimgcodec"),
 }
 """How each part is looked for."""
@@ -175,11 +172,3 @@ _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "nvdec": (("driver",), ("nvcuvid",), ("torch", "cupy")),
 }
 """What each capability needs: one part of every group."""
-
-
-def _open(name: str, index: int) -> None:
-    """See that the device works for a capability."""
-    if name in ("dali", "nvjpeg"):
-        check_device(index)
-    else:
-        open_device(as_cuda_config(index), "transfer")

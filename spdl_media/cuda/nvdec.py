@@ -334,11 +334,10 @@ class DecoderPool:
     def take(self, key: Hashable) -> DeviceDecoder | None:
         """A decoder of this kind, if one waits."""
         with self._lock:
-            for number, (found, decoder) in enumerate(self._idle):
-                if found == key:
-                    del self._idle[number]
-                    return decoder
-        return None
+            found = next((one for one in self._idle if one[0] == key), None)
+            if found is not None:
+                self._idle.remove(found)
+        return found and found[1]
 
     def give(self, key: Hashable, decoder: DeviceDecoder) -> None:
         """Keep a decoder that was flushed."""
