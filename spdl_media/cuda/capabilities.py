@@ -155,12 +155,17 @@ def _package(name: str) -> Any:
     return require(name, f"using {name}")
 
 
+def _dali() -> None:
+    _package("dali")
+    check_device(None)
+
+
 _PARTS: dict[str, Callable[[], object]] = {
     "driver": _driver,
     "torch": _torch,
     "cupy": lambda: _package("cupy"),
     "nvcuvid": lambda: _library(VIDEO_LIBRARY),
-    "dali": lambda: (_package("dali"), check_device(None)),
+    "dali": _dali,
     "nvimgcodec": lambda: _package("nvimgcodec"),
 }
 """How each part is looked for."""
